@@ -1,0 +1,37 @@
+"""From the one table to files: alert rules, Alertmanager's configuration and templates, dashboards. Everything generated is committed and checked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.generate import alerts, boards
+
+
+def files(time_scale: float = 1.0) -> dict[str, str]:
+    """Every generated file: path under the output directory → text."""
+    return {**alerts.files(time_scale), **boards.files()}
+
+
+def run(output: Path, *, check: bool, time_scale: float = 1.0) -> int:
+    """`generate`: write the files, or with `check` compare them. 0: all is as it should be; 1: `check` found a stale file."""
+    if not time_scale > 0:
+        raise UsageError(f"--time-scale={time_scale:g}: give a number above 0")
+    stale = []
+    for name, text in files(time_scale).items():
+        path = output / name
+        try:
+            if path.is_file() and path.read_text(encoding="utf-8") == text:
+                continue
+            stale.append(name)
+            if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written") from None
+    for name in stale:
+        print(f"{'stale' if check else 'written'}: {name}", file=sys.stderr if check else sys.stdout)
+    if check and stale:
+        print("run: sglang-tuning-exporter generate", file=sys.stderr)
+    return 1 if check and stale else 0

@@ -1,0 +1,189 @@
+"""The table as Prometheus rules and as Alertmanager's configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, Diagnosis, Failures, Reserve, RetractionRate, RuleOnly, Share
+
+# Go templates own the curly braces, so ours are square.
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("sglang_tuning_exporter.generate"),
+    autoescape=False,  # noqa: S701 - YAML, made from the table alone
+    undefined=StrictUndefined,
+    variable_start_string="[[",
+    variable_end_string="]]",
+    block_start_string="[%",
+    block_end_string="%]",
+    comment_start_string="[#",
+    comment_end_string="#]",
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
+# Less serving time than this in ten minutes is no load that could be "frequently" anything.
+SERVING_SECONDS = 60.0
+ON = "on (job, instance)"
+# What is in force where an argument was left to its default.
+_IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One alert rule as the template needs it."""
+
+    row: Diagnosis
+    time_scale: float
+
+    @cached_property
+    def expression(self) -> str:
+        """The PromQL, lines joined by newlines."""
+        lines = [scaled(line, self.time_scale) for line in self._condition()]
+        if self.row.profiles:
+            lines.append(f'and {ON} sglang_tuning_server_info{{profile=~"{"|".join(self.row.profiles)}"}}')
+        for other in self.row.unless:
+            assert isinstance(BY_ID[other].condition, RetractionRate), "only retractions explain another finding away in a rule"
+            lines.append(f"unless {ON} (")
+            lines.append(scaled("  max_over_time(instance:sglang_tuning_retractions:rate5m[10m])", self.time_scale))
+            lines.append(f"  > {ON} group_left () {_threshold('retractions_per_minute', 'upper')}")
+            lines.append(")")
+        return "\n".join(lines)
+
+    def _condition(self) -> list[str]:
+        condition = self.row.condition
+        if isinstance(condition, Share):
+            return self._share(condition)
+        if isinstance(condition, RetractionRate):
+            limit = _threshold("retractions_per_minute", "upper")
+            return [
+                f"instance:sglang_tuning_retractions:rate5m > {ON} group_left () {limit}",
+                f"and {ON} (instance:sglang_tuning_retractions:rate2m > {ON} group_left () {limit})",
+            ]
+        if isinstance(condition, Reserve):
+            side, bound, least = (">", "upper", "max") if condition.side == "above" else ("<", "lower", "min")
+            limit = _threshold("available_gpu_memory_bytes", bound)
+            return [f"{least} without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)", f"{side} {ON} group_left () {limit}"]
+        if isinstance(condition, Failures):
+            phases = "|".join(condition.phases)
+            return [f'sum without (phase) (increase(sglang_tuning_out_of_memory_total{{phase=~"{phases}"}}[10m])) > 0']
+        assert isinstance(condition, RuleOnly)
+        return [condition.expression]
+
+    def _share(self, condition: Share) -> list[str]:
+        selector = f'signal="{condition.signal}", state="{condition.state}"'
+        limit = _threshold("share", "upper")
+        return [
+            f"instance:sglang_tuning_state:share10m{{{selector}}} > {ON} group_left () {limit}",
+            f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="{condition.signal}"}} > {SERVING_SECONDS / self.time_scale:g}',
+            f"and {ON} (instance:sglang_tuning_state:share2m{{{selector}}} > {ON} group_left () {limit})",
+        ]
+
+    @property
+    def hold(self) -> str:
+        """The rule's `for`."""
+        return scaled(self.row.hold, self.time_scale)
+
+    @property
+    def keep_firing(self) -> str:
+        """The rule's `keep_firing_for`, empty for none."""
+        return scaled(self.row.keep_firing, self.time_scale)
+
+    @property
+    def description(self) -> str:
+        """What is seen, with the figure of the moment."""
+        value = "{{ $value }}"
+        condition = self.row.condition
+        if isinstance(condition, Share):
+            value = "{{ $value | humanizePercentage }}"
+        elif isinstance(condition, RetractionRate):
+            value = '{{ $value | printf "%.1f" }}'
+        elif isinstance(condition, Reserve):
+            value = "{{ $value | humanize1024 }}B"
+        elif isinstance(condition, Failures):
+            value = '{{ $value | printf "%.0f" }}'
+        seen = self.row.seen.format(value=value)
+        return f"{{{{ $labels.instance }}}}: {seen}."
+
+    @property
+    def flag(self) -> str:
+        """The flag to turn, spelled as the running version wants it; empty when the advice is to people."""
+        arg = self.row.turn.arg
+        if not arg:
+            return ""
+        plain = "--" + arg.replace("_", "-")
+        if isinstance(self.row.condition, RuleOnly):
+            return plain
+        return _with(self._recommended, '--{{ . | first | label "arg" | reReplaceAll "_" "-" }}', plain)
+
+    @property
+    def current(self) -> str:
+        """The flag's present value."""
+        arg = self.row.turn.arg
+        if not arg or isinstance(self.row.condition, RuleOnly):
+            return ""
+        value = "{{ . | first | value }}"
+        plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, "not set")
+        if arg in _IN_FORCE:
+            plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, _with(_query(_IN_FORCE[arg]), value + " (default)", "not set"))
+        given = 'printf "sglang_tuning_server_arg{job=%q, instance=%q, arg=%q}" $labels.job $labels.instance (. | first | label "arg") | query'
+        return _with(self._recommended, _with(given, value, plain), plain)
+
+    @property
+    def suggested(self) -> str:
+        """The value to try: computed by the exporter while it sees the same, else the guide's words."""
+        if not self.row.turn.arg or isinstance(self.row.condition, RuleOnly):
+            return self.row.turn.fallback
+        return _with(self._recommended, "{{ . | first | value }}", self.row.turn.fallback)
+
+    @property
+    def _recommended(self) -> str:
+        return _query("sglang_tuning_recommended_arg", diagnosis=self.row.id)
+
+
+def _query(metric: str, **labels: str) -> str:
+    fixed = "".join(f", {name}='{value}'" for name, value in labels.items())
+    return f'printf "{metric}{{job=%q, instance=%q{fixed}}}" $labels.job $labels.instance | query'
+
+
+def _with(query: str, found: str, otherwise: str) -> str:
+    return f"{{{{ with {query} }}}}{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+
+def _threshold(signal: str, bound: str) -> str:
+    return f'sglang_tuning_threshold{{signal="{signal}", bound="{bound}"}}'
+
+
+def scaled(text: str, time_scale: float) -> str:
+    """`text` with every duration in it divided by `time_scale`, in whole milliseconds where seconds do not divide."""
+    if time_scale == 1:
+        return text
+
+    def shorter(match: re.Match[str]) -> str:
+        milliseconds = round(1000 * int(match[1]) * _UNITS[match[2]] / time_scale)
+        return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
+
+    return _DURATION.sub(shorter, text)
+
+
+def files(time_scale: float = 1.0) -> dict[str, str]:
+    """Rules, Alertmanager's configuration and notification templates: repository path → text."""
+    rules = [Rule(row, time_scale) for row in DIAGNOSES]
+    values = {
+        "rules": rules,
+        "rows": DIAGNOSES,
+        "by_id": BY_ID,
+        "scaled": lambda text: scaled(text, time_scale),
+        "per_minute": f"{60 / time_scale:g}",
+    }
+    targets = {
+        "alerts/rules/sglang-tuning.rules.yml": "rules.yml.j2",
+        "alerts/alertmanager.yml": "alertmanager.yml.j2",
+        "alerts/templates/sglang-tuning.tmpl": "notification.tmpl.j2",
+    }
+    return {path: _ENVIRONMENT.get_template(template).render(values) for path, template in targets.items()}

@@ -1,0 +1,78 @@
+"""Counting events, not lines: TP ranks repeat what happened once, and a failure is printed more than once. Pure; times are seconds on the caller's clock."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Rank, Retraction
+
+REPEAT_SECONDS = 10.0  # ranks print the same event within milliseconds; a slow log shipper adds seconds
+_MOST_KEYS = 512
+
+
+class RetractionLedger:
+    """Tells a new retraction from another TP rank's repetition of one.
+
+    Every TP rank prints every retraction (CENSUS §3, "who prints"), with the same figures. So the n-th line of one rank is the n-th line of another:
+    a line is a new event only when its rank has printed these figures more often than any rank before. DP and PP ranks are kept apart.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[object, ...], tuple[float, dict[int | None, int]]] = OrderedDict()
+
+    def is_new(self, line: Retraction, now: float) -> bool:
+        """Whether `line` is an event that was not counted yet."""
+        key = (
+            line.rank.dp, line.rank.pp, line.requests, line.aborted, line.new_tokens_gained, line.ratio_before, line.ratio_after,
+        )  # fmt: skip
+        last, lines = self._seen.pop(key, (now, {}))
+        if now - last > REPEAT_SECONDS:
+            lines = {}
+        before = max(lines.values(), default=0)
+        lines[line.rank.tp] = lines.get(line.rank.tp, 0) + 1
+        self._seen[key] = (now, lines)
+        if len(self._seen) > _MOST_KEYS:
+            self._seen.popitem(last=False)
+        return lines[line.rank.tp] > before
+
+
+class OutOfMemoryLedger:
+    """Counts a fatal failure once, however many ranks print it and however often (logged and raised, then again by the parent)."""
+
+    def __init__(self) -> None:
+        self._last: dict[OutOfMemoryPhase, float] = {}
+
+    def is_new(self, line: OutOfMemory, now: float) -> bool:
+        """Whether `line` is a failure of its own. A line that does not tell its phase repeats any recent one."""
+        recent = {phase for phase, at in self._last.items() if now - at <= REPEAT_SECONDS}
+        self._last[line.phase] = now
+        return line.phase not in recent and not (line.phase == "unknown" and recent)
+
+    def forget(self) -> None:
+        """The server was started anew: what follows repeats nothing."""
+        self._last.clear()
+
+
+class StatsRanks:
+    """Which TP rank's batch lines count, for every DP and PP rank: the lowest one that prints.
+
+    Only the stats rank prints, except that with `--enable-metrics-for-all-schedulers` every TP rank does in 0.4.9-0.5.9 (CENSUS §3).
+    """
+
+    def __init__(self) -> None:
+        self._lowest: dict[tuple[int | None, int | None], int] = {}
+
+    def counts(self, rank: Rank) -> bool:
+        """Whether a batch line of `rank` is its scheduler's own and not a repetition."""
+        if rank.tp is None:
+            return True
+        key = (rank.dp, rank.pp)
+        lowest = self._lowest.get(key)
+        if lowest is None or rank.tp < lowest:
+            self._lowest[key] = rank.tp
+            return True
+        return rank.tp == lowest
+
+    def forget(self) -> None:
+        """The server was started anew, perhaps with other ranks."""
+        self._lowest.clear()

@@ -1,0 +1,245 @@
+"""State into Prometheus families: a custom collector that makes fresh families for every scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.guide.findings import findings
+from sglang_tuning_exporter.guide.profiles import GIGABYTE
+from sglang_tuning_exporter.guide.table import DIAGNOSES, RuleOnly
+from sglang_tuning_exporter.signals import SIGNALS, STATES
+from sglang_tuning_exporter.sglang.events import LINE_KINDS, OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.state import RankState
+from sglang_tuning_exporter.watcher import Watcher
+
+PREFIX = "sglang_tuning_"
+
+
+class WatcherCollector(Collector):
+    """Everything `sglang_tuning_*`. Names, labels and meanings are the project's contract with its rules and dashboards."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def collect(self) -> Iterator[Metric]:
+        """All families at one moment. A thing that this server cannot tell is absent."""
+        with self._watcher.view() as now:
+            families = [
+                *self._sources(), *self._server(), *self._ranks(now), *self._failures(), *self._states(), *self._findings(now),
+                *self._thresholds(),
+            ]  # fmt: skip
+        return (family for family in families if family.samples)
+
+    def _sources(self) -> Iterable[Metric]:
+        health, config = self._watcher.health, self._watcher.config
+        yield _info("build", "The version of this exporter.", {"version": __version__})
+        words = {True: "yes", False: "no"}
+        yield _info(
+            "sources",
+            "Where the figures come from: SGLang's /metrics, its log, or both.",
+            {"metrics": words[config.sglang_url is not None], "log": words[bool(config.log_file)]},
+        )
+        up = _gauge("up", "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url.")
+        error = _gauge("scrape_error_info", "Why SGLang could not be scraped; only while sglang_tuning_up is 0.", "reason")
+        if config.sglang_url is not None:
+            up.add_metric([], float(health.up is True))
+            if health.up is False:
+                error.add_metric([health.reason], 1.0)
+        yield up
+        yield error
+        duration = _gauge("scrape_duration_seconds", "How long the last scrape of SGLang took.")
+        if health.scrape_seconds is not None:
+            duration.add_metric([], health.scrape_seconds)
+        yield duration
+        yield from self._log()
+
+    def _log(self) -> Iterable[Metric]:
+        health = self._watcher.health
+        if not self._watcher.config.log_file:
+            return
+        file_up = _gauge("log_up", "Whether this log file is being followed.", "file")
+        for status in health.files:
+            file_up.add_metric([status.path], float(status.up))
+        yield file_up
+        last = _gauge("log_last_line_timestamp_seconds", "When the last line of the log arrived, in unix seconds.")
+        if health.last_line_at is not None:
+            last.add_metric([], health.last_line_at)
+        yield last
+        lines = _counter("log_lines", "Lines read from the log, by what they are.", "kind")
+        for kind in LINE_KINDS:
+            lines.add_metric([kind], health.lines.get(kind, 0))
+        yield lines
+        unknown = _counter("log_unrecognised", "Log lines of a known head whose body or keys no known release prints.")
+        unknown.add_metric([], health.unrecognised)
+        yield unknown
+
+    def _server(self) -> Iterable[Metric]:
+        state, facts = self._watcher.state, self._watcher.state.facts
+        yield _info(
+            "server",
+            "What runs: release, model and engine as the server tells them (empty: not told), and the profile it is judged by.",
+            {
+                "version": facts.version or "",
+                "model_name": facts.model_name or "",
+                "engine_type": facts.engine_type or "",
+                "profile": self._watcher.profile.name,
+            },
+        )
+        args = _gauge("server_arg", "A numeric argument of the running server, as resolved by it (switches are 0 or 1).", "arg")
+        for name, value in sorted(facts.shown_args.items()):
+            args.add_metric([name], value)
+        yield args
+        starts = _counter("server_starts", "Starts of the server seen by this exporter.")
+        starts.add_metric([], state.starts)
+        yield starts
+        reserve = _gauge(
+            "available_gpu_memory_bytes", "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
+        )
+        if facts.reserve_gb is not None:
+            reserve.add_metric([], facts.reserve_gb * GIGABYTE)
+        yield reserve
+
+    def _ranks(self, now: float) -> Iterable[Metric]:
+        facts, log = self._watcher.state.facts, bool(self._watcher.config.log_file)
+        yield self._each("queued_requests", "Requests waiting (#queue-req, num_queue_reqs).", lambda r: r.queued)
+        yield self._each("running_requests", "Requests running (#running-req, num_running_reqs).", lambda r: r.running)
+        yield self._each("running_requests_limit", "Requests that may run at once (max_running_requests).", lambda r: facts.running_limit(r.dp))
+        yield self._each(
+            "queue_wait_seconds",
+            "Estimated wait of the last request in the queue: queued requests / requests admitted per second over the last minute.",
+            lambda r: r.queue_wait_seconds(now),
+        )
+        usage = _gauge("token_usage_ratio", "Used share of a KV pool, 0-1 (token usage).", *self._labels("pool"))
+        for rank in self._known_ranks():
+            for pool, value in rank.usages.items():
+                if rank.states["activity"] != "unknown":
+                    usage.add_metric([pool, *self._values(rank)], value)
+        yield usage
+        yield self._each("kv_pool_tokens", "Tokens that the KV pool holds (max_total_num_tokens).", lambda r: facts.kv_pool_tokens.get(r.dp))
+        yield self._each("new_token_ratio", "Share of max_new_tokens that admission keeps room for (#new_token_ratio).", lambda r: r.new_token_ratio)
+        yield self._each("generation_tokens_per_second", "Generation throughput as last logged (gen throughput).", lambda r: r.generation_throughput)
+        yield self._each(
+            "cuda_graph_coverage_ratio",
+            "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph).",
+            lambda r: r.window.recent(now, r.totals).coverage,
+        )
+        batches = _counter(
+            "decode_batches",
+            "Decode batches by use of a captured graph: every batch where the server counts them (cuda_graph_passes_total), else logged ones.",
+            *self._labels("graph"),
+        )
+        events = _counter("retraction_events", "Times the KV pool was full and running requests were put back, TP ranks counted once.", *self._labels())
+        requests = _counter("retracted_requests", "Requests put back into the queue because the KV pool was full.", *self._labels())
+        for rank in self._known_ranks():
+            counts, values = rank.totals.counts, self._values(rank)
+            for graph in ("replayed", "eager"):
+                if rank.graph is not None or counts[graph]:
+                    batches.add_metric([graph, *values], counts[graph])
+            if log:
+                events.add_metric(values, counts["retraction_events"])
+            if log or rank.native_retractions_told:
+                requests.add_metric(values, counts["log_retracted_requests" if log else "native_retracted_requests"])
+        if log and not self._watcher.state.ranks:
+            events.add_metric([], 0)
+            requests.add_metric([], 0)
+        yield batches
+        yield events
+        yield requests
+
+    def _failures(self) -> Iterable[Metric]:
+        family = _counter("out_of_memory", "Fatal out-of-memory failures in the log, by phase. A recoverable retraction is none.", "phase")
+        if self._watcher.config.log_file:
+            for phase in OUT_OF_MEMORY_PHASES:
+                family.add_metric([phase], self._watcher.state.out_of_memory[phase])
+        yield family
+
+    def _states(self) -> Iterable[Metric]:
+        now = _gauge("state", "1 for the state that each signal is in.", *self._labels("signal", "state"))
+        seconds = _counter(
+            "state_seconds",
+            "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is increase / increase of serving time.",
+            *self._labels("signal", "state"),
+        )
+        for rank in self._known_ranks():
+            for signal in SIGNALS:
+                for state in STATES[signal]:
+                    labels = [signal, state, *self._values(rank)]
+                    now.add_metric(labels, float(rank.states[signal] == state))
+                    seconds.add_metric(labels, rank.totals.seconds[signal, state])
+        yield now
+        yield seconds
+
+    def _findings(self, now: float) -> Iterable[Metric]:
+        active = _gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
+        advised = _gauge("recommended_arg", "The value to try for an argument, while a diagnosis that turns it holds.", "arg", "diagnosis")
+        found = {finding.diagnosis.id: finding for finding in findings(self._watcher.past(now))}
+        for row in DIAGNOSES:
+            if isinstance(row.condition, RuleOnly) or (row.profiles and self._watcher.profile.name not in row.profiles):
+                continue
+            active.add_metric([row.id], float(row.id in found))
+            for advice in found[row.id].advice if row.id in found else ():
+                if advice.arg and advice.suggested is not None:
+                    advised.add_metric([advice.arg, row.id], advice.suggested)
+        yield active
+        yield advised
+
+    def _thresholds(self) -> Iterable[Metric]:
+        profile = self._watcher.profile
+        family = _gauge("threshold", "What the profile in force calls healthy.", "signal", "bound")
+        for signal, bound, value in (
+            ("queue", "lower", profile.queue_lower),
+            ("queue", "upper", profile.queue_upper),
+            ("queue", "wait_seconds", profile.queue_wait_seconds),
+            ("token_usage", "target", profile.token_usage_target),
+            ("retractions_per_minute", "upper", profile.retractions_per_minute),
+            ("available_gpu_memory_bytes", "lower", profile.reserve_lower_gb * GIGABYTE),
+            ("available_gpu_memory_bytes", "upper", profile.reserve_upper_gb * GIGABYTE),
+            ("cuda_graph", "lower", 1 - profile.frequent_share),
+            ("share", "upper", profile.frequent_share),
+        ):
+            if value is not None:
+                family.add_metric([signal, bound], value)
+        yield family
+
+    def _known_ranks(self) -> list[RankState]:
+        state = self._watcher.state
+        ranks = [rank for rank in state.ranks.values() if rank.dp is not None or not state.has_dp_ranks]
+        return sorted(ranks, key=lambda rank: -1 if rank.dp is None else rank.dp)
+
+    def _labels(self, *names: str) -> tuple[str, ...]:
+        return (*names, "dp_rank") if self._watcher.state.has_dp_ranks else names
+
+    def _values(self, rank: RankState) -> list[str]:
+        return [str(rank.dp)] if self._watcher.state.has_dp_ranks else []
+
+    def _each(self, name: str, words: str, figure: Callable[[RankState], float | None]) -> Metric:
+        family = _gauge(name, words, *self._labels())
+        for rank in self._known_ranks():
+            value = figure(rank)
+            if value is not None and isfinite(value):
+                family.add_metric(self._values(rank), value)
+        return family
+
+
+def _gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, words, labels=labels)
+
+
+def _counter(name: str, words: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, words, labels=labels)
+
+
+def _info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
+    return InfoMetricFamily(PREFIX + name, words, value=values)
+
+
+def registry(watcher: Watcher) -> CollectorRegistry:
+    """A registry of its own with nothing but our families (no process or platform metrics)."""
+    own = CollectorRegistry(auto_describe=False)
+    own.register(WatcherCollector(watcher))
+    return own

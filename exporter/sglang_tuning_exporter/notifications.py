@@ -1,0 +1,117 @@
+"""What Alertmanager sends, as text for a terminal: who, what, which flag, from what to what, and when that will not help."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from sglang_tuning_exporter.config import Address, UsageError, parse_address
+
+MOST_BYTES = 4 << 20
+
+
+def _text(value: object) -> str:
+    """One line without control characters: labels and annotations carry words from outside (model names, for one)."""
+    return "".join(c if c.isprintable() else " " for c in str(value)).strip()
+
+
+def _strings(value: object) -> dict[str, str]:
+    return {str(key): _text(item) for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def as_text(payload: object) -> str:
+    """A webhook message of Alertmanager (version 4) as text. What is not one gives an empty string."""
+    alerts = payload.get("alerts") if isinstance(payload, dict) else None
+    return "\n".join(_alert(alert) for alert in alerts if isinstance(alert, dict)) if isinstance(alerts, list) else ""
+
+
+def _alert(alert: dict[str, Any]) -> str:
+    labels, notes = _strings(alert.get("labels")), _strings(alert.get("annotations"))
+    state = "resolved" if alert.get("status") == "resolved" else labels.get("severity", "firing")
+    lines = [f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}", f"  {notes.get('summary', '')}"]
+    if state != "resolved":
+        lines.append(f"  {notes.get('description', '')}")
+        if notes.get("flag"):
+            lines.append(f"  Turn {notes['flag']}: now {notes.get('current', 'not told')}, try {notes.get('suggested', '?')}.")
+        elif notes.get("suggested"):
+            lines.append(f"  Do: {notes['suggested']}.")
+        lines.append(f"  Why: {notes.get('why', '')}")
+        lines.append(f"  It will not help if {notes.get('will_not_help_if', '?')}.")
+    return "\n".join(lines) + "\n"
+
+
+class Receiver:
+    """A webhook on a port of its own that hands every message on as Python objects."""
+
+    def __init__(self, address: Address, on_message: Callable[[Any], None]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
+                try:
+                    length = min(int(self.headers.get("Content-Length", "0")), MOST_BYTES)
+                    payload = json.loads(self.rfile.read(max(length, 0)))
+                except (ValueError, RecursionError):
+                    self.send_error(400)
+                    return
+                on_message(payload)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def do_GET(self) -> None:  # noqa: N802
+                body = b"waiting for Alertmanager\n"
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing: what arrives is printed by its taker."""
+
+        try:
+            self._server = ThreadingHTTPServer((address.host, address.port), Handler)
+        except OSError as error:
+            raise UsageError(f"--listen-address={address}: {error.strerror or error}; give another port or address") from None
+        self._server.daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        """Where to post to."""
+        return f"http://{Address(*self._server.server_address[:2])}/"  # type: ignore[arg-type]  # a TCP address is host and port
+
+    def start(self) -> None:
+        """Listen in a thread."""
+        threading.Thread(target=self._server.serve_forever, name="webhook", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def run(listen_address: str) -> int:
+    """`notify`: print every notification until ended."""
+    done = threading.Event()
+
+    def show(payload: Any) -> None:
+        sys.stdout.write(as_text(payload))
+        sys.stdout.flush()
+
+    receiver = Receiver(parse_address("--listen-address", listen_address), show)
+    receiver.start()
+    print(f"waiting for Alertmanager at {receiver.url}", flush=True)
+    import signal  # noqa: PLC0415
+
+    signal.signal(signal.SIGTERM, lambda *_: done.set())
+    try:
+        done.wait()
+    except KeyboardInterrupt:
+        pass
+    receiver.stop()
+    return 0

@@ -1,0 +1,175 @@
+"""What is known of one server since its start: arguments, limits, memory, captured graphs. Pure; filled by start-up lines, scrapes and `/server_info`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, RankFigures, ServerArgs
+
+# Arguments worth a series of their own. Numbers and switches only: a series has no room for words, and words may be secrets.
+SHOWN_ARGS = (
+    "schedule_conservativeness", "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens", "chunked_prefill_size",
+    "max_prefill_tokens", "cuda_graph_max_bs", "cuda_graph_max_bs_decode", "tp_size", "dp_size", "pp_size", "page_size", "context_length",
+    "disable_cuda_graph", "disable_decode_cuda_graph", "disable_radix_cache", "enable_dp_attention", "enable_torch_compile", "enable_mixed_chunk",
+    "decode_log_interval", "stream_interval", "num_continuous_decode_steps", "swa_full_tokens_ratio",
+)  # fmt: skip
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+def version_tuple(version: str | None) -> tuple[int, int, int] | None:
+    """`0.5.10.post1` as (0, 5, 10); None when it is no release number."""
+    match = _VERSION.match(version or "")
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def number(value: object) -> float | None:
+    """A figure or a switch as a float, or None for words, lists and absent values."""
+    if isinstance(value, bool):
+        return float(value)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+@dataclass(slots=True)
+class ServerFacts:
+    """Everything that stays the same between two starts. Memory in GB as SGLang prints it; sizes in requests."""
+
+    version: str | None = None
+    model_name: str | None = None
+    engine_type: str | None = None
+    args: dict[str, object] = field(default_factory=dict)
+    running_limits: dict[int | None, float] = field(default_factory=dict)  # by DP rank
+    kv_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # by DP rank
+    kv_pool_gb: float | None = None
+    graph_sizes: tuple[int, ...] = ()
+    graph_gb: float | None = None
+    memory_before_weights_gb: float | None = None
+    available_gb: dict[int | None, float] = field(default_factory=dict)  # by DP rank; the smallest of its TP ranks
+    memory_device: str | None = None
+    graph_device: str | None = None
+    ready: bool = False
+
+    def apply(self, event: Event) -> None:
+        """Learn from one log event; events that say nothing lasting are ignored."""
+        if isinstance(event, ServerArgs):
+            self.args = event.args
+            served = event.args.get("served_model_name") or event.args.get("model_path")
+            self.model_name = str(served) if served else self.model_name
+        elif isinstance(event, Limits):
+            self._apply_limits(event)
+        elif isinstance(event, KvPool):
+            self.kv_pool_tokens[event.rank.dp] = event.tokens
+            self.kv_pool_gb = event.gigabytes or self.kv_pool_gb
+        elif isinstance(event, Memory):
+            self._apply_memory(event)
+        elif isinstance(event, Liveness) and event.what == "ready":
+            self.ready = True
+
+    def _apply_limits(self, event: Limits) -> None:
+        self.kv_pool_tokens[event.rank.dp] = event.max_total_num_tokens
+        if event.max_running_requests is not None:
+            self.running_limits[event.rank.dp] = event.max_running_requests
+        if event.chunked_prefill_size is not None:
+            self.args.setdefault("chunked_prefill_size", event.chunked_prefill_size)
+        if event.available_gb is not None:
+            self.memory_device = event.memory_device or self.memory_device
+            self.available_gb[event.rank.dp] = event.available_gb
+
+    def _apply_memory(self, event: Memory) -> None:
+        if event.stage == "weights_begin" and event.available_gb is not None:
+            self.memory_before_weights_gb = event.available_gb
+        elif event.stage in {"graph_begin", "graph"}:
+            self.graph_sizes = event.graph_sizes or self.graph_sizes
+            self.graph_gb = event.used_gb if event.used_gb is not None else self.graph_gb
+
+    def apply_figures(self, figures: RankFigures) -> None:
+        """Learn the constants that a scrape tells."""
+        if figures.kv_pool_tokens is not None:
+            self.kv_pool_tokens[figures.dp] = figures.kv_pool_tokens
+        if figures.available_gpu_memory_gb is not None:
+            self.available_gb[figures.dp] = figures.available_gpu_memory_gb
+        if figures.kv_memory_gb is not None:
+            self.kv_pool_gb = figures.kv_memory_gb
+
+    def apply_info(self, version: str | None, args: Mapping[str, object], running_limit_per_dp: float | None) -> None:
+        """Learn from `/server_info`: the version, the resolved arguments and the limit that is really in force."""
+        self.version = version or self.version
+        if args:
+            self.args = dict(args)
+        if running_limit_per_dp is not None:
+            for dp in set(self.running_limits) | set(self.kv_pool_tokens) or {None}:
+                self.running_limits[dp] = running_limit_per_dp
+
+    def arg(self, name: str) -> float | None:
+        """A numeric argument or switch, None when unset or not told."""
+        return number(self.args.get(name))
+
+    @property
+    def shown_args(self) -> dict[str, float]:
+        """The numeric arguments that get a series."""
+        found = {name: number(self.args.get(name)) for name in SHOWN_ARGS}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def is_cpu(self) -> bool:
+        """An SGLang on the CPU: it has no graphs, and its "available memory" is the host's.
+
+        0.5.23 prints `available_cpu_mem`; 0.4.9 prints `available_gpu_mem` there too, so the argument `device` decides first.
+        """
+        device = self.args.get("device")
+        if isinstance(device, str) and device:
+            return device == "cpu"
+        return self.memory_device == "cpu"
+
+    @property
+    def graphs_disabled(self) -> bool:
+        """Whether decode graphs are switched off by an argument or by the device, so that `False` is not a finding."""
+        if self.is_cpu or self.arg("disable_cuda_graph") or self.arg("disable_decode_cuda_graph"):
+            return True
+        config = self.args.get("cuda_graph_config")
+        decode = config.get("decode") if isinstance(config, dict) else None
+        return isinstance(decode, dict) and decode.get("backend") == "disabled"
+
+    @property
+    def largest_captured(self) -> int | None:
+        """The largest decode batch with a captured graph: from the capture lines, else from the arguments."""
+        if self.graph_sizes:
+            return max(self.graph_sizes)
+        config = self.args.get("cuda_graph_config")
+        decode = config.get("decode") if isinstance(config, dict) else None
+        for value in (
+            decode.get("max_bs") if isinstance(decode, dict) else None,
+            self.args.get("cuda_graph_max_bs_decode"),
+            self.args.get("cuda_graph_max_bs"),
+        ):
+            figure = number(value)
+            if figure:
+                return int(figure)
+        return None
+
+    def running_limit(self, dp: int | None) -> float | None:
+        """How many requests one scheduler may run: its own line, else its share of the argument."""
+        if dp in self.running_limits:
+            return self.running_limits[dp]
+        total = self.arg("max_running_requests")
+        if total is None:
+            return self.running_limits.get(None)
+        return total / max(self.arg("dp_size") or 1, 1) if dp is not None else total
+
+    @property
+    def reserve_gb(self) -> float | None:
+        """What was left of the GPU's memory at start-up on the rank with least; None on a CPU server."""
+        return None if self.is_cpu or not self.available_gb else min(self.available_gb.values())
+
+    @property
+    def graph_flag_arg(self) -> str:
+        """The argument that sets the largest captured decode batch, spelled for this version.
+
+        `--cuda-graph-max-bs` became `--cuda-graph-max-bs-decode` in 0.5.14 and is an argparse error from 0.5.20 (CENSUS §6).
+        """
+        version = version_tuple(self.version)
+        if version is not None:
+            return "cuda_graph_max_bs_decode" if version >= (0, 5, 14) else "cuda_graph_max_bs"
+        return "cuda_graph_max_bs" if "cuda_graph_max_bs" in self.args else "cuda_graph_max_bs_decode"

@@ -1,0 +1,262 @@
+"""`Decode batch…`, `Prefill batch…` and retraction lines as events.
+
+The wordings are those of the released wheels 0.3.0 to 0.5.23 (sglang/srt/managers: tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later)
+and of the guide's older editions. Fields are read by name, never by position: each release moved some. The usual layouts have one regular expression each, which gives the
+same event faster.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank, Retraction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LONGEST_BATCH_LINE = 4096
+_UNKNOWN_KEYS_KEPT = 8
+_UNKNOWN_KEY_LENGTH = 40
+_FIELDS_READ = 64
+
+Fields = dict[bytes, bytes]
+
+_BATCH_HEAD = re.compile(
+    rb"(?:Decode|Prefill) batch(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w])"
+)
+_RETRACTION_HEAD = re.compile(
+    rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40}|(Testing retraction))[ ]?[.,:]?[ ]?(?=#)"
+)
+_NUMBER = re.compile(rb"(-?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)[ ]?(%?)$")
+_MISSING = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
+_RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)$")
+_GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
+
+_USUAL_DECODE = re.compile(
+    rb"Decode batch[.,] #running-req: (\d{1,9}), #token: (\d{1,15}), token usage: ([01]\.\d\d), "
+    rb"(?:(cuda|cpu|npu|musa) graph: (True|False), )?gen throughput \(token/s\): (\d{1,9}\.\d\d), #queue-req: (\d{1,9})(?:, ?)?"
+)
+_USUAL_PREFILL = re.compile(
+    rb"Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), token usage: ([01]\.\d\d), "
+    rb"#running-req: (\d{1,9}), #queue-req: (\d{1,9})"
+    rb"(?:, #pending-token: (\d{1,12}))?(?:, (?:cuda|cpu|npu|musa) graph: (?:True|False))?(?:, input throughput \(token/s\): (\d{1,9}\.\d\d))?(?:, ?)?"
+)
+usual_decode: Callable[[bytes], re.Match[bytes] | None] = _USUAL_DECODE.fullmatch
+usual_prefill: Callable[[bytes], re.Match[bytes] | None] = _USUAL_PREFILL.fullmatch
+
+_QUEUES = {
+    b"#prealloc-req": "prealloc",
+    b"#transfer-req": "transfer",
+    b"#retracted-req": "retracted",
+    b"#bootstrap-req": "bootstrap",
+    b"#inflight-req": "inflight",
+    b"#unbootstrapped-req": "unbootstrapped",
+    b"#transferring-req": "transferring",
+    b"#optimistic-req": "optimistic",
+    b"#host-receive-req": "host_receive",
+    b"waiting-image-req": "waiting_image",
+    b"#waiting-image-req": "waiting_image",
+}
+_KNOWN_COUNTS = frozenset(
+    {
+        b"#running-req",
+        b"#queue-req",
+        b"#token",
+        b"#full token",
+        b"#gpu token",
+        b"#new-seq",
+        b"#new-token",
+        b"#cached-token",
+    }
+    | {b"#pending-token"}
+)
+_KNOWN_UNUSED = frozenset(
+    {
+        b"#swa token",
+        b"mamba num",
+        b"#mamba num",
+        b"#cpu token",
+        b"cpu token usage",
+        b"pre-allocated usage",
+        b"cache hit rate",
+        b"tree_cache_hit_rate",
+    }
+    | {
+        b"largest-len",
+        b"accept len",
+        b"accept rate",
+        b"cap len",
+        b"block accept len",
+        b"#replay-token",
+        b"fwd occupancy",
+        b"#remaining-req",
+    }
+    | {
+        b"est. decode TFLOPS/s (per GPU)",
+        b"est. prefill TFLOPS/s (per GPU)",
+        b"est. read BW (GB/s per GPU)",
+        b"est. write BW (GB/s per GPU)",
+    }
+)
+_KNOWN_FIGURES = frozenset(
+    {b"token usage", b"full token usage", b"gpu token usage", b"swa token usage", b"mamba usage"}
+    | {b"gen throughput (token/s)", b"input throughput (token/s)"}
+)
+_KNOWN = frozenset(_QUEUES) | _KNOWN_COUNTS | _KNOWN_UNUSED | _KNOWN_FIGURES
+
+
+class BatchLineError(Exception):
+    """A line with the head of a batch or retraction line whose body says nothing that can be read."""
+
+
+def normalise(text: bytes) -> bytes:
+    """With the punctuation of a Chinese keyboard or translation put back to SGLang's own, and not longer than a batch line can be."""
+    text = text[:LONGEST_BATCH_LINE].rstrip()
+    if b"\xef" in text or b"\xe3" in text:
+        text = text.replace(b"\xef\xbc\x9a", b": ").replace(b"\xef\xbc\x8c", b", ").replace(b"\xe3\x80\x82", b". ")
+        text = text.replace(b"\xef\xbc\x88", b"(").replace(b"\xef\xbc\x89", b")")
+    return text
+
+
+def _fields(text: bytes, start: int) -> Fields:
+    """The `key: value` pairs after the head, the first of each key; text that is no such pair is left out."""
+    found: Fields = {}
+    for part in text[start:].split(b",", _FIELDS_READ)[:_FIELDS_READ]:
+        key, colon, value = part.partition(b":")
+        if colon:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _figure(fields: Fields, *keys: bytes) -> float | None:
+    for key in keys:
+        value = fields.get(key)
+        if value is None:
+            continue
+        match = _NUMBER.match(value)
+        if match is None:
+            return None
+        number = float(match[1])
+        return (number / 100 if match[2] else number) if number >= 0 else None
+    return None
+
+
+def _count(fields: Fields, *keys: bytes) -> int | None:
+    number = _figure(fields, *keys)
+    return None if number is None else int(number)
+
+
+def _usage(fields: Fields, *keys: bytes) -> float | None:
+    """A share of a pool: 0 to 1, a little more when a pool is overcommitted; anything far from that is a mangled line."""
+    number = _figure(fields, *keys)
+    return number if number is not None and number <= 2 else None
+
+
+def _unknown_keys(fields: Fields) -> tuple[str, ...]:
+    unknown = [
+        key[:_UNKNOWN_KEY_LENGTH].decode("utf-8", "replace")[:_UNKNOWN_KEY_LENGTH]
+        for key in fields
+        if key not in _KNOWN and not _GRAPH.match(key)
+    ]
+    return tuple(unknown[:_UNKNOWN_KEYS_KEPT])
+
+
+def has_unreadable_value(text: bytes) -> bool:
+    """Some field of a batch line has a known name and no value: the line was cut, or two processes wrote into each other."""
+    fields, _ = _body(normalise(text))
+    return any(key in _KNOWN and value not in _MISSING and not _NUMBER.match(value) for key, value in fields.items())
+
+
+def _queues(fields: Fields) -> dict[str, int]:
+    return {name: count for key, name in _QUEUES.items() if (count := _count(fields, key)) is not None}
+
+
+def _body(text: bytes) -> tuple[Fields, re.Match[bytes] | None]:
+    head = _BATCH_HEAD.match(text)
+    return _fields(text, head.end() if head else 0), head
+
+
+def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch:
+    """A decode line, or the status line without a keyword that releases before 0.3 print. Raises `BatchLineError`."""
+    text = normalise(text)
+    fields, _ = _body(text)
+    running = _count(fields, b"#running-req")
+    tokens = _count(fields, b"#token", b"#full token", b"#gpu token")
+    if running is None and tokens is None:
+        raise BatchLineError
+    event = DecodeBatch(
+        time,
+        rank,
+        running=running,
+        queued=_count(fields, b"#queue-req"),
+        tokens=tokens,
+        full_usage=_usage(fields, b"token usage", b"full token usage", b"gpu token usage"),
+        swa_usage=_usage(fields, b"swa token usage"),
+        mamba_usage=_usage(fields, b"mamba usage"),
+        generation_throughput=_figure(fields, b"gen throughput (token/s)"),
+        queues=_queues(fields),
+        unknown_keys=_unknown_keys(fields),
+    )
+    for key, value in fields.items():
+        match = _GRAPH.match(key)
+        if match is not None and value in (b"True", b"False"):
+            event.graph = value == b"True"
+            event.graph_device = match[1].decode()
+            break
+    return event
+
+
+def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
+    """A prefill line; with mixed chunks 0.3.0 puts the running requests into its head. Raises `BatchLineError`."""
+    text = normalise(text)
+    fields, head = _body(text)
+    sequences = _count(fields, b"#new-seq")
+    tokens = _count(fields, b"#new-token")
+    if sequences is None and tokens is None:
+        raise BatchLineError
+    mixed = head[1] if head else None
+    return PrefillBatch(
+        time,
+        rank,
+        new_sequences=sequences,
+        new_tokens=tokens,
+        cached_tokens=_count(fields, b"#cached-token"),
+        running=int(mixed) if mixed else _count(fields, b"#running-req"),
+        queued=_count(fields, b"#queue-req"),
+        pending_tokens=_count(fields, b"#pending-token"),
+        full_usage=_usage(fields, b"token usage", b"full token usage", b"gpu token usage"),
+        swa_usage=_usage(fields, b"swa token usage"),
+        mamba_usage=_usage(fields, b"mamba usage"),
+        input_throughput=_figure(fields, b"input throughput (token/s)"),
+        queues=_queues(fields),
+        unknown_keys=_unknown_keys(fields),
+    )
+
+
+def is_retraction(text: bytes) -> bool:
+    """The head of a retraction line in any wording: `Decode out of memory happened.` (to 0.4.6), `KV cache pool is full. Retract requests.`, the test one."""
+    return _RETRACTION_HEAD.match(normalise(text)) is not None
+
+
+def parse_retraction(text: bytes, time: float | None, rank: Rank) -> Retraction:
+    """A retraction line in any wording. Raises `BatchLineError`."""
+    text = normalise(text)
+    head = _RETRACTION_HEAD.match(text)
+    if head is None:
+        raise BatchLineError
+    fields = _fields(text, head.end())
+    requests = _count(fields, b"#retracted_reqs", b"#retracted_req")
+    if requests is None:
+        raise BatchLineError
+    ratio = _RATIO.match(fields.get(b"#new_token_ratio", b""))
+    return Retraction(
+        time,
+        rank,
+        requests=requests,
+        aborted=_count(fields, b"#aborted_retracted_reqs"),
+        new_tokens_gained=_count(fields, b"#new_tokens_gained"),
+        ratio_before=float(ratio[1]) if ratio else None,
+        ratio_after=float(ratio[2]) if ratio else None,
+        testing=head[1] is not None,
+    )

@@ -1,0 +1,196 @@
+"""What one SGLang server says, as objects: the events a log gives and the figures one scrape gives.
+
+Pure data. Times are unix seconds (float); memory is in GB as SGLang prints it (1 GB = 2**30 bytes: `get_available_gpu_memory` divides by `1 << 30`).
+`None` means that this line or this version does not tell, never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+OutOfMemoryPhase = Literal["prefill", "decode", "graph_capture", "startup", "unknown"]
+OUT_OF_MEMORY_PHASES: tuple[OutOfMemoryPhase, ...] = ("prefill", "decode", "graph_capture", "startup", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which scheduler printed a line: the ranks in its prefix, `None` where the prefix has none."""
+
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+
+
+NO_RANK = Rank()
+
+
+@dataclass(slots=True)
+class DecodeBatch:
+    """`Decode batch…`: printed by the stats rank every `decode_log_interval` (40) decode steps."""
+
+    time: float | None
+    rank: Rank
+    running: int | None = None
+    queued: int | None = None
+    tokens: int | None = None
+    full_usage: float | None = None  # 0-1; `token usage` or `full token usage`
+    swa_usage: float | None = None
+    mamba_usage: float | None = None
+    graph: bool | None = None  # a captured graph was replayed
+    graph_device: str | None = None  # cuda, cpu, npu or musa: the word before `graph:`
+    generation_throughput: float | None = None  # tokens per second
+    queues: dict[str, int] = field(default_factory=dict)  # PD and other queues: prealloc, transfer, retracted, …
+    unknown_keys: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class PrefillBatch:
+    """`Prefill batch…`: one line a prefill batch; `running` is the decode batch before the new sequences join."""
+
+    time: float | None
+    rank: Rank
+    new_sequences: int | None = None
+    new_tokens: int | None = None
+    cached_tokens: int | None = None
+    running: int | None = None
+    queued: int | None = None
+    pending_tokens: int | None = None
+    full_usage: float | None = None
+    swa_usage: float | None = None
+    mamba_usage: float | None = None
+    input_throughput: float | None = None  # tokens per second
+    queues: dict[str, int] = field(default_factory=dict)  # bootstrap, prealloc, inflight, …
+    unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def is_health_probe(self) -> bool:
+        """A probe's generation (one new token, nothing running or queued) is not load (GUIDE: a probed idle server is idle)."""
+        return self.new_tokens == 1 and not self.running and not self.queued and not self.cached_tokens
+
+
+@dataclass(slots=True)
+class Retraction:
+    """The KV pool was full and running requests were put back into the queue; recoverable, never an OOM."""
+
+    time: float | None
+    rank: Rank
+    requests: int
+    aborted: int | None = None
+    new_tokens_gained: int | None = None
+    ratio_before: float | None = None
+    ratio_after: float | None = None
+    testing: bool = False  # `Testing retraction.` (SGLANG_TEST_RETRACT): not a full pool
+
+
+@dataclass(slots=True)
+class OutOfMemory:
+    """A fatal allocation failure. `text` is the line that says so, cut to 200 characters."""
+
+    time: float | None
+    rank: Rank
+    phase: OutOfMemoryPhase
+    text: str = ""
+
+
+@dataclass(slots=True)
+class ServerArgs:
+    """`server_args=…`: the arguments as printed at start-up, secrets removed before this object exists."""
+
+    time: float | None
+    rank: Rank
+    args: dict[str, object]
+
+
+@dataclass(slots=True)
+class KvPool:
+    """`KV Cache is allocated…` (or the post-capture sizing line, which gives the real figure)."""
+
+    time: float | None
+    rank: Rank
+    tokens: int
+    gigabytes: float | None = None  # K + V, or KV
+
+
+@dataclass(slots=True)
+class Memory:
+    """`avail mem=` along the start: what is left after a stage (weights, pool, graph), and what the stage took."""
+
+    time: float | None
+    rank: Rank
+    stage: Literal["weights_begin", "weights", "pool", "graph_begin", "graph"]
+    available_gb: float | None = None
+    used_gb: float | None = None
+    graph_sizes: tuple[int, ...] = ()  # captured decode batch sizes, with stage graph
+
+
+@dataclass(slots=True)
+class Limits:
+    """`max_total_num_tokens=…, max_running_requests=…[, available_gpu_mem=… GB]`."""
+
+    time: float | None
+    rank: Rank
+    max_total_num_tokens: int
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    max_prefill_tokens: int | None = None
+    context_len: int | None = None
+    available_gb: float | None = None
+    memory_device: str | None = None  # gpu, cpu, …: the word in `available_gpu_mem`
+
+
+@dataclass(slots=True)
+class Liveness:
+    """The server is ready, hangs, drains or has lost a process."""
+
+    time: float | None
+    rank: Rank
+    what: Literal["ready", "watchdog_timeout", "health_check_failed", "process_died", "scheduler_exception", "draining", "launch_failed"]
+
+
+Event: TypeAlias = DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness
+
+LINE_KINDS = (
+    "decode", "prefill", "retraction", "out_of_memory", "startup", "liveness", "access", "request", "traceback", "other",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class RankFigures:
+    """What one scrape says about one scheduler (one DP rank, or the whole server without DP).
+
+    Counters are the server's own cumulative values. TP and PP ranks that repeat a figure are already folded (CENSUS §8.1).
+    """
+
+    dp: int | None = None
+    running: float | None = None
+    queued: float | None = None
+    grammar_queued: float | None = None
+    full_usage: float | None = None
+    swa_usage: float | None = None
+    mamba_usage: float | None = None
+    used_tokens: float | None = None
+    kv_pool_tokens: float | None = None
+    generation_throughput: float | None = None
+    new_token_ratio: float | None = None
+    graph_passes: float | None = None  # decode passes that replayed a captured graph, cumulative
+    eager_passes: float | None = None  # decode passes that did not, cumulative
+    retracted_requests: float | None = None  # cumulative
+    admitted_requests: float | None = None  # cumulative: left the queue for the first time
+    available_gpu_memory_gb: float | None = None  # at start-up; host memory on a CPU server
+    graph_memory_gb: float | None = None
+    weight_memory_gb: float | None = None
+    kv_memory_gb: float | None = None
+    queues: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Scrape:
+    """One successful scrape of SGLang's `/metrics`."""
+
+    ranks: list[RankFigures]
+    model_name: str | None = None
+    engine_type: str | None = None
+    progress: float | None = None  # sum of counters that move only when tokens or requests do; compare, never show
+    aborted_requests: float | None = None
+    unrecognised: int = 0  # sglang families that no release of the census has

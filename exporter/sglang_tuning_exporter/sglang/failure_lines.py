@@ -1,0 +1,243 @@
+"""Tracebacks, allocation failures and the signs of life of a server's processes.
+
+A traceback is printed in one record (`Scheduler hit an exception: Traceback (most recent call last):`, 0.3.6 on) or after its head line (`Exception in ModelTpServer:`, 0.3.0), each
+line after the first without a prefix; another rank's lines may stand between them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, OutOfMemory, OutOfMemoryPhase, Rank
+
+TEXT_KEPT = 200
+_OTHER_LINES_BETWEEN = 60
+_RAISED_WITHIN = 120.0  # seconds between a rank's error line and the traceback of the same failure
+_FAILED_RANKS_KEPT = 1024
+
+What = Literal[
+    "ready",
+    "watchdog_timeout",
+    "health_check_failed",
+    "process_died",
+    "scheduler_exception",
+    "draining",
+    "launch_failed",
+]
+
+_LIVENESS: tuple[tuple[re.Pattern[bytes], What], ...] = (
+    (re.compile(rb"The server is fired up and ready to roll!"), "ready"),
+    (re.compile(rb"(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout="), "watchdog_timeout"),
+    (re.compile(rb"Health check failed\. Server couldn't get a response from detokenizer"), "health_check_failed"),
+    (re.compile(rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+"), "process_died"),
+    (re.compile(rb"Received sigquit from a child process"), "process_died"),
+    (re.compile(rb"Child process unexpectedly failed with "), "process_died"),
+    (re.compile(rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)"), "launch_failed"),
+    (re.compile(rb"Initialization failed\. "), "launch_failed"),
+    (re.compile(rb"SIGTERM received\. "), "draining"),
+    (re.compile(rb"(?:[A-Z]\w{0,40}(?: [a-z]\w{0,20})?) hit an exception: "), "scheduler_exception"),
+    (
+        re.compile(rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b"),
+        "scheduler_exception",
+    ),
+)
+
+# Every message worth a closer look starts with one of these.
+_POSSIBLE = re.compile(
+    rb"The server is|(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout|Health check|Subprocess |Process |Received sig|Child process|Rank \d|Initialization|SIGTERM"
+    rb"|[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exc|Exception|(?:RuntimeError|ValueError): |(?:Prefill|Decode) out of|alloc_req|Not enough mem"
+    rb"|torch\.|OutOfMemoryError|Capture "
+)
+
+_ALLOCATOR = re.compile(rb"(?:RuntimeError: )?(Prefill|Decode) out of memory\. (?:Please )?[Tt]ry to lower")
+_SLOTS = re.compile(rb"(?:RuntimeError: )?alloc_req_slots runs out of memory\.")
+_POOL = re.compile(
+    rb"(?:RuntimeError: |ValueError: )?Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static"
+)
+_LAST_REQUEST = re.compile(
+    rb"(?:ValueError: )(?:Failed to retract any request\. No space left|Out of memory even after retracting all other requests)"
+)
+_CAPTURE = re.compile(rb"(?:\w+: )?Capture (?:[\w -]{0,40})?(?:cuda|CUDA) graph failed: (.*)")
+_DEVICE = re.compile(
+    rb"(?:torch\.(?:cuda\.)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): (?:CUDA|HIP|NPU|MUSA|XPU) (?:error: )?out of memory)"
+    rb"|(?:torch\.)?OutOfMemoryError: "
+)
+_OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
+
+_FRAME = re.compile(rb'  File "[^"\n]{0,1000}", line \d+, in (\S{1,200})')
+_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]{0,200}(?:: |$)")
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+_IN_CAPTURE = re.compile(rb"capture|init_(?:device|cuda)_graphs|init_piecewise", re.IGNORECASE)
+_IN_PREFILL = re.compile(rb"prefill|extend", re.IGNORECASE)
+_IN_DECODE = re.compile(rb"decode|update_running_batch", re.IGNORECASE)
+_IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
+_IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
+
+
+def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
+    """The phase of a failure that names it itself; `None` where this text is not a failed allocation that does."""
+    if match := _ALLOCATOR.match(text):
+        return "prefill" if match[1] == b"Prefill" else "decode"
+    if _SLOTS.match(text) or _LAST_REQUEST.match(text):
+        return "decode"
+    if _POOL.match(text):
+        return "startup"
+    match = _CAPTURE.match(text)
+    return "graph_capture" if match is not None and _OUT_OF_MEMORY.search(match[1], 0, 1000) else None
+
+
+class _Traceback:
+    """What must be remembered of an open traceback: who printed it, and what its frames say about where it happened."""
+
+    __slots__ = ("chained", "counted", "expires", "phase", "rank", "ran", "started", "time")
+
+    def __init__(self, time: float | None, rank: Rank, expires: int, *, counted: bool = False) -> None:
+        self.time = time
+        self.rank = rank
+        self.expires = expires  # the line number after which an exception is no longer this traceback's
+        self.counted = counted  # an earlier exception of the same chain was an event already
+        self.chained = False  # "During handling of the above exception…": the next traceback belongs to this failure
+        self.phase: OutOfMemoryPhase | None = None
+        self.ran = False
+        self.started = False
+
+    def read_frame(self, function: bytes) -> None:
+        """The deepest function that tells a phase wins, but nothing inside a graph capture is anything else."""
+        if _IN_CAPTURE.search(function):
+            self.phase = "graph_capture"
+        elif _IN_LOOP.search(function):
+            self.ran = True
+        if self.phase != "graph_capture":
+            if _IN_PREFILL.search(function):
+                self.phase = "prefill"
+            elif _IN_DECODE.search(function):
+                self.phase = "decode"
+        if _IN_START.search(function):
+            self.started = True
+
+
+class FailureLines:
+    """Reads failures line by line; keeps the open traceback and which rank has already reported its failure in an error line of its own."""
+
+    def __init__(self) -> None:
+        self._open: _Traceback | None = None
+        self._closed: _Traceback | None = None
+        self._line = 0
+        self._reported: dict[Rank, tuple[OutOfMemoryPhase, float | None]] = {}
+        self._announced: tuple[int, float | None, Rank] | None = None
+        self.starting = False  # a start has been seen, its end not yet
+        self.serving = False  # ready, or a batch was printed
+
+    def restart(self) -> None:
+        """A server starts: nothing of the one before is still open."""
+        self._open = self._closed = self._announced = None
+        self._reported.clear()
+        self.starting = True
+        self.serving = False
+
+    def parse_message(self, text: bytes, time: float | None, rank: Rank, line: int) -> Liveness | OutOfMemory | None:
+        """The event of a message that stands on its own, directly after a prefix."""
+        if text.rstrip().endswith(b"Traceback (most recent call last):"):
+            self._begin(time, rank, line)
+        if _POSSIBLE.match(text) is None:
+            return None
+        phase = _phase_of_message(text)
+        if phase is not None:
+            if len(self._reported) >= _FAILED_RANKS_KEPT:
+                self._reported.clear()
+            self._reported[rank] = (phase, time)
+            return _out_of_memory(time, rank, phase, text)
+        if _DEVICE.match(text):
+            return _out_of_memory(time, rank, self._phase_without_frames(), text)
+        for pattern, what in _LIVENESS:
+            if pattern.match(text):
+                if what == "scheduler_exception":
+                    self._announced = (line, time, rank)
+                elif what == "ready":
+                    self.serving = True
+                return Liveness(time, rank, what)
+        return None
+
+    def _begin(self, time: float | None, rank: Rank, line: int, *, counted: bool = False) -> None:
+        self._open = _Traceback(time, rank, line + _OTHER_LINES_BETWEEN, counted=counted)
+        self._closed = None
+
+    def parse_bare(
+        self, text: bytes, time: float | None, line: int
+    ) -> tuple[str | None, Liveness | OutOfMemory | None]:
+        """A line without a prefix: its kind (`traceback`, `out_of_memory`, `liveness`) and event, `None` where it belongs to no traceback."""
+        if text.startswith(b"Traceback (most recent call last):"):
+            self._open_bare(time, line)
+            return "traceback", None
+        if text[:1] == b" ":
+            frame = _FRAME.match(text)
+            if frame is None:
+                return ("traceback", None) if self._open is not None and line <= self._open.expires else (None, None)
+            if self._open is None or line > self._open.expires:
+                self._open_bare(time, line)
+            assert self._open is not None
+            self._open.expires = line + _OTHER_LINES_BETWEEN
+            self._open.read_frame(frame[1])
+            return "traceback", None
+        if text.startswith(_CHAINED):
+            if self._closed is None:
+                return None, None
+            self._closed.chained = True
+            return "traceback", None
+        if self._open is None or line > self._open.expires or not _EXCEPTION.match(text):
+            return None, None
+        return self._close(text, time)
+
+    def _open_bare(self, time: float | None, line: int) -> None:
+        """A traceback without a head of its own: chained to the one before, announced by the line before, or of a process that says nothing of itself."""
+        closed, announced = self._closed, self._announced
+        if closed is not None and closed.chained and line <= closed.expires:
+            self._begin(closed.time, closed.rank, line, counted=closed.counted)
+        elif announced is not None and line - announced[0] <= 2:
+            self._begin(announced[1], announced[2], line)
+        else:
+            self._begin(time, NO_RANK, line)
+
+    def _close(self, text: bytes, time: float | None) -> tuple[str, Liveness | OutOfMemory | None]:
+        traceback = self._open
+        assert traceback is not None
+        self._open, self._closed = None, traceback
+        when = traceback.time if traceback.time is not None else time
+        for pattern, what in _LIVENESS:
+            if what == "launch_failed" and pattern.match(text):
+                return "liveness", Liveness(when, traceback.rank, what)
+        phase = _phase_of_message(text)
+        if phase is None:
+            if not _DEVICE.match(text):
+                return "traceback", None
+            phase = self._phase_of_frames(traceback)
+        elif self._already_reported(traceback, phase):
+            traceback.counted = True
+        if traceback.counted:
+            return "traceback", None
+        traceback.counted = True
+        return "out_of_memory", _out_of_memory(when, traceback.rank, phase, text)
+
+    def _already_reported(self, traceback: _Traceback, phase: OutOfMemoryPhase) -> bool:
+        """0.4.4 on logs an allocation failure as an error and raises it too: one failure."""
+        reported = self._reported.pop(traceback.rank, None)
+        if reported is None or reported[0] != phase:
+            return False
+        return reported[1] is None or traceback.time is None or abs(traceback.time - reported[1]) <= _RAISED_WITHIN
+
+    def _phase_without_frames(self) -> OutOfMemoryPhase:
+        return "startup" if self.starting and not self.serving else "unknown"
+
+    def _phase_of_frames(self, traceback: _Traceback) -> OutOfMemoryPhase:
+        if traceback.phase == "graph_capture":
+            return "graph_capture"
+        if self.starting and not self.serving:
+            return "startup"
+        if traceback.phase is not None:
+            return traceback.phase
+        return "startup" if traceback.started and not traceback.ran and not self.serving else "unknown"
+
+
+def _out_of_memory(time: float | None, rank: Rank, phase: OutOfMemoryPhase, text: bytes) -> OutOfMemory:
+    return OutOfMemory(time, rank, phase, text=text[: TEXT_KEPT * 4].decode("utf-8", "replace").strip()[:TEXT_KEPT])

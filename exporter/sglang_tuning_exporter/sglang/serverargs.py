@@ -1,0 +1,184 @@
+"""The server's arguments as it prints them at the start, without its secrets.
+
+`server_args=ServerArgs(a=…, b=…)` is a dataclass's repr (0.3.0 to 0.5.18), `server_args={'a': …}` a dict's (0.5.20 on;
+sglang/srt/entrypoints/engine.py). Both hold `api_key` in clear, so the secrets are dropped here, before anything else
+sees them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+REDACTED = "<redacted>"
+LONGEST_TEXT = 262_144
+_ARGUMENTS_KEPT = 2000
+_DEPTH = 12
+_VALUE_LENGTH = 4096
+_NAME_LENGTH = 100
+
+_START = re.compile(r"\s*(?:server_args\s*=\s*)?(?:\w+\.)*\w*([({])")
+_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
+_KEY = re.compile(r"""\s*(?:'((?:[^'\\]|\\.){1,200})'|"((?:[^"\\]|\\.){1,200})"|([A-Za-z_]\w*))\s*:\s*""")
+_STRING = re.compile(r"""[bru]{0,2}(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
+_NUMBER = re.compile(r"-?(?:\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)$")
+_STRUCTURE = re.compile(r"""[,'"()\[\]{}<>]""")
+_ENUM = re.compile(r"<\w+(?:\.\w+)*: ")
+_OPEN = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_WORDS: dict[str, object] = {
+    "None": None,
+    "True": True,
+    "False": False,
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "nan": None,
+}
+_QUOTES = ("'", '"')
+_PREFIXED_QUOTES = ("b'", 'b"', "r'", 'r"', "u'", 'u"')
+
+_SECRET = re.compile(
+    r"api[_-]?key|passw|secret|credential|keyfile|private_key|watermark_(?:config|key)|auth(?!or)", re.IGNORECASE
+)
+_SECRET_TEXT = re.compile(
+    r"api[_-]?key|passw|secret|credential|private_key|access_?key|\w_?token['\"]?\s*[:=]|bearer |://[^/\s'\"@]+@",
+    re.IGNORECASE,
+)
+_TOKEN = re.compile(r"(?:^|_)token$|(?:^|_)(?:hf|access|auth|bearer|api|refresh|session)_?token", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Say whether a key's value must not leave: api keys, passwords, secrets, credentials, key files, and tokens that let
+    somebody in (`hf_token`, not `max_total_tokens`).
+    """
+    return _SECRET.search(name) is not None or _TOKEN.search(name) is not None
+
+
+def holds_secret(text: str) -> bool:
+    """Say whether a value could hold a secret of its own: JSON with an `access_key`, a URL with a password, `--api-key`
+    among a program's arguments.
+    """
+    return _SECRET_TEXT.search(text) is not None
+
+
+class _Cut(Exception):  # noqa: N818 - the text ends inside a value: an answer, not an error
+    """The text ends inside a value."""
+
+
+def _string_end(text: str, position: int) -> int:
+    match = _STRING.match(text, position)
+    if match is None:
+        raise _Cut
+    return match.end()
+
+
+def _value_end(text: str, position: int, closing: str) -> int:
+    """Find where the value ends that starts at `position`: at a comma or at `closing`, outside of quotes and brackets.
+
+    Raises `_Cut`.
+    """
+    stack: list[str] = []
+    while (match := _STRUCTURE.search(text, position)) is not None:
+        position = match.start()
+        character = match[0]
+        if character in _QUOTES:
+            position = _string_end(text, position)
+            continue
+        if not stack and character in (",", closing):
+            return position
+        if stack and character == stack[-1]:
+            stack.pop()
+        elif character in _OPEN and (character != "<" or text[position + 1 : position + 2].isalpha()):
+            stack.append(_OPEN[character])
+        position += 1
+    raise _Cut
+
+
+def _literal(text: str) -> object:
+    """Read a short piece as the value Python would print so, or the piece itself."""
+    try:
+        value: object = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return text[:_VALUE_LENGTH]
+    return value
+
+
+def _items(text: str, depth: int) -> list[object]:
+    """Read the items of a list or tuple whose inside is `text`."""
+    items: list[object] = []
+    position = 0
+    inside = text + ","
+    while position < len(inside) and len(items) < _ARGUMENTS_KEPT:
+        end = _value_end(inside, position, ",")
+        if inside[position:end].strip():
+            items.append(_value(inside[position:end], depth + 1))
+        position = end + 1
+    return items
+
+
+def _value(text: str, depth: int) -> object:
+    text = text.strip()
+    if text in _WORDS:
+        return _WORDS[text]
+    if _NUMBER.match(text):
+        return _literal(text[:_NAME_LENGTH])
+    if text[:1] in _QUOTES or text[:2] in _PREFIXED_QUOTES:
+        return REDACTED if holds_secret(text) else _literal(text[: _VALUE_LENGTH * 4])
+    value: object = text[:_VALUE_LENGTH]
+    if depth <= _DEPTH:
+        try:
+            value = _compound(text, depth)
+        except _Cut:
+            value = text[:_VALUE_LENGTH]
+    return REDACTED if isinstance(value, str) and holds_secret(value) else value
+
+
+def _compound(text: str, depth: int) -> object:
+    """Read a mapping, a list, an enum's repr or a nested dataclass; anything else stays the text it is. Raises `_Cut`."""
+    value: object = text[:_VALUE_LENGTH]
+    if text[:1] == "{" and text[-1:] == "}":
+        value = _pairs(text, 1, _KEY, "}", depth + 1)
+    elif text[:1] + text[-1:] in ("[]", "()"):
+        # A list such as ['--api-key', '…'] tells only by its neighbours which item is the secret.
+        value = REDACTED if holds_secret(text) else _items(text[1:-1], depth)
+    elif text[-1:] == ">" and (match := _ENUM.match(text)):
+        value = _value(text[match.end() : -1], depth + 1)
+    elif text[-1:] == ")" and (start := _START.match(text)) and start[1] == "(":
+        fields = _pairs(text, start.end(), _NAME, ")", depth + 1)
+        # A call such as field(default_factory=…) says nothing about the value in force.
+        value = None if "default_factory" in fields else fields or value
+    return value
+
+
+def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> dict[str, object]:
+    """Read the arguments from `position` to `closing`; where the text is cut or mangled, those before."""
+    found: dict[str, object] = {}
+    while len(found) < _ARGUMENTS_KEPT:
+        match = name.match(text, position)
+        if match is None:
+            break
+        key = next(group for group in match.groups() if group is not None)
+        try:
+            end = _value_end(text, match.end(), closing)
+        except _Cut:
+            break
+        if not is_secret(key) and len(key) <= _NAME_LENGTH:
+            found[key] = _value(text[match.end() : end], depth)
+        position = end + 1
+        if text[end] == closing:
+            break
+    return found
+
+
+def parse_server_args(text: str) -> dict[str, object] | None:
+    """Read the arguments of a `server_args=…` line or of its value, by name; `None` when not one could be read.
+
+    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, an
+    enum's repr becomes its value, `nan` and unresolved defaults `None`, a value with a secret in it `<redacted>`.
+    Never raises.
+    """
+    text = text[:LONGEST_TEXT]
+    start = _START.match(text)
+    if start is None:
+        return None
+    arguments = _pairs(text, start.end(), _NAME, ")", 0) if start[1] == "(" else _pairs(text, start.end(), _KEY, "}", 0)
+    return arguments or None

@@ -1,0 +1,322 @@
+"""One open log file, or standard input, read to whole lines: through truncation, holes of NUL bytes and giant lines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from sglang_tuning_exporter.sources import positions as places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CHUNK = 256 << 10
+_BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second, and the other files have their turn
+_STEP = 64 << 10
+_LOOK_BACK = 256 << 20
+_LOOK_BACK_TEXT = 4 << 20
+_START_UP = b"server_args="
+
+Key = tuple[int, int]
+"""Device and inode: what a file is, whatever it is called."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Lines longer than the limit, and their bytes."""
+
+    lines: int = 0
+    bytes: int = 0
+
+
+class Lines:
+    """Bytes to whole lines, in memory of one line's limit."""
+
+    def __init__(self, limit: int, dropped: Dropped) -> None:
+        self.limit = limit
+        self._dropped = dropped
+        self._partial = bytearray()
+        self._overlong = 0
+
+    def skip_line(self) -> None:
+        """Drop the line under way: it is too long already."""
+        self._partial.clear()
+        self._overlong = self.limit + 1
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that `data` completes."""
+        data = data.replace(b"\0", b"")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._extend(data)
+            return b""
+        first = data.find(b"\n") + 1 if self._partial or self._overlong else 0
+        self._extend(data[:first])
+        begun = self._finish() if first else b""
+        whole = data[first:end]
+        if len(whole) > self.limit:
+            whole = self._without_overlong(whole)
+        self._extend(data[end:])
+        return begun + whole
+
+    def rest(self) -> bytes:
+        """Return the last line, which nobody will end any more, ended; empty when there is none."""
+        if self._overlong:
+            self._finish()
+        if not self._partial:
+            return b""
+        self._partial += b"\n"
+        return self._finish()
+
+    def _extend(self, data: bytes) -> None:
+        length = len(self._partial) + len(data)
+        if self._overlong:
+            self._overlong += len(data)
+        elif length > self.limit:
+            self._partial.clear()
+            self._overlong = length
+        else:
+            self._partial += data
+
+    def _finish(self) -> bytes:
+        line = bytes(self._partial)
+        self._partial.clear()
+        if self._overlong:
+            self._drop(self._overlong)
+            self._overlong = 0
+        return line
+
+    def _without_overlong(self, whole: bytes) -> bytes:
+        kept = []
+        for line in whole[:-1].split(b"\n"):
+            if len(line) < self.limit:
+                kept.append(line + b"\n")
+            else:
+                self._drop(len(line) + 1)
+        return b"".join(kept)
+
+    def _drop(self, length: int) -> None:
+        self._dropped.lines += 1
+        self._dropped.bytes += length
+
+
+class Stream:
+    """One open file, known by device and inode whatever it is called meanwhile."""
+
+    def __init__(self, path: str, fd: int, limit: int, dropped: Dropped) -> None:
+        status = os.fstat(fd)
+        self.path = path
+        self.fd = fd
+        self.key: Key = (status.st_dev, status.st_ino)
+        self.seekable = stat.S_ISREG(status.st_mode)
+        self.lines = Lines(limit, dropped)
+        self.position = 0
+        self.look_back_from = 0  # not 0: start-up facts before this offset have not been told yet
+        self.reason = ""
+        self.at_end = False
+        self.closed = False
+        self.grown_at = 0.0
+        self.gone_at: float | None = None  # since when no followed path leads here
+        self.after: Stream | None = None  # the file that had this one's name before; its lines come first
+        self.successor: Stream | None = None
+        self._line_start = 0
+        self._line_tail = b""  # the text before _line_start, for a mark
+        self._head = b""
+        self._tail = b""
+
+    def start_at(self, position: int) -> None:
+        """Begin with the line that holds the byte before `position`, unless that ends it."""
+        begin = _line_start(self.fd, position, self.lines.limit)
+        if begin is None:
+            self.lines.skip_line()
+            begin = position
+        self.look_back_from = begin
+        self.position = self._line_start = begin
+        length = min(begin, places.TAIL_BYTES)
+        self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, begin - length))
+        self._head = os.pread(self.fd, min(begin, places.HEAD_BYTES), 0).partition(b"\0")[0]
+
+    def mark(self) -> places.Mark | None:
+        """Say up to which line this file has been read; None for a pipe, which cannot be read again."""
+        if not self.seekable:
+            return None
+        head = self._head[: self._line_start]
+        return places.make_mark(self.path, self.key[1], self._line_start, head, self._line_tail)
+
+    def has_text(self) -> bool:
+        """Say whether anybody has written here, or in a file that took this one's name."""
+        if self.position > 0 or self.closed or os.fstat(self.fd).st_size > 0:
+            return True
+        return self.successor is not None and self.successor.has_text()
+
+    def is_deleted(self) -> bool:
+        """Say whether the file has no name left."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    def close(self) -> bytes:
+        """Close the file and return its last, unended line."""
+        if not self.closed:
+            os.close(self.fd)
+        self.closed = True
+        return self.lines.rest()
+
+    def look_back(self) -> bytes:
+        """Return the lines before where reading began, from the last server start on; empty when there is none.
+
+        Read, not mapped: a mapping of a file that is truncated meanwhile would end the process.
+        """
+        end, self.look_back_from = self.look_back_from, 0
+        try:
+            found = _rfind(self.fd, _START_UP, max(0, end - _LOOK_BACK), end)
+            if found is None:
+                return b""
+            begin = _line_start(self.fd, found, self.lines.limit) or 0
+            text = os.pread(self.fd, min(end - begin, _LOOK_BACK_TEXT), begin)
+        except OSError:
+            return b""
+        return Lines(self.lines.limit, Dropped()).feed(text)
+
+    def read(self, now: float) -> Iterator[bytes]:
+        """Yield what is there, at most the budget, and say in `at_end` whether that was all."""
+        budget = _BUDGET
+        self.at_end = False
+        self.reason = ""
+        try:
+            while budget > 0 and not self.at_end:
+                raw = self._next()
+                budget -= len(raw) or _CHUNK
+                if raw:
+                    self.grown_at = now
+                    yield self.lines.feed(raw)
+        except OSError as error:
+            self.reason = f"unreadable: {os.strerror(error.errno or errno.EIO)}"
+            self.at_end = True
+
+    def _next(self) -> bytes:
+        if not self.seekable:
+            try:
+                raw = os.read(self.fd, _CHUNK)
+            except BlockingIOError:
+                raw = b""
+            self.at_end = not raw
+            self.position += len(raw)
+            return raw
+        # The text before the position comes with the same read, so that nothing can happen between check and use.
+        known = len(self._tail)
+        got = os.pread(self.fd, known + _CHUNK, self.position - known)
+        if got[:known] != self._tail or not self._same_head() or os.fstat(self.fd).st_size < self.position:
+            self._restart()
+            return b""
+        raw = got[known:]
+        self.at_end = len(raw) < _CHUNK
+        # NUL bytes at the end may be a hole, or text that another machine's write has not brought yet: they wait.
+        text = raw.rstrip(b"\0")
+        if text:
+            self._advance(text)
+        elif raw and not self.at_end:
+            self._skip_hole(len(raw))
+        return text
+
+    def _same_head(self) -> bool:
+        head = os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0]
+        same = head.startswith(self._head)
+        if same:
+            self._head = head
+        return same
+
+    def _restart(self) -> None:
+        # The line under way is kept: after a copytruncate its writer goes on in the middle of it.
+        self.position = self._line_start = 0
+        self._head = self._tail = self._line_tail = b""
+
+    def _advance(self, raw: bytes) -> None:
+        cut = raw.rfind(b"\n") + 1
+        if cut:
+            self._line_start = self.position + cut
+            self._line_tail = _last(self._tail, raw, cut)
+        self._tail = _last(self._tail, raw, len(raw))
+        self.position += len(raw)
+
+    def _skip_hole(self, length: int) -> None:
+        after = self.position + length
+        try:
+            self.position = os.lseek(self.fd, after, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but hole up to the end
+                self.at_end = True
+                return
+            self.position = after  # a file system that cannot tell
+        self._tail = b""
+
+
+class Stdin:
+    """Standard input: a pipe of somebody else's, so its blocking mode is left alone."""
+
+    def __init__(self, stream: BinaryIO | None, limit: int) -> None:
+        self.dropped = Dropped()
+        self.lines = Lines(limit, self.dropped)
+        self.position = 0
+        self.ended = stream is None
+        self.reason = "ended" if stream is None else ""
+        self._stream = stream
+        self._ready = select.poll()
+        try:
+            self._fd = stream.fileno() if stream is not None else -1
+            if self._fd >= 0:
+                self._ready.register(self._fd, select.POLLIN)
+        except (OSError, ValueError):
+            self._fd = -1
+
+    def read(self) -> Iterator[bytes]:
+        """Yield what is there, at most the budget."""
+        budget = _BUDGET
+        while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
+            try:
+                raw = self._read()
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                self.ended, self.reason = True, f"unreadable: {getattr(error, 'strerror', None) or error}"
+                break
+            budget -= len(raw)
+            self.position += len(raw)
+            if not raw:
+                self.ended, self.reason = True, "ended"
+            yield self.lines.feed(raw) if raw else self.lines.rest()
+
+    def _read(self) -> bytes:
+        if self._fd >= 0:
+            return os.read(self._fd, _CHUNK)
+        return self._stream.read(_CHUNK) if self._stream is not None else b""
+
+
+def _last(before: bytes, text: bytes, end: int) -> bytes:
+    return _after_nul((before + text[max(0, end - places.TAIL_BYTES) : end])[-places.TAIL_BYTES :])
+
+
+def _after_nul(text: bytes) -> bytes:
+    return text[text.rfind(b"\0") + 1 :]  # what reads as NUL now may be told as text later
+
+
+def _rfind(fd: int, needle: bytes, low: int, high: int) -> int | None:
+    """Return the offset of the last `needle` that lies within [low, high)."""
+    while high > low:
+        begin = max(low, high - _STEP)
+        at = os.pread(fd, high - begin, begin).rfind(needle)
+        if at >= 0:
+            return begin + at
+        high = begin + len(needle) - 1 if begin > low else low
+    return None
+
+
+def _line_start(fd: int, position: int, limit: int) -> int | None:
+    """Return where the line begins that `position` is in, or None if that is more than a line's limit before."""
+    low = max(0, position - limit - 1)
+    newline = _rfind(fd, b"\n", low, position)
+    if newline is not None:
+        return newline + 1
+    return None if low else 0

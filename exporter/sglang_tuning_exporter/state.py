@@ -1,0 +1,376 @@
+"""One server's state over time: events and scrapes in, gauges, counters and seconds in each state out.
+
+Pure: no I/O and no clock; `now` is seconds on one monotonic clock (live: the moment of arrival; offline: the line's own time).
+An observation holds until the next one, at most 60 s; after that the state is `unknown` and its seconds go there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from math import inf
+
+from sglang_tuning_exporter.guide.profiles import Profile
+from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.signals import ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES, Observation, Signal, classify
+from sglang_tuning_exporter.sglang.events import (
+    DecodeBatch,
+    Event,
+    Liveness,
+    OutOfMemory,
+    PrefillBatch,
+    RankFigures,
+    Retraction,
+    Scrape,
+    ServerArgs,
+)
+from sglang_tuning_exporter.window import Totals, Window, batch_size_bucket
+
+ADMISSION_SECONDS = 60.0
+# A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, invisible to the gauges, by thousands.
+PREFILL_PROGRESS = 1024.0
+
+
+class AdmissionRate:
+    """Requests that left the queue per second, over the last minute."""
+
+    def __init__(self) -> None:
+        self._admitted: deque[tuple[float, float]] = deque()
+        self._since: float | None = None
+
+    def add(self, now: float, requests: float) -> None:
+        """Count `requests` admitted just now."""
+        if self._since is None:
+            self._since = now
+        if requests > 0:
+            if self._admitted and now - self._admitted[-1][0] < 1.0:
+                at, before = self._admitted.pop()
+                self._admitted.append((at, before + requests))
+            else:
+                self._admitted.append((now, requests))
+
+    def per_second(self, now: float) -> float | None:
+        """The rate, or None until ten seconds have been watched."""
+        while self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
+            self._admitted.popleft()
+        watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
+        if watched < 10.0:
+            return None
+        return sum(requests for _, requests in self._admitted) / watched
+
+
+class RankState:
+    """One scheduler: what it does now, and for how long it has done what."""
+
+    def __init__(self, dp: int | None, profile: Profile, facts: ServerFacts, now: float) -> None:
+        self.dp = dp
+        self.running: float | None = None
+        self.queued: float | None = None
+        self.usages: dict[str, float] = {}
+        self.graph: bool | None = None
+        self.generation_throughput: float | None = None
+        self.new_token_ratio: float | None = None
+        self.states: dict[Signal, str] = dict(ALL_UNKNOWN)
+        self.totals = Totals()
+        for signal in SIGNALS:
+            for state in STATES[signal]:
+                self.totals.seconds[signal, state] = 0.0
+        self.window = Window(profile.window_seconds)
+        self.admission = AdmissionRate()
+        self._joined = 0.0
+        self._profile = profile
+        self._facts = facts
+        self._seen_at: float | None = None
+        self._integrated_to = now
+        self._native: RankFigures | None = None
+        self._scraped_at = -inf
+        self._progress: float | None = None
+        self.native_retractions_told = False
+        self._passes_told = False
+        self._admitted_told = False
+
+    @property
+    def usage(self) -> float | None:
+        """Usage of the fullest pool, 0-1."""
+        return max(self.usages.values(), default=None)
+
+    def queue_wait_seconds(self, now: float) -> float | None:
+        """How long the last in the queue will wait at the present rate of admission; inf when nothing was admitted for a minute."""
+        if not self.queued:
+            return 0.0 if self.queued is not None else None
+        rate = self.admission.per_second(now)
+        if rate is None:
+            return None
+        return self.queued / rate if rate > 0 else inf
+
+    def advance(self, now: float) -> None:
+        """Give the time since the last call to the state held, and what lies past the hold to `unknown`."""
+        begin, self._integrated_to = self._integrated_to, max(now, self._integrated_to)
+        holds_until = begin if self._seen_at is None else self._seen_at + HOLD_SECONDS
+        known = max(0.0, min(now, holds_until) - begin)
+        beyond = max(0.0, now - begin) - known
+        if known > 0:
+            self._give(known)
+        if now > holds_until and self._seen_at is not None:
+            self.forget()
+            if now - self._scraped_at > HOLD_SECONDS:
+                self._clear_gauges()
+        if beyond > 0:
+            for signal in SIGNALS:
+                self.totals.seconds[signal, "unknown"] += beyond
+        self.window.mark(now, self.totals)
+
+    def _give(self, seconds: float) -> None:
+        for signal, state in self.states.items():
+            self.totals.seconds[signal, state] += seconds
+        if self.states["activity"] == "serving":
+            for name, figure in (("queued", self.queued), ("usage", self.usage), ("running", self.running)):
+                if figure is not None:
+                    self.totals.integrals[name] += figure * seconds
+                    self.totals.integrals[name + "_seconds"] += seconds
+            if self.running:
+                self.totals.running_seconds[batch_size_bucket(self.running)] += seconds
+
+    def forget(self) -> None:
+        """Nothing has been heard for too long, or the server started anew: what was seen no longer holds."""
+        self._seen_at = None
+        self.states = dict(ALL_UNKNOWN)
+
+    def reset(self) -> None:
+        """The server started anew: its gauges are gone and its counters begin again."""
+        self.forget()
+        self._clear_gauges()
+
+    def _clear_gauges(self) -> None:
+        self.running = self.queued = self.generation_throughput = self.new_token_ratio = None
+        self.usages = {}
+        self.graph = None
+
+    def _see(self, now: float, *, serving: bool) -> None:
+        self._seen_at = now
+        self.totals.counts["observations"] += serving
+        running = None if self.running is None else self.running + self._joined
+        self.states = classify(
+            Observation(
+                serving=serving,
+                running=running,
+                queued=self.queued,
+                usage=self.usage,
+                graph=self.graph,
+                queue_wait_seconds=self.queue_wait_seconds(now),
+                running_limit=self._facts.running_limit(self.dp),
+                largest_captured=self._facts.largest_captured,
+                graphs_disabled=self._facts.graphs_disabled,
+            ),
+            self._profile,
+        )
+
+    def _set_usages(self, full: float | None, swa: float | None, mamba: float | None) -> None:
+        for pool, usage in (("full", full), ("swa", swa), ("mamba", mamba)):
+            if usage is not None:
+                self.usages[pool] = usage
+
+    def see_decode(self, line: DecodeBatch, now: float) -> None:
+        """A decode line."""
+        self.advance(now)
+        self.running = line.running if line.running is not None else self.running
+        self.queued = line.queued if line.queued is not None else self.queued
+        self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
+        self.generation_throughput = line.generation_throughput
+        self._joined = 0.0
+        if line.graph is not None:
+            self.graph = line.graph
+            self._facts.graph_device = line.graph_device
+            if not self._passes_told:
+                self.totals.counts["replayed" if line.graph else "eager"] += 1
+        self._see(now, serving=True)
+
+    def see_prefill(self, line: PrefillBatch, now: float) -> None:
+        """A prefill line. A health probe's prefill is not load: a probed idle server is idle."""
+        self.advance(now)
+        self.running = line.running if line.running is not None else self.running
+        self.queued = line.queued if line.queued is not None else self.queued
+        self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
+        self._joined = line.new_sequences or 0
+        if not self._admitted_told:
+            self.admission.add(now, line.new_sequences or 0)
+        self._see(now, serving=not line.is_health_probe)
+
+    def see_figures(self, new: RankFigures, progress: float | None, now: float) -> None:
+        """What a scrape says about this scheduler.
+
+        A gauge is refreshed only by a batch line's printing or by idling (CENSUS §1), so figures equal to the last ones are the old observation, not
+        a new one; only zeros are believed again and again.
+        """
+        self.advance(now)
+        old = self._native
+        self._count(old, new, now)
+        moved = None if progress is None or self._progress is None else progress - self._progress
+        self._native, self._progress, self._scraped_at = new, progress, now
+        if new.running is None and new.queued is None:
+            return
+        fresh = old is None or bool(moved) or _evidence(old) != _evidence(new)
+        queues = sum(new.queues.values()) + (new.grammar_queued or 0)
+        serving = bool(new.running or new.queued or queues or (moved is not None and moved >= PREFILL_PROGRESS))
+        if serving and not fresh:
+            return
+        self.running, self.queued = new.running, new.queued
+        self._set_usages(new.full_usage, new.swa_usage, new.mamba_usage)
+        self.generation_throughput = new.generation_throughput
+        self.new_token_ratio = new.new_token_ratio if new.new_token_ratio is not None else self.new_token_ratio
+        self._joined = 0.0
+        self._see(now, serving=serving)
+
+    def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> None:
+        """Add what the server's own counters gained since the last scrape; the first scrape only gives the base."""
+        self._passes_told = self._passes_told or new.graph_passes is not None or new.eager_passes is not None
+        self._admitted_told = self._admitted_told or new.admitted_requests is not None
+        # The counter is created by the first retraction (0.5.7 on): its siblings tell that this server would count them.
+        self.native_retractions_told = self.native_retractions_told or new.retracted_requests is not None or self._passes_told
+        if old is None:
+            return
+        replayed = gained(old.graph_passes, new.graph_passes)
+        eager = gained(old.eager_passes, new.eager_passes)
+        self.totals.counts["replayed"] += int(replayed)
+        self.totals.counts["eager"] += int(eager)
+        if replayed or eager:
+            self.graph = replayed >= eager
+        self.totals.counts["native_retracted_requests"] += int(gained(old.retracted_requests, new.retracted_requests))
+        if self._admitted_told:
+            self.admission.add(now, gained(old.admitted_requests, new.admitted_requests))
+
+
+def _evidence(figures: RankFigures) -> tuple[float | None, ...]:
+    return (
+        figures.running, figures.queued, figures.full_usage, figures.used_tokens, figures.generation_throughput, figures.graph_passes,
+        figures.eager_passes,
+    )  # fmt: skip
+
+
+def gained(old: float | None, new: float | None) -> float:
+    """How much a cumulative figure grew. It counts from 0 when it was absent (created on first use) or fell (the server was restarted)."""
+    if new is None:
+        return 0.0
+    return new if old is None or new < old else new - old
+
+
+class ServerState:
+    """One server: its facts, its schedulers, and what happened to it."""
+
+    def __init__(self, profile: Profile, now: float) -> None:
+        self.profile = profile
+        self.facts = ServerFacts()
+        self.ranks: dict[int | None, RankState] = {}
+        self.out_of_memory: Counter[str] = Counter()
+        self.starts = 0
+        self.liveness: Counter[str] = Counter()
+        self.log_tells_retractions = False
+        self._retractions = RetractionLedger()
+        self._failures = OutOfMemoryLedger()
+        self._stats_ranks = StatsRanks()
+        self._progress: float | None = None
+        self._log_tells_starts = False
+        self._failure_marks: deque[tuple[float, str]] = deque(maxlen=256)
+        self.begun = now
+
+    def rank(self, dp: int | None, now: float) -> RankState:
+        """The scheduler of this DP rank; made at its first word."""
+        if dp not in self.ranks:
+            self.ranks[dp] = RankState(dp, self.profile, self.facts, now)
+        return self.ranks[dp]
+
+    def observe(self, event: Event, now: float) -> None:
+        """Take one event of the log."""
+        if isinstance(event, DecodeBatch):
+            if self._stats_ranks.counts(event.rank):
+                self.rank(event.rank.dp, now).see_decode(event, now)
+        elif isinstance(event, PrefillBatch):
+            if self._stats_ranks.counts(event.rank):
+                self.rank(event.rank.dp, now).see_prefill(event, now)
+        elif isinstance(event, Retraction):
+            self._retract(event, now)
+        elif isinstance(event, OutOfMemory):
+            if self._failures.is_new(event, now):
+                self.out_of_memory[event.phase] += 1
+                self._failure_marks.append((now, event.phase))
+        else:
+            if isinstance(event, ServerArgs):
+                self._log_tells_starts = True
+                self._start(now)
+            self.facts.apply(event)
+            if isinstance(event, Liveness):
+                self.liveness[event.what] += 1
+
+    def recall(self, event: Event) -> None:
+        """Take an event from before the exporter came: only what lasts is learned, nothing is counted."""
+        if isinstance(event, ServerArgs):
+            self.facts = self._fresh_facts()
+        if not isinstance(event, (DecodeBatch, PrefillBatch, Retraction, OutOfMemory)):
+            self.facts.apply(event)
+
+    def _retract(self, event: Retraction, now: float) -> None:
+        rank = self.rank(event.rank.dp, now)
+        if event.testing or not self._retractions.is_new(event, now):
+            return
+        rank.advance(now)
+        rank.totals.counts["retraction_events"] += 1
+        rank.totals.counts["log_retracted_requests"] += event.requests
+        rank.new_token_ratio = event.ratio_after if event.ratio_after is not None else rank.new_token_ratio
+
+    def _fresh_facts(self) -> ServerFacts:
+        facts = ServerFacts(version=self.facts.version, model_name=self.facts.model_name, engine_type=self.facts.engine_type)
+        for rank in self.ranks.values():
+            rank._facts = facts  # noqa: SLF001 - the facts of a server and of its ranks are one object
+        return facts
+
+    def _start(self, now: float) -> None:
+        self.advance(now)
+        self.starts += 1
+        self.facts = self._fresh_facts()
+        for rank in self.ranks.values():
+            rank.reset()
+        self._failures.forget()
+        self._stats_ranks.forget()
+
+    def observe_scrape(self, scrape: Scrape, now: float) -> None:
+        """Take one successful scrape."""
+        self.facts.model_name = scrape.model_name or self.facts.model_name
+        self.facts.engine_type = scrape.engine_type or self.facts.engine_type
+        restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
+        if restarted and not self._log_tells_starts:
+            self._start(now)
+        self._progress = scrape.progress if scrape.progress is not None else self._progress
+        # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1), so the log's ranks win.
+        blurred = [r.dp for r in scrape.ranks] == [None] and any(dp is not None for dp in self.ranks)
+        for figures in scrape.ranks:
+            if not blurred:
+                self.facts.apply_figures(figures)
+                self.rank(figures.dp, now).see_figures(figures, scrape.progress, now)
+
+    def advance(self, now: float) -> None:
+        """Bring the seconds up to `now`."""
+        for rank in self.ranks.values():
+            rank.advance(now)
+
+    def totals(self) -> Totals:
+        """All schedulers together, since the exporter came."""
+        total = Totals()
+        for rank in self.ranks.values():
+            total += rank.totals
+        return total
+
+    def recent(self, now: float, seconds: float | None = None) -> Totals:
+        """All schedulers together, over the last `seconds` (the profile's window unless told)."""
+        total = Totals()
+        for rank in self.ranks.values():
+            total += rank.window.recent(now, rank.totals, seconds)
+        return total
+
+    def recent_failures(self, now: float, seconds: float) -> Counter[str]:
+        """Out-of-memory failures by phase in the last `seconds`."""
+        return Counter(phase for at, phase in self._failure_marks if at >= now - seconds)
+
+    @property
+    def has_dp_ranks(self) -> bool:
+        """Whether the server has DP ranks of its own."""
+        return any(dp is not None for dp in self.ranks)

@@ -1,0 +1,1 @@
+"""The HTTP face: /metrics, the health endpoints and a page for people."""

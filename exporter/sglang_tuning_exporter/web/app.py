@@ -1,0 +1,76 @@
+"""The FastAPI application over a `Watcher`. Reads only: GET and HEAD, no parameter reaches a file or a socket."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.web.page import render
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
+# What is kept back of the scraper's patience for rendering and the way home.
+MARGIN_SECONDS = 0.5
+MARGIN_SHARE = 0.1
+_SAFE = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cache-Control": "no-store",
+}
+
+
+def patience(announced: str | None, most: float) -> float:
+    """Seconds that a scrape of SGLang may take: what the scraper announced less a margin, at most `most`; nonsense counts as not announced."""
+    try:
+        seconds = float(announced) if announced is not None else most
+    except ValueError:
+        return most
+    if not seconds > 0:
+        return most
+    return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
+
+
+def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) -> bytes:
+    """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
+    native = watcher.scrape(timeout)
+    return generate_latest(families) + native.encode()
+
+
+def make_app(watcher: Watcher) -> FastAPI:
+    """The application. All endpoints are plain functions, so that a slow scrape holds a thread and not the loop."""
+    app = FastAPI(title="sglang-tuning-exporter", version=__version__, docs_url=None, redoc_url=None)
+    families = registry(watcher)
+
+    @app.middleware("http")
+    async def safe_headers(request: Request, call_next):  # type: ignore[no-untyped-def]  # noqa: ANN202 - starlette's own signature
+        response = await call_next(request)
+        response.headers.update(_SAFE)
+        return response
+
+    @app.api_route("/metrics", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+    def metrics(request: Request) -> Response:
+        timeout = patience(request.headers.get(TIMEOUT_HEADER), watcher.config.scrape_timeout)
+        return Response(exposition(watcher, families, timeout), media_type=TEXT_FORMAT)
+
+    @app.api_route("/-/healthy", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+    def healthy() -> str:
+        return "sglang-tuning-exporter is healthy.\n"
+
+    @app.api_route("/-/ready", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+    def ready() -> Response:
+        if watcher.running:
+            return PlainTextResponse("sglang-tuning-exporter is ready.\n")
+        return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
+
+    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
+    def page() -> str:
+        return render(watcher)
+
+    return app

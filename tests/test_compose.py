@@ -1,0 +1,344 @@
+"""What docker-compose.yml, the image and deploy/ promise to an operator, read from the files: docker is not needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OWN = ("exporter", "notifications", "replay")
+DOCKERFILE = (ROOT / "exporter" / "Dockerfile").read_text()
+DOT_ENV = (ROOT / ".env.example").read_text()
+PROMETHEUS: dict[str, Any] = yaml.safe_load((ROOT / "alerts" / "prometheus.yml").read_text())
+MANIFESTS = ("deploy/kubernetes-sidecar.yml", "deploy/kubernetes-node-log.yml")
+UNIT = (ROOT / "deploy" / "sglang-tuning-exporter.service").read_text()
+
+
+def _tag(image: str) -> str:
+    return image.rsplit("/", 1)[-1].partition(":")[2]
+
+
+def _filled_in(text: str) -> str:
+    """Give the text as compose reads it with no .env: every ${NAME:-default} replaced by its default."""
+    return re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
+
+
+def _containers(path: str) -> dict[str, dict[str, Any]]:
+    documents = list(yaml.safe_load_all((ROOT / path).read_text()))
+    pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
+    return {container["name"]: container for pod in pods for container in pod["containers"]}
+
+
+def _help_of(subcommand: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_TUNING_")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", subcommand, "--help"],
+        capture_output=True, text=True, timeout=60, check=True, env=environment,
+    )  # fmt: skip
+    return ran.stdout
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_image_is_pinned_to_a_version(name: str) -> None:
+    assert re.match(r"v?\d+\.\d+", _tag(SERVICES[name]["image"]))
+
+
+def test_the_images_are_built_on_a_pinned_python() -> None:
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert bases == ["python:3.12-slim", "python:3.12-slim"]
+
+
+def test_the_services_of_ours_share_one_image_and_exactly_one_of_them_builds_it() -> None:
+    assert {SERVICES[name]["image"] for name in OWN} == {"sglang-tuning-exporter:0.1.0"}
+    assert [name for name in SERVICES if "build" in SERVICES[name]] == ["exporter"]
+    assert (ROOT / SERVICES["exporter"]["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_container_of_ours_has_a_fixed_uid_that_is_not_root_and_a_read_only_root(name: str) -> None:
+    service = SERVICES[name]
+    assert _filled_in(service["user"]) == "10001:10001"
+    assert service["read_only"] is True
+    assert service["tmpfs"][0].startswith("/tmp:size=")
+    assert "mem_limit" in service
+    assert "USER 10001:10001" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_no_container_keeps_a_capability_or_can_gain_a_privilege(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "pid", "ipc", "network_mode", "devices"} & set(service)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_container_is_watched_limited_and_started_again(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["restart"] == "unless-stopped"
+    assert service["logging"]["options"]["max-size"]
+    assert service["mem_limit"]
+
+
+def test_the_health_check_of_the_exporter_asks_its_health_page_and_needs_no_program_but_python() -> None:
+    check = SERVICES["exporter"]["healthcheck"]["test"]
+    assert check[1:3] == ["python", "-c"]
+    assert "'/-/healthy'" in check[3]
+    assert check[3] in DOCKERFILE
+    compile(check[3], "healthcheck", "exec")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SERVICES if "ports" in SERVICES[name]))
+def test_every_published_port_is_bound_to_this_machine_only(name: str) -> None:
+    for port in SERVICES[name]["ports"]:
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", _filled_in(port))
+
+
+def test_the_page_of_each_service_for_people_is_published() -> None:
+    assert {name for name in SERVICES if "ports" in SERVICES[name]} == {
+        "exporter", "prometheus", "alertmanager", "grafana",
+    }  # fmt: skip
+
+
+def test_every_variable_has_a_default_and_is_explained_in_the_example() -> None:
+    used = re.findall(r"\$\{([A-Z_]+)([^}]*)\}", COMPOSE_TEXT)
+    assert len(used) > 5
+    without_default = {name for name, rest in used if not rest.startswith(":-")}
+    explained = set(re.findall(r"^#?([A-Z_]+)=", DOT_ENV, re.MULTILINE))
+    assert without_default == set()
+    assert {name for name, _ in used} == explained
+
+
+def test_a_value_the_example_leaves_out_is_the_default_of_the_compose_file() -> None:
+    defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", COMPOSE_TEXT))
+    shown = dict(re.findall(r"^#([A-Z_]+)=(.*)$", DOT_ENV, re.MULTILINE))
+    assert shown
+    assert shown == {name: defaults[name] for name in shown}
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        {
+            volume.split(":")[0]
+            for service in SERVICES.values()
+            for volume in service.get("volumes", [])
+            if volume.startswith("./")
+        }
+    ),
+)
+def test_every_mounted_path_is_in_the_repository(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_what_is_mounted_from_the_repository_cannot_be_written(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", []):
+        assert not volume.startswith("./") or volume.endswith(":ro")
+
+
+def test_every_named_volume_is_declared() -> None:
+    mounted = {
+        _filled_in(volume).split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])
+    }
+    assert {source for source in mounted if "/" not in source} == set(COMPOSE["volumes"])
+
+
+def test_the_log_of_the_server_is_read_only_for_the_exporter_and_shared_with_the_replay() -> None:
+    exporter = [_filled_in(volume) for volume in SERVICES["exporter"]["volumes"]]
+    assert "sglang-log:/var/log/sglang:ro" in exporter
+    assert SERVICES["replay"]["volumes"] == ["sglang-log:/var/log/sglang"]
+    log = _filled_in(SERVICES["exporter"]["environment"]["SGLANG_TUNING_LOG_FILE"])
+    assert log in SERVICES["replay"]["command"]
+
+
+def test_a_fresh_volume_belongs_to_the_uid_that_writes_it() -> None:
+    made = re.search(r"install -d -o 10001 -g 10001 -m \d+ (.*)", DOCKERFILE)
+    assert made
+    assert made[1].split() == ["/var/log/sglang"]
+
+
+def test_without_any_variable_the_exporter_asks_the_server_of_the_demo() -> None:
+    assert _filled_in(SERVICES["exporter"]["environment"]["SGLANG_TUNING_SGLANG_URL"]) == "http://sglang:30000"
+    assert SERVICES["replay"]["networks"]["sglang"]["aliases"] == ["sglang"]
+    assert "0.0.0.0:30000" in SERVICES["replay"]["command"]
+
+
+def test_the_example_asks_a_server_on_this_machine() -> None:
+    assert "\nSGLANG_URL=http://host.docker.internal:30000\n" in DOT_ENV
+    assert SERVICES["exporter"]["extra_hosts"] == ["host.docker.internal:host-gateway"]
+
+
+def test_only_the_replay_belongs_to_the_demo() -> None:
+    assert {name: SERVICES[name]["profiles"] for name in SERVICES if "profiles" in SERVICES[name]} == {
+        "replay": ["demo"],
+    }
+
+
+def test_of_the_monitoring_services_only_the_exporter_reaches_the_server() -> None:
+    assert sorted(name for name in SERVICES if "sglang" in SERVICES[name]["networks"]) == ["exporter", "replay"]
+    assert "monitoring" not in SERVICES["replay"]["networks"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_option_in_a_command_is_one_the_subcommand_has(name: str) -> None:
+    subcommand, *arguments = SERVICES[name]["command"]
+    text = _help_of(subcommand)
+    assert {flag for flag in arguments if flag.startswith("--")} <= set(re.findall(r"--[a-z-]+", text))
+
+
+def _variables_given() -> set[str]:
+    given = set(SERVICES["exporter"]["environment"])
+    given |= set(re.findall(r"^Environment=(SGLANG_[A-Z_]+)=", UNIT, re.MULTILINE))
+    for path in MANIFESTS:
+        given |= {entry["name"] for entry in _containers(path)["exporter"]["env"]}
+    override = yaml.safe_load((ROOT / "deploy" / "docker-json-log.yml").read_text())
+    given |= set(override["services"]["exporter"]["environment"])
+    return {name for name in given if name.startswith("SGLANG_TUNING_")}
+
+
+def test_every_variable_given_to_the_exporter_is_an_option_of_serve() -> None:
+    options = set(re.findall(r"--([a-z-]+)", _help_of("serve")))
+    given = _variables_given()
+    assert len(given) >= 4
+    assert {name.removeprefix("SGLANG_TUNING_").lower().replace("_", "-") for name in given} <= options
+
+
+def test_prometheus_scrapes_the_exporter_as_the_job_the_rules_are_written_for() -> None:
+    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in PROMETHEUS["scrape_configs"]}
+    assert jobs["sglang"] == ["exporter:9741"]
+    assert SERVICES["exporter"]["environment"]["SGLANG_TUNING_LISTEN_ADDRESS"].endswith(":9741")
+
+
+def test_prometheus_sends_its_alerts_to_the_alertmanager_of_the_file() -> None:
+    manager = PROMETHEUS["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    assert manager == ["alertmanager:9093"]
+    assert "alertmanager" in SERVICES
+
+
+def test_the_rule_files_of_prometheus_are_where_the_compose_file_mounts_them() -> None:
+    targets = [volume.split(":")[1] for volume in SERVICES["prometheus"]["volumes"]]
+    assert PROMETHEUS["rule_files"] == ["rules/*.yml"]
+    assert {"/etc/prometheus/prometheus.yml", "/etc/prometheus/rules"} <= set(targets)
+    assert list((ROOT / "alerts" / "rules").glob("*.yml"))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong_with_the_configuration_of_prometheus() -> None:
+    ran = subprocess.run(
+        ["promtool", "check", "config", "--syntax-only", str(ROOT / "alerts" / "prometheus.yml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_alertmanager_finds_its_templates_where_the_compose_file_mounts_them() -> None:
+    config = yaml.safe_load((ROOT / "alerts" / "alertmanager.yml").read_text())
+    mounts = dict(volume.split(":")[1::-1] for volume in SERVICES["alertmanager"]["volumes"] if volume.startswith("./"))
+    for pattern in config["templates"]:
+        inside = Path("/etc/alertmanager") / pattern
+        assert list((ROOT / mounts[str(inside.parent)]).glob(inside.name))
+
+
+def test_alertmanager_sends_to_the_container_that_prints() -> None:
+    config = (ROOT / "alerts" / "alertmanager.yml").read_text()
+    assert "http://notifications:9742" in config
+    assert SERVICES["notifications"]["command"] == ["notify", "--listen-address", "0.0.0.0:9742"]
+
+
+def test_grafana_reads_the_boards_where_the_compose_file_mounts_them() -> None:
+    mounts = dict(volume.split(":")[1::-1] for volume in SERVICES["grafana"]["volumes"])
+    provisioning = ROOT / mounts["/etc/grafana/provisioning"]
+    (providers,) = (provisioning / "dashboards").glob("*.y*ml")
+    folder = yaml.safe_load(providers.read_text())["providers"][0]["options"]["path"]
+    assert list((ROOT / mounts[folder]).glob("*.json"))
+
+
+def test_the_datasource_of_grafana_is_the_prometheus_of_the_file() -> None:
+    (datasources,) = (ROOT / "dashboards" / "provisioning" / "datasources").glob("*.y*ml")
+    (datasource,) = yaml.safe_load(datasources.read_text())["datasources"]
+    assert datasource["url"] == "${PROMETHEUS_URL}"
+    assert SERVICES["grafana"]["environment"]["PROMETHEUS_URL"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
+
+
+def test_a_visitor_of_grafana_may_look_and_there_is_no_administrator_with_a_known_password() -> None:
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+
+
+def test_the_build_sees_the_package_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert {"pyproject.toml", "README.md", "LICENSE", "exporter", "alerts", "dashboards"} <= allowed
+    assert allowed.isdisjoint({".env", ".git", ".venv", "tests"})
+
+
+def test_the_dockerfile_builds_with_what_a_plain_engine_brings() -> None:
+    assert "# syntax=" not in DOCKERFILE
+    assert "RUN --mount" not in DOCKERFILE
+
+
+def test_a_container_log_of_docker_is_read_through_a_group_and_without_root() -> None:
+    exporter = yaml.safe_load((ROOT / "deploy" / "docker-json-log.yml").read_text())["services"]["exporter"]
+    assert exporter["user"] == "10001:0"
+    assert set(exporter) == {"user", "environment", "volumes"}
+    (volume,) = exporter["volumes"]
+    assert volume == "/var/lib/docker/containers/${SGLANG_CONTAINER_ID}:/var/log/sglang:ro"
+
+
+@pytest.mark.parametrize("path", MANIFESTS)
+def test_a_sidecar_is_as_confined_as_the_container_of_the_compose_file(path: str) -> None:
+    context = _containers(path)["exporter"]["securityContext"]
+    assert context["runAsUser"] == 10001
+    assert context["runAsNonRoot"] is True
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("path", MANIFESTS)
+def test_a_sidecar_reads_the_log_without_being_able_to_write_it(path: str) -> None:
+    exporter = _containers(path)["exporter"]
+    log = next(entry["value"] for entry in exporter["env"] if entry["name"] == "SGLANG_TUNING_LOG_FILE")
+    (mount,) = [mount for mount in exporter["volumeMounts"] if log.startswith(mount["mountPath"] + "/")]
+    assert mount["readOnly"] is True
+
+
+@pytest.mark.parametrize("path", MANIFESTS)
+def test_an_exporter_in_trouble_never_takes_the_model_server_out_of_service(path: str) -> None:
+    exporter = _containers(path)["exporter"]
+    assert exporter["livenessProbe"]["httpGet"] == {"path": "/-/healthy", "port": "tuning-metrics"}
+    assert "readinessProbe" not in exporter
+
+
+@pytest.mark.parametrize("path", MANIFESTS)
+def test_the_images_of_a_manifest_are_pinned_and_its_server_gives_metrics(path: str) -> None:
+    containers = _containers(path)
+    assert {name: bool(re.match(r"v?\d+\.\d+", _tag(one["image"]))) for name, one in containers.items()} == {
+        "sglang": True,
+        "exporter": True,
+    }
+    assert "--enable-metrics" in " ".join(containers["sglang"]["args"])
+
+
+def test_the_unit_runs_serve_as_nobody_in_particular_and_gives_up_on_a_wrong_setting() -> None:
+    settings = dict(line.partition("=")[::2] for line in UNIT.splitlines() if re.match(r"[A-Z][A-Za-z]+=", line))
+    assert settings["ExecStart"].endswith("/sglang-tuning-exporter serve")
+    assert settings["DynamicUser"] == "yes"
+    assert settings["CapabilityBoundingSet"] == ""
+    assert settings["RestartPreventExitStatus"] == "2"

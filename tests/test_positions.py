@@ -1,0 +1,154 @@
+"""Continuing where an earlier follower stopped, whatever happened to the files in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sglang_tuning_exporter.sources.tail import LogFollower
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG = b"2026-01-01 00:00:00 a line that is long enough to be told from others\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "server.log"
+
+
+def append(path: Path, text: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(text)
+
+
+def lines(follower: LogFollower) -> list[bytes]:
+    return b"".join(block.data for block in follower.poll() if not block.historical).splitlines(keepends=True)
+
+
+def read_and_stop(pattern: Path) -> dict[str, object]:
+    """Read all there is and return what a state file would hold, after a way through JSON."""
+    follower = LogFollower([str(pattern)], from_start=True)
+    lines(follower)
+    saved: dict[str, object] = json.loads(json.dumps(follower.positions()))
+    follower.close()
+    return saved
+
+
+def go_on(pattern: Path, saved: dict[str, object]) -> list[bytes]:
+    follower = LogFollower([str(pattern)], positions=saved)
+    found = lines(follower) + lines(follower)
+    follower.close()
+    return found
+
+
+def test_the_lines_written_in_between_are_read_and_no_other(log: Path) -> None:
+    append(log, LONG + b"half")
+    saved = read_and_stop(log)
+    append(log, b" line\nmore\n")
+    assert go_on(log, saved) == [b"half line\n", b"more\n"]
+
+
+def test_a_file_renamed_in_between_is_read_to_its_end_and_then_the_new_one(log: Path, tmp_path: Path) -> None:
+    append(log, LONG)
+    saved = read_and_stop(log)
+    append(log, b"rest\n")
+    log.rename(tmp_path / "server.log-20260101")
+    append(log, b"new\n")
+    assert go_on(log, saved) == [b"rest\n", b"new\n"]
+
+
+def test_a_file_renamed_in_between_and_not_replaced_yet_is_read_to_its_end(log: Path, tmp_path: Path) -> None:
+    append(log, LONG)
+    saved = read_and_stop(log)
+    append(log, b"rest\n")
+    log.rename(tmp_path / "server.log.1")
+    follower = LogFollower([str(log)], positions=saved)
+    assert lines(follower) == [b"rest\n"]
+    append(log, b"new\n")
+    assert lines(follower) == [b"new\n"]
+
+
+@pytest.mark.parametrize("pattern", ["server.log", "server.log*"])
+def test_two_rotations_in_between_lose_no_line(log: Path, tmp_path: Path, pattern: str) -> None:
+    append(log, LONG)
+    saved = read_and_stop(tmp_path / pattern)
+    append(log, b"1\n")
+    log.rename(tmp_path / "server.log.2")
+    append(log, b"2\n")
+    os.utime(tmp_path / "server.log.2", (1, 1))
+    log.rename(tmp_path / "server.log.1")
+    append(log, b"3\n")
+    assert sorted(go_on(tmp_path / pattern, saved)) == [b"1\n", b"2\n", b"3\n"]
+
+
+@pytest.mark.parametrize("pattern", ["server.log", "server.log*"])
+def test_a_copytruncate_in_between_is_read_from_the_copy(log: Path, tmp_path: Path, pattern: str) -> None:
+    append(log, LONG)
+    saved = read_and_stop(tmp_path / pattern)
+    append(log, b"rest\n")
+    shutil.copy(log, tmp_path / "server.log.1")
+    os.truncate(log, 0)
+    append(log, b"new\n")
+    assert go_on(tmp_path / pattern, saved) == [b"rest\n", b"new\n"]
+
+
+def test_a_file_written_anew_in_between_is_read_from_its_start(log: Path) -> None:
+    append(log, LONG)
+    saved = read_and_stop(log)
+    log.write_bytes(LONG.replace(b"01-01", b"01-02") + b"more\n")
+    assert len(go_on(log, saved)) == 2
+
+
+def test_a_file_that_came_under_a_followed_glob_in_between_is_read_from_its_start(log: Path, tmp_path: Path) -> None:
+    append(log, LONG)
+    saved = read_and_stop(tmp_path / "*.log")
+    append(tmp_path / "other.log", b"other\n")
+    assert go_on(tmp_path / "*.log", saved) == [b"other\n"]
+
+
+def test_a_file_that_nobody_followed_before_is_followed_from_its_end(log: Path, tmp_path: Path) -> None:
+    append(log, LONG)
+    saved = read_and_stop(tmp_path / "other")
+    assert go_on(log, saved) == []
+
+
+def test_start_up_facts_before_the_position_are_told_again(log: Path) -> None:
+    append(log, b"server_args=1\n" + LONG)
+    saved = read_and_stop(log)
+    append(log, b"new\n")
+    blocks = list(LogFollower([str(log)], positions=saved).poll())
+    assert [(block.data, block.historical) for block in blocks] == [
+        (b"server_args=1\n" + LONG, True),
+        (b"new\n", False),
+    ]
+
+
+def test_positions_hold_no_text_of_the_log(log: Path) -> None:
+    append(log, b"server_args=ServerArgs(api_key='hunter2')\n")
+    assert "hunter2" not in json.dumps(read_and_stop(log))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"files": None, "patterns": 3},
+        {"files": [None, {}, {"path": 1}], "patterns": [1]},
+        {
+            "files": [
+                {"path": "x", "inode": -1, "position": 1, "head_bytes": 0, "head": "", "tail_bytes": 0, "tail": ""}
+            ]
+        },
+    ],
+)
+def test_damaged_positions_are_as_none(log: Path, damaged: dict[str, object]) -> None:
+    append(log, LONG)
+    follower = LogFollower([str(log)], positions=damaged)
+    append(log, b"new\n")
+    assert lines(follower) == [b"new\n"]

@@ -1,0 +1,210 @@
+"""Recordings on disk become timelines; the packaged ones and those under tests/recordings are cut from real servers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.recording import MAX_FILE_BYTES, Recording, from_files, load
+from sglang_tuning_exporter.replay import packaged
+
+RECORDINGS = Path(__file__).parent / "recordings"
+NOON = 1738324800  # 2025-01-31 12:00:00 UTC
+READY = b"[2025-01-31 12:00:00] The server is fired up and ready to roll!\n"
+
+
+def from_log(log: bytes, **files: bytes) -> Recording:
+    return from_files({"server.log": log} | files, name="made")
+
+
+def positions(recording: Recording) -> list[float]:
+    return [line.at for line in recording.lines]
+
+
+def test_lines_of_one_second_are_spread_evenly_over_it() -> None:
+    recording = from_log(READY + b"[2025-01-31 12:00:05] x\n" * 4)
+    assert positions(recording) == [0.0, 5.0, 5.25, 5.5, 5.75]
+
+
+def test_a_line_without_a_time_follows_its_predecessor() -> None:
+    recording = from_log(READY + b"[2025-01-31 12:00:05] Traceback:\n  File x\n[2025-01-31 12:00:06] y\n")
+    assert positions(recording) == [0.0, 5.0, 5.5, 6.0]
+
+
+def test_a_rank_in_the_bracket_does_not_hide_the_time() -> None:
+    recording = from_log(READY + b"[2025-01-31 12:00:07 DP1 TP0] Decode batch, #running-req: 1\n")
+    assert positions(recording)[-1] == 7.0
+
+
+def test_times_never_go_back() -> None:
+    recording = from_log(READY + b"[2025-01-31 12:00:09] late\n[2025-01-31 12:00:08] early\n")
+    assert positions(recording) == [0.0, 9.0, 9.5]
+
+
+def test_milliseconds_are_kept_where_the_log_prints_them() -> None:
+    recording = from_log(READY + b"[2025-01-31 12:00:01.250] x\n[2025-01-31 12:00:01.750] y\n")
+    assert positions(recording) == [0.0, 1.25, 1.75]
+
+
+def test_everything_before_the_server_is_ready_stands_at_position_zero() -> None:
+    start_up = b"warnings.warn(\n[2025-01-31 11:59:00] server_args={}\n[2025-01-31 11:59:30] Load weight begin.\n"
+    assert positions(from_log(start_up + READY + b"[2025-01-31 12:00:01] x\n")) == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_the_ready_event_is_finer_than_the_ready_line() -> None:
+    events = json.dumps({"t": NOON + 0.5, "event": "ready"}).encode()
+    recording = from_log(READY + b"[2025-01-31 12:00:05] x\n", **{"events.jsonl": events})
+    assert positions(recording) == [0.0, 4.5]
+
+
+def test_a_server_that_never_became_ready_keeps_its_start_up_times() -> None:
+    recording = from_log(b"[2025-01-31 12:00:00] a\n[2025-01-31 12:00:20] Traceback\n")
+    assert positions(recording) == [0.0, 20.0]
+    assert recording.condition_at(1e9) == "starting"
+
+
+def test_a_log_in_local_time_is_moved_to_utc() -> None:
+    scrape = {f"metrics-0001-{NOON * 1000 + 3000}.prom": b"up 1\n"}
+    log = READY.replace(b"12:00", b"14:00") + b"[2025-01-31 14:00:10] x\n"
+    about = {"recording.json": b'{"log_utc_offset_seconds": 7200}'}
+    recording = from_log(log, **scrape, **about)
+    assert [s.at for s in recording.scrapes] == [3.0]
+    with pytest.raises(UsageError, match="log_utc_offset_seconds"):
+        from_log(log, **scrape)
+
+
+def test_bytes_of_the_log_are_kept_as_they_are() -> None:
+    log = READY + b"\x00\xff carriage\rreturn\r\n[2025-01-31 12:00:02] no end"
+    assert b"".join(line.text for line in from_log(log).lines) == log
+
+
+def test_load_is_read_from_the_batches_when_no_event_tells_it() -> None:
+    log = READY + b"".join(
+        b"[2025-01-31 12:00:%02d] %s\n" % (second, text)
+        for second, text in (
+            (4, b"Prefill batch, #new-seq: 1"),
+            (9, b"Decode batch, #running-req: 1"),
+            (30, b"INFO: x"),
+        )
+    )
+    assert from_log(log).loads == ((4.0, 9.0),)
+
+
+def test_the_latest_scrape_is_the_one_of_the_moment() -> None:
+    scrapes = {f"metrics-{n:04}-{(NOON + at) * 1000}.prom": b"n %d\n" % n for n, at in ((1, -9), (2, 4), (3, 10))}
+    recording = from_log(READY, **scrapes)
+    at = {position: scrape.text for position in (0, 3.9, 4, 9.9, 99) if (scrape := recording.scrape_at(position))}
+    assert at == {0: b"n 1\n", 3.9: b"n 1\n", 4: b"n 2\n", 9.9: b"n 2\n", 99: b"n 3\n"}
+
+
+def test_a_request_text_that_speaks_of_retraction_is_not_counted() -> None:
+    log = READY + b"[2025-01-31 12:00:01] Receive: text='KV cache pool is full. Retract requests. #retracted_reqs: 1'\n"
+    assert from_log(log).rate_summary().retraction_lines == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "retractions", "load_seconds"),
+    [
+        ("retract", 10, 130),
+        ("steady", 0, 126),
+        ("big_queue", 0, 40),
+        ("client_limited", 0, 72),
+        ("dp2", 0, 48),
+        ("restart_append", 0, 73),
+    ],
+)
+def test_a_real_recording_says_how_much_there_is_to_see(name: str, retractions: int, load_seconds: int) -> None:
+    recording = load(packaged(name) if name in {"retract", "steady"} else RECORDINGS / name)
+    summary = recording.rate_summary()
+    assert (summary.retraction_lines, round(summary.load_seconds)) == (retractions, load_seconds)
+    assert recording.sglang_version == "0.5.23"
+
+
+def test_log_and_scrapes_of_a_real_recording_share_one_clock() -> None:
+    recording = load(packaged("retract"))
+    first_prefill = next(line.at for line in recording.lines if line.at > 2 and b"] Prefill batch" in line.text)
+    assert first_prefill == pytest.approx(recording.start_of_load, abs=1.0)
+
+
+def test_a_killed_server_is_away_until_it_answers_again() -> None:
+    recording = load(RECORDINGS / "restart_append")
+    assert [turn.condition for turn in recording.turns] == ["ready", "away", "starting", "ready"]
+    away = recording.turns[1].at
+    assert recording.condition_at(away - 0.1) == "ready"
+    assert recording.condition_at(away + 5) == "away"
+    assert recording.condition_at(1e9) == "ready"
+
+
+@pytest.mark.parametrize("root", [packaged("retract").parent, RECORDINGS])
+def test_recordings_are_packed_reproducibly(root: Path) -> None:
+    packed = list(root.glob("*/*.gz"))
+    assert packed
+    # Bytes 4 to 8 of a gzip file are the time of packing.
+    assert {path.read_bytes()[4:8] for path in packed} == {b"\0\0\0\0"}
+
+
+def test_a_recording_round_trips_through_gzip(tmp_path: Path) -> None:
+    packed = RECORDINGS / "big_queue"
+    for path in packed.iterdir():
+        unpacked = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        (tmp_path / path.name.removesuffix(".gz")).write_bytes(unpacked)
+    plain, original = load(tmp_path), load(packed)
+    assert (plain.lines, plain.scrapes, plain.turns, plain.loads, plain.server_info) == (
+        original.lines,
+        original.scrapes,
+        original.turns,
+        original.loads,
+        original.server_info,
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has no server.log"),
+        ({"server.log": b""}, "no line of server.log"),
+        ({"server.log": b"\x00" * 100 + b"nothing\n"}, "no line of server.log"),
+        ({"server.log": b"[2025-13-45 12:00:00] x\n"}, "no line of server.log"),
+        ({"server.log.gz": b"not gzip"}, "whole gzip"),
+        ({"server.log.gz": gzip.compress(READY)[:-9]}, "whole gzip"),
+        ({"server.log": READY, "recording.json": b"{"}, "not valid JSON"),
+        ({"server.log": READY, "recording.json": b"[" * 100_000}, "not valid JSON"),
+        ({"server.log": READY, "recording.json": b"[]"}, "one JSON object"),
+        ({"server.log": READY, "recording.json": b'{"log_utc_offset_seconds": NaN}'}, "log_utc_offset_seconds=nan"),
+        ({"server.log": READY, "recording.json": b'{"log_utc_offset_seconds": "UTC"}'}, "log_utc_offset_seconds=UTC"),
+        ({"server.log": READY, "server_info.json": b"null"}, "one JSON object"),
+        ({"server.log": READY, "events.jsonl": b"ready\n"}, "not valid JSON"),
+        ({"server.log": READY, "events.jsonl": b'{"t": "noon"}\n'}, "unix seconds"),
+        ({"server.log": READY, "events.jsonl": b'{"t": 1e999}\n'}, "unix seconds"),
+    ],
+)
+def test_a_directory_that_is_no_recording_is_one_line_of_complaint(
+    tmp_path: Path, files: dict[str, bytes], message: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_directory_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a directory"):
+        load(tmp_path / "none")
+
+
+def test_a_small_file_that_unpacks_to_a_giant_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "server.log.gz").write_bytes(gzip.compress(b"\0" * (MAX_FILE_BYTES + 1), 1))
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        load(tmp_path)
+
+
+def test_files_that_are_no_part_of_a_recording_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_bytes(READY)
+    (tmp_path / "metrics-final.prom").write_bytes(b"x 1\n")
+    (tmp_path / "metrics-0001-1738324800000.prom").mkdir()
+    assert load(tmp_path).scrapes == ()

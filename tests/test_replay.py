@@ -1,0 +1,244 @@
+"""A replayed server answers over real HTTP, and its log grows in a real file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.recording import Recording, from_files, load
+from sglang_tuning_exporter.replay import ReplayServer, packaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RECORDINGS = Path(__file__).parent / "recordings"
+NOON = 1738324800  # 2025-01-31 12:00:00 UTC
+START_UP = b"[2025-01-31 11:59:00] server_args={}\n[2025-01-31 12:00:00] The server is fired up and ready to roll!\n"
+TEN_SECONDS = START_UP + b"".join(b"[2025-01-31 12:00:%02d] line %d\n" % (n, n) for n in range(1, 11))
+
+
+def made(log: bytes = TEN_SECONDS, **files: bytes) -> Recording:
+    return from_files({"server.log": log} | files, name="made")
+
+
+def made_with_scrapes() -> Recording:
+    return made(**{f"metrics-{n:04}-{(NOON + n * 4) * 1000}.prom": b"n %d\n" % n for n in range(3)})
+
+
+@contextmanager
+def replayed(recording: Recording, log_path: Path, **options: Any) -> Iterator[ReplayServer]:
+    server = ReplayServer(recording, log_path=log_path, **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def get(url: str) -> requests.Response:
+    return requests.get(url, timeout=5)
+
+
+def health(url: str) -> str:
+    try:
+        return str(get(url + "/health").status_code)
+    except requests.ConnectionError:
+        return "nobody"
+
+
+def test_the_log_has_the_start_up_at_once_and_nothing_of_the_future(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with replayed(made(), log, speed=0.001):
+        assert log.read_bytes() == START_UP
+
+
+def test_the_log_grows_to_the_recorded_bytes(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    sizes = []
+    with replayed(made(), log, speed=50, on_tick=lambda _: sizes.append(log.stat().st_size)) as server:
+        wait_until(lambda: server.finished)
+    assert log.read_bytes() == TEN_SECONDS
+    assert len(set(sizes)) > 2
+
+
+def test_the_log_is_appended_to_what_was_there(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"before\n")
+    with replayed(made(), log, speed=0.001):
+        assert log.read_bytes() == b"before\n" + START_UP
+
+
+def test_metrics_are_the_exact_text_of_the_latest_scrape(tmp_path: Path) -> None:
+    recording = load(RECORDINGS / "big_queue")
+    with replayed(recording, tmp_path / "log", speed=0.001) as server:
+        answer = get(server.url + "/metrics")
+    [first] = {scrape.text for scrape in [recording.scrape_at(0.0)] if scrape is not None}
+    assert answer.content == first
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_scrapes_follow_one_another_and_the_last_stays_served(tmp_path: Path) -> None:
+    with replayed(made_with_scrapes(), tmp_path / "log", speed=10) as server:
+        seen: list[bytes] = []
+        while not server.finished:
+            seen.append(get(server.url + "/metrics").content)
+        assert get(server.url + "/metrics").content == b"n 2\n"
+    assert [text for text, _ in groupby(seen)] == [b"n 0\n", b"n 1\n", b"n 2\n"]
+
+
+def test_a_real_recording_is_played_to_its_end(tmp_path: Path) -> None:
+    recording = load(packaged("retract"))
+    log = tmp_path / "server.log"
+    with replayed(recording, log, speed=500) as server:
+        wait_until(lambda: server.finished)
+        last = get(server.url + "/metrics").content
+    assert log.read_bytes() == gzip.decompress((packaged("retract") / "server.log.gz").read_bytes())
+    assert last == recording.scrapes[-1].text
+    assert server.position_seconds == server.length_seconds == recording.length_seconds
+
+
+def test_a_server_without_metrics_answers_404_with_json(tmp_path: Path) -> None:
+    with replayed(made(), tmp_path / "log") as server:
+        answer = get(server.url + "/metrics")
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+def test_health_is_200_when_ready_and_503_when_the_server_never_was(tmp_path: Path) -> None:
+    with (
+        replayed(made(), tmp_path / "a") as ready,
+        replayed(made(b"[2025-01-31 12:00:00] x\n"), tmp_path / "b") as never,
+    ):
+        assert (get(ready.url + "/health").status_code, get(never.url + "/health").status_code) == (200, 503)
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_server_info_is_the_recorded_answer(tmp_path: Path, path: str) -> None:
+    recording = load(RECORDINGS / "dp2")
+    with replayed(recording, tmp_path / "log") as server:
+        answer = get(server.url + path)
+    assert answer.content == recording.server_info
+    assert answer.json()["dp_size"] == 2
+
+
+def test_models_names_the_recorded_model(tmp_path: Path) -> None:
+    with replayed(load(RECORDINGS / "client_limited"), tmp_path / "log") as server:
+        [model] = get(server.url + "/v1/models").json()["data"]
+    assert model["id"] == "/srv/sglang/tiny-llama"
+
+
+def test_a_killed_server_answers_nobody_until_it_is_back(tmp_path: Path) -> None:
+    events = [(0, "ready"), (2, "SIGKILL_main"), (3, "start"), (8, "ready"), (9, "exit")]
+    text = b"".join(json.dumps({"t": NOON + at, "event": name}).encode() + b"\n" for at, name in events)
+    recording = made(**{"events.jsonl": text, f"metrics-0001-{NOON * 1000}.prom": b"n 1\n"})
+    heard: list[str] = []
+    with replayed(recording, tmp_path / "log", speed=10) as server:
+        while not server.finished:
+            heard.append(health(server.url))
+        heard.append(str(get(server.url + "/metrics").status_code))
+    changes = [what for what, _ in groupby(heard)]
+    assert changes == ["200", "nobody", "200"]
+
+
+def test_a_loop_restarts_the_log_and_the_counters(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    seen: list[bytes] = []
+    with replayed(made_with_scrapes(), log, speed=25, loop=True) as server:
+
+        def twice() -> bool:
+            seen.append(get(server.url + "/metrics").content)
+            return log.read_bytes().count(b"fired up") >= 3
+
+        wait_until(twice)
+        assert not server.finished
+    assert [text for text, _ in groupby(seen)].count(b"n 0\n") > 1
+    assert log.read_bytes().startswith(TEN_SECONDS + START_UP)
+
+
+def test_a_stopped_replay_closes_its_port_and_may_be_stopped_again(tmp_path: Path) -> None:
+    with replayed(made(), tmp_path / "log") as server:
+        url = server.url
+        assert get(url + "/health").status_code == 200
+    server.stop()
+    with pytest.raises(requests.ConnectionError):
+        get(url + "/health")
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_speed_that_is_none_is_refused(tmp_path: Path, speed: float) -> None:
+    with pytest.raises(UsageError, match="speed="):
+        ReplayServer(made(), log_path=tmp_path / "log", speed=speed)
+
+
+def test_a_log_that_cannot_be_written_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="log_file="):
+        ReplayServer(made(), log_path=tmp_path / "none" / "log").start()
+
+
+def test_a_port_in_use_is_a_users_mistake(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = ReplayServer(made(), log_path=tmp_path / "log", port=taken.getsockname()[1])
+        with pytest.raises(UsageError, match="listen_address="):
+            server.start()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_reported_and_the_metrics_go_on() -> None:
+    with replayed(made_with_scrapes(), Path("/dev/full"), speed=100) as server:
+        wait_until(lambda: server.finished)
+        assert server.failure is not None
+        assert get(server.url + "/metrics").content == b"n 2\n"
+
+
+def test_an_unknown_packaged_name_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match="retract, steady"):
+        packaged("../web")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_says_what_to_pass_to_serve_and_ends_cleanly(tmp_path: Path, how: signal.Signals) -> None:
+    log = tmp_path / "server.log"
+    code = (
+        "import sys; from pathlib import Path; from sglang_tuning_exporter.replay import run; "
+        "sys.exit(run(Path(sys.argv[1]), speed=50, listen_address='127.0.0.1:0', "
+        "log_file=Path(sys.argv[2]), loop=False))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(RECORDINGS / "big_queue"), str(log)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert select.select([process.stdout], [], [], 20)[0]
+            line = process.stdout.readline().decode()
+            _, url, _, path = line.split()
+            assert path == str(log)
+            assert get(url + "/metrics").status_code == 200
+            os.kill(process.pid, how)
+            assert process.wait(timeout=20) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()

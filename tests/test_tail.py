@@ -1,0 +1,540 @@
+"""Following real files through real renames, truncations, holes, pipes and permissions."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.sources.tail import FileStatus, LogFollower
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "server.log"
+
+
+def live(follower: LogFollower) -> list[bytes]:
+    return b"".join(block.data for block in follower.poll() if not block.historical).splitlines(keepends=True)
+
+
+def live_until_quiet(follower: LogFollower) -> list[bytes]:
+    found: list[bytes] = []
+    while lines := live(follower):
+        found += lines
+    return found
+
+
+def append(path: Path, text: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def forbidden(path: Path) -> Iterator[None]:
+    """Take the right to read `path`; root, whom no mode stops, becomes nobody meanwhile."""
+    mode = path.stat().st_mode
+    path.chmod(0)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            path.chmod(mode)
+    else:
+        yield
+        path.chmod(mode)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """Give a directory that every user may enter, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def status_of(follower: LogFollower) -> FileStatus:
+    (status,) = follower.status()
+    return status
+
+
+# First sight
+
+
+def test_a_file_that_exists_is_followed_from_its_end(log: Path) -> None:
+    log.write_bytes(b"old\n")
+    follower = LogFollower([str(log)])
+    append(log, b"new\n")
+    assert live(follower) == [b"new\n"]
+
+
+def test_from_start_reads_a_file_that_exists_from_its_start(log: Path) -> None:
+    log.write_bytes(b"old\n")
+    follower = LogFollower([str(log)], from_start=True)
+    assert live(follower) == [b"old\n"]
+
+
+def test_a_file_that_ends_in_the_middle_of_a_line_is_followed_from_that_lines_beginning(log: Path) -> None:
+    log.write_bytes(b"old\nhalf of ")
+    follower = LogFollower([str(log)])
+    append(log, b"a line\n")
+    assert live(follower) == [b"half of a line\n"]
+
+
+def test_a_missing_file_is_waited_for_and_read_from_its_start(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    assert live(follower) == []
+    assert status_of(follower) == FileStatus(str(log), up=False, reason="missing", position=0, dropped=0)
+    log.write_bytes(b"first\n")
+    assert live(follower) == [b"first\n"]
+    assert status_of(follower) == FileStatus(str(log), up=True, reason="", position=6, dropped=0)
+
+
+def test_the_last_server_start_before_the_end_is_told_once_as_history(log: Path) -> None:
+    log.write_bytes(b"before\nserver_args=first\nserver_args=ServerArgs(x)\nafter\nhalf")
+    follower = LogFollower([str(log)])
+    append(log, b" line\n")
+    blocks = list(follower.poll())
+    assert [(block.data, block.historical) for block in blocks] == [
+        (b"server_args=ServerArgs(x)\nafter\n", True),
+        (b"half line\n", False),
+    ]
+    assert list(follower.poll()) == []
+
+
+def test_a_server_start_is_found_across_the_blocks_that_the_look_back_reads(log: Path) -> None:
+    for padding in range((64 << 10) - 30, (64 << 10) + 10):
+        log.write_bytes(b"x\nserver_args=1\n" + b"." * padding + b"\n")
+        follower = LogFollower([str(log)])
+        (block,) = follower.poll()
+        assert block.data.startswith(b"server_args=1\n.")
+        follower.close()
+
+
+def test_history_without_a_server_start_tells_nothing(log: Path) -> None:
+    log.write_bytes(b"one\ntwo\n")
+    assert list(LogFollower([str(log)]).poll()) == []
+
+
+def test_history_is_at_most_four_mebibytes_of_whole_lines(log: Path) -> None:
+    log.write_bytes(b"server_args=1\n" + b"word word word word\n" * 300_000)
+    (block,) = LogFollower([str(log)]).poll()
+    assert (4 << 20) - 20 < len(block.data) <= 4 << 20
+    assert block.data.endswith(b"\n")
+
+
+# Lines
+
+
+def test_a_line_cut_in_two_writes_waits_for_its_end(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    append(log, b"one ")
+    assert live(follower) == []
+    append(log, b"line\ntwo")
+    assert live(follower) == [b"one line\n"]
+
+
+def test_a_line_longer_than_the_limit_is_dropped_whole_and_counted(log: Path) -> None:
+    follower = LogFollower([str(log)], max_line_bytes=10)
+    append(log, b"good\n" + b"x" * 30)
+    assert live(follower) == [b"good\n"]
+    append(log, b"y" * 30 + b"\n123456789\n1234567890\nfine\n")
+    assert live(follower) == [b"123456789\n", b"fine\n"]
+    status = status_of(follower)
+    assert (status.dropped, status.dropped_bytes) == (2, 61 + 11)
+
+
+def test_the_end_of_a_giant_line_that_was_there_at_the_start_is_no_line(log: Path) -> None:
+    log.write_bytes(b"x" * 100)
+    follower = LogFollower([str(log)], max_line_bytes=10)
+    append(log, b"tail\nfine\n")
+    assert live(follower) == [b"fine\n"]
+
+
+def test_one_poll_reads_a_bounded_amount_of_each_file(tmp_path: Path) -> None:
+    big, small = tmp_path / "a.log", tmp_path / "b.log"
+    follower = LogFollower([str(big), str(small)])
+    big.write_bytes(b"0123456789abcde\n" * (1 << 20))
+    small.write_bytes(b"small\n")
+    blocks = list(follower.poll())
+    assert sum(len(block.data) for block in blocks if block.path == str(big)) == 8 << 20
+    assert blocks[-1].data == b"small\n"
+    assert max(len(block.data) for block in blocks) <= 1 << 20
+    assert len(live_until_quiet(follower)) == 1 << 19
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.lists(st.sampled_from([b"a", b"bb", b"\n", b"\0", b"\xff\r", b"x" * 9])).map(b"".join),
+    cuts=st.lists(st.integers(0, 200), max_size=12),
+)
+def test_any_split_into_writes_gives_the_same_lines(text: bytes, cuts: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        follower = LogFollower([str(log)], max_line_bytes=20)
+        found = b""
+        for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(text)], strict=True):
+            append(log, text[begin : max(begin, end)])
+            found += b"".join(block.data for block in follower.poll())
+        status = status_of(follower)
+        follower.close()
+    whole = text[: text.rfind(b"\n") + 1].replace(b"\0", b"").split(b"\n")[:-1]
+    assert found == b"".join(line + b"\n" for line in whole if len(line) < 20)
+    assert status.dropped == sum(len(line) >= 20 for line in whole)
+
+
+# Rotation
+
+
+def test_lines_written_to_the_old_file_after_the_rename_come_before_those_of_the_new_one(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"1\n")
+        assert live(follower) == [b"1\n"]
+        log.rename(log.with_suffix(".log.1"))
+        writer.write(b"2\n")
+        assert live(follower) == [b"2\n"]
+        assert status_of(follower).reason == "missing"
+        writer.write(b"3\n")
+    log.write_bytes(b"4\n")
+    assert live(follower) == [b"3\n", b"4\n"]
+    assert status_of(follower).up
+
+
+def test_a_writer_told_late_of_the_rotation_is_still_heard(log: Path) -> None:
+    log.touch()
+    follower = LogFollower([str(log)])
+    with log.open("ab", buffering=0) as writer:
+        log.rename(log.with_suffix(".log.1"))
+        log.touch()
+        assert live(follower) == []
+        writer.write(b"late\n")
+        assert live(follower) == [b"late\n"]
+        append(log, b"new\n")
+        writer.write(b"later\n")
+        assert sorted(live(follower)) == [b"later\n", b"new\n"]
+
+
+def test_the_unended_last_line_of_a_file_is_told_once_its_writer_has_gone_on(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    append(log, b"1\nunended")
+    assert live(follower) == [b"1\n"]
+    log.rename(log.with_suffix(".log.1"))
+    append(log, b"2\n")
+    assert live(follower) == [b"unended\n", b"2\n"]
+
+
+def test_a_file_deleted_and_made_again_is_read_from_its_start_after_the_rest_of_the_old_one(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    append(log, b"1\n")
+    assert live(follower) == [b"1\n"]
+    append(log, b"2\n")
+    log.unlink()
+    append(log, b"3\n")
+    assert live(follower) == [b"2\n", b"3\n"]
+
+
+def test_a_quiet_deleted_file_and_a_quiet_rotated_one_are_let_go(log: Path) -> None:
+    clock = Clock()
+    follower = LogFollower([str(log)], clock=clock)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    for name in ("a", "b"):
+        append(log, b"line\nunended " + name.encode())
+        assert live(follower)
+        log.rename(log.with_suffix("." + name))
+    append(log, b"new\n")
+    assert live(follower)
+    log.unlink()
+    assert live(follower) == []
+    clock.now += 61
+    assert live(follower) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+
+
+@pytest.mark.parametrize("appending", [True, False])
+def test_a_truncated_file_is_read_from_its_new_start(log: Path, *, appending: bool) -> None:
+    follower = LogFollower([str(log)])
+    with log.open("ab" if appending else "wb", buffering=0) as writer:
+        writer.write(b"a first line\nthe seco")
+        assert live(follower) == [b"a first line\n"]
+        shutil.copy(log, log.with_suffix(".1"))
+        os.truncate(log, 0)
+        writer.write(b"nd line\nthird\n")
+        assert live(follower) == [b"the second line\n", b"third\n"]
+        os.truncate(log, 0)
+        assert live(follower) == []
+        writer.write(b"fourth\n")
+        assert live(follower) == [b"fourth\n"]
+
+
+def test_a_file_truncated_and_regrown_past_the_old_position_is_read_from_its_start(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    append(log, b"2026-01-01 one\n")
+    assert live(follower) == [b"2026-01-01 one\n"]
+    log.write_bytes(b"2026-01-02 two\n2026-01-02 three\n")
+    assert live(follower) == [b"2026-01-02 two\n", b"2026-01-02 three\n"]
+
+
+def test_regrowth_is_seen_when_only_the_start_of_the_file_differs(log: Path) -> None:
+    same = b"the same line\n" * 40
+    follower = LogFollower([str(log)])
+    append(log, b"monday\n" + same)
+    live(follower)
+    log.write_bytes(b"friday\n" + same + b"more\n")
+    assert len(live(follower)) == 42
+
+
+def test_the_hole_that_a_writer_without_append_leaves_is_skipped(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    with log.open("wb", buffering=0) as writer:
+        writer.write(b"1\n")
+        assert live(follower) == [b"1\n"]
+        writer.seek(1 << 40)
+        os.truncate(log, 0)
+        writer.write(b"2\n")
+        assert live(follower) == [b"2\n"]
+        assert status_of(follower).position == (1 << 40) + 2
+        writer.write(b"3\n")
+        assert live(follower) == [b"3\n"]
+
+
+def test_nul_bytes_at_the_end_wait_until_text_has_come(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    log.write_bytes(b"1\n")
+    os.truncate(log, 1 << 30)
+    assert live(follower) == [b"1\n"]
+    with log.open("r+b") as writer:
+        writer.seek(2)
+        writer.write(b"2\n")
+    assert live(follower) == [b"2\n"]
+
+
+def test_a_directory_in_the_files_place_is_told_and_survived(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    append(log, b"1\n")
+    assert live(follower) == [b"1\n"]
+    log.unlink()
+    log.mkdir()
+    assert live(follower) == []
+    assert status_of(follower).reason == "is a directory"
+    log.rmdir()
+    append(log, b"2\n")
+    assert live(follower) == [b"2\n"]
+
+
+def test_a_symlink_switched_to_another_file_is_read_on_there(tmp_path: Path, log: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.touch()
+    log.symlink_to(first)
+    follower = LogFollower([str(log)])
+    append(first, b"1\n")
+    second.write_bytes(b"2\n")
+    log.unlink()
+    log.symlink_to(second)
+    assert live(follower) == [b"1\n", b"2\n"]
+
+
+# Permission, kinds of files, patterns
+
+
+def test_a_file_that_may_not_be_read_is_told_and_read_once_it_may(open_directory: Path) -> None:
+    log = open_directory / "log"
+    log.write_bytes(b"before\n")
+    with forbidden(log):
+        follower = LogFollower([str(log)])
+        assert live(follower) == []
+        assert status_of(follower).reason == "permission denied"
+    append(log, b"since\n")
+    assert live(follower) == [b"since\n"]
+    assert status_of(follower).up
+
+
+def test_a_rotation_to_a_file_that_may_not_be_read_loses_nothing(open_directory: Path) -> None:
+    log = open_directory / "log"
+    follower = LogFollower([str(log)])
+    append(log, b"1\n")
+    assert live(follower) == [b"1\n"]
+    append(log, b"2\n")
+    log.rename(open_directory / "log.1")
+    append(log, b"3\n")
+    with forbidden(log):
+        assert live(follower) == [b"2\n"]
+        assert status_of(follower).reason == "permission denied"
+    assert live(follower) == [b"3\n"]
+
+
+def test_a_directory_that_may_not_be_entered_for_a_while_doubles_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    (tmp_path / "d").mkdir()
+    log = tmp_path / "d" / "a.log"
+    follower = LogFollower([str(tmp_path / "d" / "*.log")], clock=clock)
+    append(log, b"1\n")
+    clock.now += 2
+    assert live(follower) == [b"1\n"]
+    with forbidden(tmp_path / "d"):
+        for _ in range(3):
+            clock.now += 100
+            assert live(follower) == []
+    append(log, b"2\n")
+    clock.now += 2
+    assert live(follower) == [b"2\n"]
+
+
+def test_a_fifo_is_read_and_never_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    follower = LogFollower([str(fifo)])
+    assert live(follower) == []
+    for _ in range(2):
+        with fifo.open("wb", buffering=0) as writer:
+            writer.write(b"1\n2")
+            assert live(follower) == [b"1\n"]
+            writer.write(b"\n")
+            assert live(follower) == [b"2\n"]
+    assert status_of(follower).up
+    assert follower.positions()["files"] == []
+
+
+def test_stdin_is_read_without_waiting_and_its_end_is_told() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source:
+        follower = LogFollower(["-"], stdin=source)
+        assert live(follower) == []
+        os.write(writing, b"1\nunended")
+        assert live(follower) == [b"1\n"]
+        assert status_of(follower) == FileStatus("-", up=True, reason="", position=9, dropped=0)
+        os.close(writing)
+        assert live(follower) == [b"unended\n"]
+        assert status_of(follower).reason == "ended"
+        assert live(follower) == []
+
+
+def test_stdin_may_be_bytes_in_memory() -> None:
+    source: BinaryIO = io.BytesIO(b"1\n2\n")
+    assert live(LogFollower(["-"], stdin=source)) == [b"1\n", b"2\n"]
+
+
+def test_a_glob_takes_up_files_that_appear_from_their_start_within_a_second(tmp_path: Path) -> None:
+    clock = Clock()
+    pattern = str(tmp_path / "*.log")
+    follower = LogFollower([pattern], clock=clock)
+    assert status_of(follower) == FileStatus(pattern, up=False, reason="missing", position=0, dropped=0)
+    (tmp_path / "a.log").write_bytes(b"a\n")
+    assert live(follower) == []
+    clock.now += 1
+    assert live(follower) == [b"a\n"]
+    assert status_of(follower).path == str(tmp_path / "a.log")
+
+
+def test_a_glob_that_matches_the_rotated_names_too_tells_no_line_twice(tmp_path: Path, log: Path) -> None:
+    clock = Clock()
+    follower = LogFollower([str(tmp_path / "server.log*")], clock=clock)
+    found = []
+    for number in range(3):
+        append(log, b"%d\n" % number)
+        clock.now += 2
+        found += live(follower)
+        append(log, b"%d.5\n" % number)
+        if number == 1:
+            (tmp_path / "server.log.1").rename(tmp_path / "server.log.2")
+        if number < 2:
+            log.rename(tmp_path / "server.log.1")
+    for _ in range(30):
+        clock.now += 5
+        found += live(follower)
+    assert found == [b"0\n", b"0.5\n", b"1\n", b"1.5\n", b"2\n", b"2.5\n"]
+
+
+def test_the_copy_that_a_copytruncate_makes_under_a_glob_is_not_read(tmp_path: Path, log: Path) -> None:
+    clock = Clock()
+    follower = LogFollower([str(tmp_path / "server.log*")], clock=clock)
+    append(log, b"1\n")
+    clock.now += 2
+    assert live(follower) == [b"1\n"]
+    shutil.copy(log, tmp_path / "server.log.1")
+    os.truncate(log, 0)
+    append(log, b"2\n")
+    clock.now += 2
+    assert live(follower) == [b"2\n"]
+    assert [status.path for status in follower.status()] == [str(log)]
+
+
+def test_a_compressed_archive_under_a_glob_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "server.log.2.gz").write_bytes(b"\x1f\x8b\n")
+    follower = LogFollower([str(tmp_path / "server.log*")], from_start=True)
+    assert live(follower) == []
+
+
+def test_one_file_under_two_patterns_and_a_symlink_is_followed_once(tmp_path: Path, log: Path) -> None:
+    log.touch()
+    link = tmp_path / "link"
+    link.symlink_to(log)
+    follower = LogFollower([str(log), str(tmp_path / "*.log"), str(link)])
+    append(log, b"1\n")
+    assert live(follower) == [b"1\n"]
+    assert status_of(follower).path == str(log)
+
+
+# Everything together
+
+_STEPS = st.lists(st.sampled_from(["half", "line", "rename", "copytruncate", "recreate"]), max_size=25)
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps=_STEPS, appending=st.booleans(), matching_all=st.booleans())
+def test_no_order_of_writes_and_rotations_loses_or_doubles_a_line(
+    steps: list[str], *, appending: bool, matching_all: bool
+) -> None:
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
+        log = Path(directory) / "log"
+        mode = "ab" if appending else "wb"
+        writer = files.enter_context(log.open(mode, buffering=0))
+        follower = LogFollower([str(log) + "*" * matching_all], clock=clock)
+        written, found, rotations = b"", b"", 0
+        for number, step in enumerate([*steps, "line", "rename"]):
+            if step in ("half", "line"):
+                text = b"[%d" % number + b"]\n" * (step == "line")
+                writer.write(text)
+                written += text
+            elif step == "copytruncate":
+                shutil.copy(log, f"{log}.{1000 + number}")
+                os.truncate(log, 0)
+            else:
+                rotations += 1
+                if step == "rename":
+                    log.rename(f"{log}.{rotations}")
+                else:
+                    log.unlink()
+                writer = files.enter_context(log.open(mode, buffering=0))
+                # What was left unended in the old file ends there.
+                written += b"" if written.endswith(b"\n") or not written else b"\n"
+            clock.now += 2
+            found += b"".join(block.data for block in follower.poll())
+        clock.now += 100
+        found += b"".join(block.data for block in follower.poll())
+        follower.close()
+    assert sorted(found.splitlines()) == sorted(written.splitlines())
