@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,8 @@ from sglang_tuning_exporter.state import ServerState
 
 POLL_SECONDS = 0.1
 SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
-INFO_RETRY_SECONDS = 300.0  # every /server_info leaves a line in the log that is being read
+INFO_RETRY_SECONDS = 15.0, 300.0  # first and longest pause: every /server_info leaves a line in the log that is being read
+AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})  # another server may answer next time
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -42,10 +42,38 @@ class SourceHealth:
     unrecognised: int = 0
 
 
-class Watcher:
-    """Two threads (log, self-scrape) and a lock around one `ServerState`."""
+class Inquiry:
+    """When to ask for `/server_info`: once for every start of the server; while it does not tell, again after pauses that grow."""
 
-    def __init__(self, config: Config, stdin: BinaryIO | None = None) -> None:
+    def __init__(self) -> None:
+        self._due: float | None = 0.0
+        self._pause = INFO_RETRY_SECONDS[0]
+
+    def want(self) -> None:
+        """The server has started, or may have: what was told of it may no longer hold."""
+        self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
+
+    def take(self, now: float) -> bool:
+        """Whether to ask now; the one who is told so does it."""
+        due = self._due is not None and now >= self._due
+        if due:
+            self._due = None
+        return due
+
+    def missed(self, now: float) -> None:
+        """It did not tell."""
+        if self._due is None:
+            self._due = now + self._pause
+            self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
+
+
+class Watcher:
+    """Two threads (log, self-scrape) and a lock around one `ServerState`.
+
+    `stdin` replaces the process's own for `-`; `self_scrape_seconds` is how long nobody must have scraped before it does so itself.
+    """
+
+    def __init__(self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS) -> None:
         self.config = config
         self.profile = PROFILES[config.profile]
         self.health = SourceHealth()
@@ -58,17 +86,18 @@ class Watcher:
         self._past_readers: dict[str, LogReader] = {}
         self._native = ""
         self.running = False
-        self._info_wanted, self._info_next = True, 0.0
-        self._scraped_at = -SELF_SCRAPE_SECONDS
-        if stdin is None and "-" in config.log_file:
-            stdin = sys.stdin.buffer
+        self._inquiry = Inquiry()
+        self._was_away = False
+        self._self_scrape_seconds = self_scrape_seconds
+        self._scraped_at: float | None = None
         self._follower = LogFollower(config.log_file, stdin=stdin, from_start=config.from_start) if config.log_file else None
-        self._client: Client | None = None
+        self._informant: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
             key = config.api_key_file.read_text(encoding="utf-8").strip() if config.api_key_file else None
-            self._client = Client(config.sglang_url, config.metrics_url, key)
-            self._scraper = Scraper(self._client.metrics, self._take)
+            client = Client(config.sglang_url, config.metrics_url, key)
+            self._scraper = Scraper(client.metrics, self._take, client.cut)
+            self._informant = Client(config.sglang_url, config.metrics_url, key)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -80,9 +109,12 @@ class Watcher:
         self.running = True
 
     def stop(self) -> None:
-        """End both threads and close the log."""
+        """End both threads and close the log; requests under way are cut off."""
         self.running = False
         self._stopping.set()
+        if self._scraper is not None and self._informant is not None:
+            self._scraper.stop()
+            self._informant.cut()
         for thread in self._threads:
             thread.join(timeout=2.0)
         if self._follower is not None:
@@ -106,12 +138,8 @@ class Watcher:
         if self._scraper is None:
             return ""
         outcome = self._scraper.scrape(timeout)
-        if outcome.text is None and outcome.error is not None:
-            with self._lock:
-                self._failed(outcome)
-            return ""
         with self._lock:
-            return self._native if self.config.passthrough else ""
+            return "" if outcome.text is None else self._native
 
     def findings(self) -> tuple[str, list[Finding]]:
         """The verdict and what it rests on, over the profile's window."""
@@ -134,9 +162,11 @@ class Watcher:
         self.health.up = False
         self.health.reason, self.health.message = outcome.error.reason, str(outcome.error)
         self.health.scrape_seconds = outcome.seconds
-        self._info_wanted = True
+        self._was_away = self._was_away or outcome.error.reason in AWAY
 
     def _take(self, outcome: Outcome) -> None:
+        if self._stopping.is_set():  # it was cut off by us
+            return
         self._scraped_at = time.monotonic()
         if outcome.text is None:
             with self._lock:
@@ -152,23 +182,25 @@ class Watcher:
             self._native = native
             starts = self.state.starts
             self.state.observe_scrape(scrape, time.monotonic())
-            self._info_wanted = self._info_wanted or self.state.starts != starts
+            if self._was_away or self.state.starts != starts:
+                self._inquiry.want()
+            self._was_away = False
 
     def _ask_server_info(self) -> None:
-        now = time.monotonic()
-        if self._client is None or not self._info_wanted or self.health.up is not True or now < self._info_next:
-            return
-        self._info_wanted, self._info_next = False, now + INFO_RETRY_SECONDS
-        info = self._client.server_info(self.config.scrape_timeout)
+        with self._lock:
+            answers = self.health.up is True or self.health.reason == "metrics_disabled"
+            if self._informant is None or not answers or not self._inquiry.take(time.monotonic()):
+                return
+        info = self._informant.server_info(self.config.scrape_timeout)
         with self._lock:
             if info is None:
-                self._info_wanted = True
+                self._inquiry.missed(time.monotonic())
             else:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
 
     def _scrape_when_alone(self) -> None:
         while not self._stopping.wait(0.25):
-            if time.monotonic() - self._scraped_at >= SELF_SCRAPE_SECONDS:
+            if self._scraped_at is None or time.monotonic() - self._scraped_at >= self._self_scrape_seconds:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
 
@@ -202,7 +234,8 @@ class Watcher:
             starts = self.state.starts
             for event in events:
                 self.state.observe(event, now)
-            self._info_wanted = self._info_wanted or self.state.starts != starts
+            if self.state.starts != starts:
+                self._inquiry.want()
             self.health.last_line_at = time.time()
             lines: Counter[str] = Counter()
             for each in self._readers.values():

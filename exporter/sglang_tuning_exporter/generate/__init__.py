@@ -6,12 +6,22 @@ import sys
 from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.generate import alerts, boards
+from sglang_tuning_exporter.generate import alerts, boards, tables
 
 
 def files(time_scale: float = 1.0) -> dict[str, str]:
     """Every generated file: path under the output directory → text."""
-    return {**alerts.files(time_scale), **boards.files()}
+    return {**alerts.files(time_scale), **boards.files(), "docs/sources.md": tables.sources_page()}
+
+
+def _with_inserts(output: Path, time_scale: float) -> dict[str, str]:
+    """The generated files, and those written by people that hold a generated part, where they exist."""
+    found = dict(files(time_scale))
+    for name, places in tables.inserts().items():
+        path = output / name
+        if path.is_file():
+            found[name] = tables.inserted(path.read_text(encoding="utf-8"), places)
+    return found
 
 
 def run(output: Path, *, check: bool, time_scale: float = 1.0) -> int:
@@ -19,7 +29,7 @@ def run(output: Path, *, check: bool, time_scale: float = 1.0) -> int:
     if not time_scale > 0:
         raise UsageError(f"--time-scale={time_scale:g}: give a number above 0")
     stale = []
-    for name, text in files(time_scale).items():
+    for name, text in _with_inserts(output, time_scale).items():
         path = output / name
         try:
             if path.is_file() and path.read_text(encoding="utf-8") == text:

@@ -63,7 +63,8 @@ class Rule:
             limit = _threshold("retractions_per_minute", "upper")
             return [
                 f"instance:sglang_tuning_retractions:rate5m > {ON} group_left () {limit}",
-                f"and {ON} (instance:sglang_tuning_retractions:rate2m > {ON} group_left () {limit})",
+                # Still going on. Not "> limit": at one and a half a minute every other two minutes hold two, and `for` would never end.
+                f"and {ON} instance:sglang_tuning_retractions:rate2m > 0",
             ]
         if isinstance(condition, Reserve):
             side, bound, least = (">", "upper", "max") if condition.side == "above" else ("<", "lower", "min")
@@ -131,8 +132,13 @@ class Rule:
         plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, "not set")
         if arg in _IN_FORCE:
             plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, _with(_query(_IN_FORCE[arg]), value + " (default)", "not set"))
+        # The recommended argument need not be the row's own: its value in force, not the row's.
         given = 'printf "sglang_tuning_server_arg{job=%q, instance=%q, arg=%q}" $labels.job $labels.instance (. | first | label "arg") | query'
-        return _with(self._recommended, _with(given, value, plain), plain)
+        unset = "not set"
+        for name, metric in _IN_FORCE.items():
+            default = _with(_query(metric), value + " (default)", "not set")
+            unset = f'{{{{ if eq (. | first | label "arg") "{name}" }}}}{default}{{{{ else }}}}{unset}{{{{ end }}}}'
+        return _with(self._recommended, _with(given, value, unset), plain)
 
     @property
     def suggested(self) -> str:
@@ -179,7 +185,6 @@ def files(time_scale: float = 1.0) -> dict[str, str]:
         "rows": DIAGNOSES,
         "by_id": BY_ID,
         "scaled": lambda text: scaled(text, time_scale),
-        "per_minute": f"{60 / time_scale:g}",
     }
     targets = {
         "alerts/rules/sglang-tuning.rules.yml": "rules.yml.j2",

@@ -1,7 +1,8 @@
-"""Builders of Grafana panels: a few facts in, the JSON of one panel or of a whole board out. Pure; no board's content is known here.
+"""Builders of Grafana panels: a few facts in, the JSON of a panel or of a whole board out. Pure.
 
-Every builder asks for a title, a description, the metric the description ends with, a unit and the words to show instead of "No data", so that a
-panel without them cannot be written. Positions and ids are given by `board`. The JSON is that of schema 39, which Grafana 10.4 and newer read.
+No board's content is known here. Every builder asks for a title, a description, the metric the description ends with,
+a unit and the words to show instead of "No data", so that a panel without them cannot be written. Positions and ids are
+given by `board`. The JSON is that of schema 39, which Grafana 10.4 and newer read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 TAG = "sglang-tuning"  # what the boards of this project find each other by
 
 NO_TRAFFIC = "No traffic"
-NOT_TOLD = "This server does not tell"
+NOT_TOLD = "The server does not tell"
 
 # Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
 GOOD, WATCH, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#6e7280"
@@ -29,7 +30,7 @@ GOOD, WATCH, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#6e7280"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression of a panel, the name of its series, and how they look (property id of a Grafana override -> value)."""
+    """One PromQL expression of a panel, the name of its series, and its look (override property -> value)."""
 
     expr: str
     legend: str = "__auto"
@@ -38,14 +39,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Panels side by side, `height` grid units tall. Without `widths` (of 24 columns) they share the width equally."""
+    """Panels side by side, `height` grid units tall. Without `widths` (of 24 columns) they are equally wide."""
 
     height: int
     panels: tuple[Json, ...]
     widths: tuple[int, ...] = ()
 
     def places(self) -> list[tuple[int, int]]:
-        """Column and width of each panel. ValueError when they do not fill the 24 columns exactly."""
+        """Return column and width of each panel. ValueError when they do not fill the 24 columns exactly."""
         widths = self.widths or (COLUMNS // len(self.panels),) * len(self.panels)
         if len(widths) != len(self.panels) or sum(widths) != COLUMNS:
             raise ValueError(f"widths={widths}: give {len(self.panels)} widths that add up to {COLUMNS}")
@@ -60,68 +61,71 @@ class Chapter:
     shelves: tuple[Shelf, ...]
 
 
-# --- selectors -------------------------------------------------------------------------------------------------------------------------------------
+# --- selectors -------------------------------------------------------------------------------------------------------
 
 
 def own(metric: str, *matchers: str) -> str:
-    """A series of the exporter for the chosen server."""
+    """Select a series of the exporter for the chosen server."""
     chosen = ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers))
     return f"{metric}{{{chosen}}}"
 
 
 def ranked(metric: str, *matchers: str) -> str:
-    """The same for a series that carries `dp_rank` where the server has DP ranks; "All" also matches series without the label."""
+    """Select a series that carries `dp_rank` where there are DP ranks; "All" also matches one without the label."""
     return own(metric, *matchers, 'dp_rank=~"$dp_rank"')
 
 
 def native(metric: str, *matchers: str) -> str:
-    """A series of SGLang that the exporter passes through, for the chosen model."""
+    """Select a series of SGLang that the exporter passes through, for the chosen model."""
     return own(metric, *matchers, 'model_name=~"$model_name"')
 
 
 def threshold(signal: str, bound: str) -> str:
-    """What the profile in force calls healthy; no sample where the profile has no such bound."""
+    """Ask what the profile in force calls healthy; no sample where the profile has no such bound."""
     series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
     return f"max({series})"
 
 
 def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
-    """`expr` for each DP rank, with a label `rank` for legends that stays away where the server has no ranks."""
+    """Split `expr` by DP rank, with a label `rank` for legends that stays away where the server has no ranks."""
     labels = ", ".join((*by, "dp_rank"))
     return f'label_replace({of} by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
 
 
 def words(value: str, *cases: tuple[str, str], otherwise: str) -> str:
-    """`value` with a label `verdict`: the words of the first case (condition, words) whose condition has a sample."""
+    """Give `value` a label `verdict`: the words of the first case (condition, words) whose condition has a sample."""
     said = [f'label_replace({value} and on () ({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
     return " or on () ".join([*said, f'label_replace({value}, "verdict", "{otherwise}", "", "")'])
 
 
-# --- looks -----------------------------------------------------------------------------------------------------------------------------------------
+# --- looks -----------------------------------------------------------------------------------------------------------
 
 
 def painted(colour: str, **custom: Any) -> Json:
-    """A fixed colour and, by name, custom properties of the panel type (`lineWidth=2`)."""
-    return {"color": {"mode": "fixed", "fixedColor": colour}, **{f"custom.{key}": value for key, value in custom.items()}}
+    """Fix a colour and, by name, custom properties of the panel type (`lineWidth=2`)."""
+    return {
+        "color": {"mode": "fixed", "fixedColor": colour},
+        **{f"custom.{key}": value for key, value in custom.items()},
+    }
 
 
 def measured(colour: str = NEUTRAL, **custom: Any) -> Json:
-    """What the panel is about: shades of one colour, so that DP ranks or pools stay apart and none looks judged."""
+    """Draw what the panel is about in shades of one colour: DP ranks and pools stay apart and none looks judged."""
     return painted(colour, **custom) | {"color": {"mode": "shades", "fixedColor": colour}}
 
 
 def named(text: str, colour: str) -> Json:
-    """A series shown under other words and in a fixed colour."""
+    """Show a series under other words and in a fixed colour."""
     return {"displayName": text, **painted(colour)}
 
 
 def bound_line(colour: str, **custom: Any) -> Json:
-    """The thin dashed line of a threshold."""
+    """Draw the thin dashed line of a threshold."""
     return painted(colour, lineWidth=1, fillOpacity=0, lineStyle={"fill": "dash", "dash": [8, 6]}, **custom)
 
 
 def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
-    """Value mappings: exact value -> (words, colour or none)."""
+    """Map values: exact value -> (words, colour or none)."""
     options = {
         value: {"index": index, "text": text} | ({"color": colour} if colour else {})
         for index, (value, (text, colour)) in enumerate(mapping.items())
@@ -131,7 +135,9 @@ def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
 
 def _overrides(queries: Sequence[Query], names: Mapping[str, Style]) -> list[Json]:
     matched: list[tuple[Json, Style]] = [
-        ({"id": "byFrameRefID", "options": _reference(index)}, query.style) for index, query in enumerate(queries) if query.style
+        ({"id": "byFrameRefID", "options": _reference(index)}, query.style)
+        for index, query in enumerate(queries)
+        if query.style
     ]
     matched += [({"id": "byName", "options": name}, style) for name, style in names.items()]
     return [
@@ -160,7 +166,7 @@ def _targets(queries: Sequence[Query], *, instant: bool, form: str = "time_serie
     ]
 
 
-def _panel(  # noqa: D417 - the facts every panel has are described in the module's docstring
+def _panel(
     kind: str,
     title: str,
     queries: Sequence[Query],
@@ -185,7 +191,7 @@ def _panel(  # noqa: D417 - the facts every panel has are described in the modul
             "defaults": {
                 "unit": unit,
                 "noValue": no_value,
-                # one step without a value: a colour that judges comes from the thresholds the exporter exposes, never from a figure in the board
+                # one step without a value: what judges is what the exporter exposes, never a figure in the board
                 "thresholds": {"mode": "absolute", "steps": [{"color": NEUTRAL, "value": None}]},
                 "custom": custom or {},
                 **(defaults or {}),
@@ -196,7 +202,7 @@ def _panel(  # noqa: D417 - the facts every panel has are described in the modul
     }
 
 
-# --- panels ----------------------------------------------------------------------------------------------------------------------------------------
+# --- panels ----------------------------------------------------------------------------------------------------------
 
 
 def stat(
@@ -213,7 +219,7 @@ def stat(
     mappings: list[Json] | None = None,
     sizes: Json | None = None,
 ) -> Json:
-    """The newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours the whole tile."""
+    """Show the newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours it."""
     defaults: Json = {"color": {"mode": "thresholds"}}
     if decimals is not None:
         defaults["decimals"] = decimals
@@ -231,9 +237,18 @@ def stat(
     if sizes:
         options["text"] = sizes
     return _panel(
-        "stat", title, queries, description=description, metric=metric, unit=unit, no_value=no_value, options=options,
-        defaults=defaults, names=names, targets=_targets(queries, instant=True),
-    )  # fmt: skip
+        "stat",
+        title,
+        queries,
+        description=description,
+        metric=metric,
+        unit=unit,
+        no_value=no_value,
+        options=options,
+        defaults=defaults,
+        names=names,
+        targets=_targets(queries, instant=True),
+    )
 
 
 def timeseries(
@@ -250,7 +265,7 @@ def timeseries(
     smallest_step: str = "",
     names: Mapping[str, Style] | None = None,
 ) -> Json:
-    """Lines over time from 0 up (to `ceiling`); `smallest_step` is the shortest interval a point stands for, such as `1m`."""
+    """Draw lines over time from 0 (to `ceiling`); `smallest_step` is the least a point stands for, such as `1m`."""
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
         "lineInterpolation": "stepBefore" if stacked else "linear",  # a share is that of the interval before its point
@@ -267,13 +282,22 @@ def timeseries(
     if ceiling is not None:
         defaults["max"] = ceiling
     panel = _panel(
-        "timeseries", title, queries, description=description, metric=metric, unit=unit, no_value=no_value,
+        "timeseries",
+        title,
+        queries,
+        description=description,
+        metric=metric,
+        unit=unit,
+        no_value=no_value,
         options={
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
-        defaults=defaults, custom=custom, names=names, targets=_targets(queries, instant=False),
-    )  # fmt: skip
+        defaults=defaults,
+        custom=custom,
+        names=names,
+        targets=_targets(queries, instant=False),
+    )
     return panel | ({"interval": smallest_step} if smallest_step else {})
 
 
@@ -289,28 +313,46 @@ def table(
     header: bool = True,
     labels_as_rows: bool = False,
 ) -> Json:
-    """The labels of an instant query as columns, or of its one series as rows (columns `label` and `value`); `columns` gives their order and their look."""
+    """Show the labels of an instant query as columns, or of its one series as rows (columns `label` and `value`).
+
+    `columns` gives their order and their look.
+    """
     steps: list[Json] = [{"id": "labelsToFields", "options": {"mode": "rows"}}] if labels_as_rows else []
     hidden = {} if labels_as_rows else {"Time": True, "Value": True}
     order = {name: index for index, name in enumerate(columns)}
     steps.append({"id": "organize", "options": {"excludeByName": hidden, "indexByName": order, "renameByName": {}}})
     panel = _panel(
-        "table", title, (query,), description=description, metric=metric, unit=unit, no_value=no_value,
+        "table",
+        title,
+        (query,),
+        description=description,
+        metric=metric,
+        unit=unit,
+        no_value=no_value,
         options={"cellHeight": "sm", "showHeader": header},
         defaults={"color": {"mode": "thresholds"}},
         custom={"align": "left", "cellOptions": {"type": "auto"}, "inspect": False},
         names=columns,
         targets=_targets((query,), instant=True, form="time_series" if labels_as_rows else "table"),
-    )  # fmt: skip
+    )
     return panel | {"transformations": steps}
 
 
 def state_timeline(
     title: str, *queries: Query, description: str, metric: str, mappings: list[Json], no_value: str, unit: str = "none"
 ) -> Json:
-    """Which state each series was in. Colours come from the mappings: with threshold colours Grafana 12.2 merges by range and drops the words."""
+    """Show which state each series was in, in the colours of the mappings.
+
+    With threshold colours Grafana 12.2 merges by range and drops the words.
+    """
     return _panel(
-        "state-timeline", title, queries, description=description, metric=metric, unit=unit, no_value=no_value,
+        "state-timeline",
+        title,
+        queries,
+        description=description,
+        metric=metric,
+        unit=unit,
+        no_value=no_value,
         options={
             "alignValue": "left",
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
@@ -322,17 +364,21 @@ def state_timeline(
         defaults={"color": {"mode": "fixed", "fixedColor": QUIET}, "mappings": mappings},
         custom={"fillOpacity": 80, "lineWidth": 0},
         targets=_targets(queries, instant=False),
-    )  # fmt: skip
+    )
 
 
-# --- the board -------------------------------------------------------------------------------------------------------------------------------------
+# --- the board -------------------------------------------------------------------------------------------------------
 
 
 def choice(
     name: str, label: str, query: str, description: str, *, all_value: str | None = None, multi: bool = False
 ) -> Json:
-    """A variable filled from Prometheus; with `all_value` (a regular expression) it starts at All."""
-    everything = {"selected": True, "text": "All", "value": "$__all"} if not multi else {"selected": True, "text": ["All"], "value": ["$__all"]}
+    """Build a variable filled from Prometheus; with `all_value` (a regular expression) it starts at All."""
+    everything = (
+        {"selected": True, "text": "All", "value": "$__all"}
+        if not multi
+        else {"selected": True, "text": ["All"], "value": ["$__all"]}
+    )
     return {
         "type": "query",
         "name": name,
@@ -353,7 +399,7 @@ def choice(
 
 
 def annotation(name: str, expr: str, colour: str) -> Json:
-    """A vertical mark wherever `expr` has a sample."""
+    """Mark the times at which `expr` has a sample."""
     return {
         "name": name,
         "datasource": DATASOURCE,
@@ -374,22 +420,53 @@ def board(
     annotations: Sequence[Json] = (),
     links: Sequence[Json] = (),
 ) -> Json:
-    """A whole board: ids count from 1 in reading order, positions follow from chapters and shelves."""
+    """Build a whole board: ids count from 1 in reading order, positions follow from chapters and shelves."""
     panels: list[Json] = []
     top = 0
     for chapter in chapters:
         row = {"x": 0, "y": top, "w": COLUMNS, "h": 1}
-        panels.append({"id": len(panels) + 1, "type": "row", "title": chapter.title, "collapsed": False, "gridPos": row, "panels": []})
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": chapter.title,
+                "collapsed": False,
+                "gridPos": row,
+                "panels": [],
+            }
+        )
         top += 1
         for shelf in chapter.shelves:
             for panel, (left, width) in zip(shelf.panels, shelf.places(), strict=True):
                 place = {"x": left, "y": top, "w": width, "h": shelf.height}
                 panels.append({"id": len(panels) + 1, "gridPos": place, **panel})
             top += shelf.height
-    source = {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "regex": "", "refresh": 1,
-              "multi": False, "includeAll": False, "options": [], "hide": 0, "skipUrlSync": False, "current": {}}  # fmt: skip
-    others = {"type": "dashboards", "title": "More boards", "tags": [TAG], "asDropdown": True, "includeVars": True, "keepTime": True,
-              "icon": "external link", "targetBlank": False, "tooltip": "", "url": ""}  # fmt: skip
+    source = {
+        "type": "datasource",
+        "name": "datasource",
+        "label": "Data source",
+        "query": "prometheus",
+        "regex": "",
+        "refresh": 1,
+        "multi": False,
+        "includeAll": False,
+        "options": [],
+        "hide": 0,
+        "skipUrlSync": False,
+        "current": {},
+    }
+    others = {
+        "type": "dashboards",
+        "title": "More boards",
+        "tags": [TAG],
+        "asDropdown": True,
+        "includeVars": True,
+        "keepTime": True,
+        "icon": "external link",
+        "targetBlank": False,
+        "tooltip": "",
+        "url": "",
+    }
     return {
         "uid": uid,
         "title": title,

@@ -153,7 +153,7 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
             " free for each. A first burst after the start fades by itself.",
             "it is already above 1.43: the admission ratio is capped there, so enlarge the pool (--mem-fraction-static) or lower --max-running-requests",
         ),
-        hold="2m",
+        hold="5m",
         keep_firing="5m",
         causes=("out_of_memory_prefill", "out_of_memory_decode", "out_of_memory_any"),
     ),
@@ -288,7 +288,10 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="critical",
         condition=RuleOnly(
             'sglang_tuning_up == 0 unless on (job, instance) sglang_tuning_scrape_error_info{reason=~"metrics_disabled|not_ready"}'
-            " unless on (job, instance) increase(sglang_tuning_server_starts_total[15m]) > 0"
+            # One or two starts in a quarter of an hour are a model being loaded; a third is a server that cannot stay.
+            " unless on (job, instance) (increase(sglang_tuning_server_starts_total[15m]) > 0 < 2.5)"
+            # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
+            " and on (job, instance) (max_over_time(sglang_tuning_up[15m]) == 1 or sglang_tuning_up offset 15m)"
         ),
         summary="SGLang does not answer.",
         seen="its /metrics could not be scraped",
@@ -323,7 +326,8 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangLogSilent",
         severity="warning",
         condition=RuleOnly(
-            "sglang_tuning_log_up == 0 or (time() - sglang_tuning_log_last_line_timestamp_seconds > 300"
+            # Lines counted, not time() against the last line's: a log that never had one has no such time, and clocks of two machines differ.
+            "sglang_tuning_log_up == 0 or (sum without (kind) (increase(sglang_tuning_log_lines_total[5m])) == 0"
             ' and on (job, instance) max by (job, instance) (sglang_tuning_state{signal="activity", state="serving"}) == 1'
             " and on (job, instance) sglang_tuning_up == 1)"
         ),
@@ -342,7 +346,7 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
         id="exporter_down",
         alert="SGLangTuningExporterDown",
         severity="warning",
-        condition=RuleOnly("up == 0 and on (job, instance) max_over_time(sglang_tuning_build_info[1h])"),
+        condition=RuleOnly("up == 0 and on (job, instance) max_over_time(sglang_tuning_build_info[24h])"),
         summary="The exporter beside SGLang does not answer Prometheus.",
         seen="the exporter's /metrics could not be scraped",
         guide="not in the guide: without the exporter nothing of the above is seen",

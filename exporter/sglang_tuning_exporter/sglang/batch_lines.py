@@ -1,8 +1,9 @@
 """`Decode batch…`, `Prefill batch…` and retraction lines as events.
 
-The wordings are those of the released wheels 0.3.0 to 0.5.23 (sglang/srt/managers: tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later)
-and of the guide's older editions. Fields are read by name, never by position: each release moved some. The usual layouts have one regular expression each, which gives the
-same event faster.
+The wordings are those of the released wheels 0.3.0 to 0.5.23 (sglang/srt/managers: tp_worker.py in 0.3.0, scheduler.py,
+scheduler_metrics_mixin.py; sglang/srt/observability later) and of the guide's older editions. Fields are read by name,
+never by position: each release moved some. The usual layouts have one regular expression
+each, which says the same faster.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _BATCH_HEAD = re.compile(
 _RETRACTION_HEAD = re.compile(
     rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40}|(Testing retraction))[ ]?[.,:]?[ ]?(?=#)"
 )
+_OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line: what follows is its own
 _NUMBER = re.compile(rb"(-?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)[ ]?(%?)$")
 _MISSING = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
 _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)$")
@@ -35,15 +37,18 @@ _GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
 
 _USUAL_DECODE = re.compile(
     rb"Decode batch[.,] #running-req: (\d{1,9}), #token: (\d{1,15}), token usage: ([01]\.\d\d), "
-    rb"(?:(cuda|cpu|npu|musa) graph: (True|False), )?gen throughput \(token/s\): (\d{1,9}\.\d\d), #queue-req: (\d{1,9})(?:, ?)?"
+    rb"(?:(cuda|cpu|npu|musa) graph: (True|False), )?"
+    rb"gen throughput \(token/s\): (\d{1,9}\.\d\d), #queue-req: (\d{1,9})(?:, ?)?"
 )
 _USUAL_PREFILL = re.compile(
-    rb"Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), token usage: ([01]\.\d\d), "
+    rb"Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), "
+    rb"token usage: ([01]\.\d\d), "
     rb"#running-req: (\d{1,9}), #queue-req: (\d{1,9})"
-    rb"(?:, #pending-token: (\d{1,12}))?(?:, (?:cuda|cpu|npu|musa) graph: (?:True|False))?(?:, input throughput \(token/s\): (\d{1,9}\.\d\d))?(?:, ?)?"
+    rb"(?:, #pending-token: (\d{1,12}))?(?:, (?:cuda|cpu|npu|musa) graph: (?:True|False))?"
+    rb"(?:, input throughput \(token/s\): (\d{1,9}\.\d\d))?(?:, ?)?"
 )
-usual_decode: Callable[[bytes], re.Match[bytes] | None] = _USUAL_DECODE.fullmatch
-usual_prefill: Callable[[bytes], re.Match[bytes] | None] = _USUAL_PREFILL.fullmatch
+usual_decode: Callable[[bytes, int], re.Match[bytes] | None] = _USUAL_DECODE.fullmatch
+usual_prefill: Callable[[bytes, int], re.Match[bytes] | None] = _USUAL_PREFILL.fullmatch
 
 _QUEUES = {
     b"#prealloc-req": "prealloc",
@@ -111,8 +116,10 @@ class BatchLineError(Exception):
 
 
 def normalise(text: bytes) -> bytes:
-    """With the punctuation of a Chinese keyboard or translation put back to SGLang's own, and not longer than a batch line can be."""
+    """Put Chinese punctuation back to SGLang's own, and cut what cannot belong to a batch line."""
     text = text[:LONGEST_BATCH_LINE].rstrip()
+    if (other := _OTHER_LINE.search(text)) is not None:
+        text = text[: other.start()]
     if b"\xef" in text or b"\xe3" in text:
         text = text.replace(b"\xef\xbc\x9a", b": ").replace(b"\xef\xbc\x8c", b", ").replace(b"\xe3\x80\x82", b". ")
         text = text.replace(b"\xef\xbc\x88", b"(").replace(b"\xef\xbc\x89", b")")
@@ -120,7 +127,7 @@ def normalise(text: bytes) -> bytes:
 
 
 def _fields(text: bytes, start: int) -> Fields:
-    """The `key: value` pairs after the head, the first of each key; text that is no such pair is left out."""
+    """Read the `key: value` pairs after the head, the first of each key; text that is no such pair is left out."""
     found: Fields = {}
     for part in text[start:].split(b",", _FIELDS_READ)[:_FIELDS_READ]:
         key, colon, value = part.partition(b":")
@@ -148,7 +155,7 @@ def _count(fields: Fields, *keys: bytes) -> int | None:
 
 
 def _usage(fields: Fields, *keys: bytes) -> float | None:
-    """A share of a pool: 0 to 1, a little more when a pool is overcommitted; anything far from that is a mangled line."""
+    """Read a share of a pool: 0 to 1, a little more when overcommitted; anything far from that is a mangled line."""
     number = _figure(fields, *keys)
     return number if number is not None and number <= 2 else None
 
@@ -163,9 +170,11 @@ def _unknown_keys(fields: Fields) -> tuple[str, ...]:
 
 
 def has_unreadable_value(text: bytes) -> bool:
-    """Some field of a batch line has a known name and no value: the line was cut, or two processes wrote into each other."""
+    """Say whether a known field of a batch line has no value: the line was cut, or processes wrote into each other."""
     fields, _ = _body(normalise(text))
-    return any(key in _KNOWN and value not in _MISSING and not _NUMBER.match(value) for key, value in fields.items())
+    return _OTHER_LINE.search(text) is not None or any(
+        key in _KNOWN and value not in _MISSING and not _NUMBER.match(value) for key, value in fields.items()
+    )
 
 
 def _queues(fields: Fields) -> dict[str, int]:
@@ -178,7 +187,7 @@ def _body(text: bytes) -> tuple[Fields, re.Match[bytes] | None]:
 
 
 def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch:
-    """A decode line, or the status line without a keyword that releases before 0.3 print. Raises `BatchLineError`."""
+    """Read a decode line, or the status line without a keyword of releases before 0.3. Raises `BatchLineError`."""
     text = normalise(text)
     fields, _ = _body(text)
     running = _count(fields, b"#running-req")
@@ -208,7 +217,7 @@ def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch:
 
 
 def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
-    """A prefill line; with mixed chunks 0.3.0 puts the running requests into its head. Raises `BatchLineError`."""
+    """Read a prefill line; with mixed chunks 0.3.0 puts the running requests into its head. Raises `BatchLineError`."""
     text = normalise(text)
     fields, head = _body(text)
     sequences = _count(fields, b"#new-seq")
@@ -235,12 +244,14 @@ def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
 
 
 def is_retraction(text: bytes) -> bool:
-    """The head of a retraction line in any wording: `Decode out of memory happened.` (to 0.4.6), `KV cache pool is full. Retract requests.`, the test one."""
+    """Say whether this is the head of a retraction line: `Decode out of memory happened.` (to 0.4.6), later
+    `KV cache pool is full. Retract requests.`, or the test's own.
+    """
     return _RETRACTION_HEAD.match(normalise(text)) is not None
 
 
 def parse_retraction(text: bytes, time: float | None, rank: Rank) -> Retraction:
-    """A retraction line in any wording. Raises `BatchLineError`."""
+    """Read a retraction line in any wording. Raises `BatchLineError`."""
     text = normalise(text)
     head = _RETRACTION_HEAD.match(text)
     if head is None:

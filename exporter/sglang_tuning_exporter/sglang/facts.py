@@ -244,7 +244,7 @@ def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozen
 
 def _dp(label: Mapping[str, str]) -> int | None:
     rank = label.get("dp_rank", "")
-    return int(rank) if rank.isascii() and rank.isdigit() else None
+    return int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 7 else None
 
 
 def _model_name(series: Mapping[str, Series]) -> str | None:

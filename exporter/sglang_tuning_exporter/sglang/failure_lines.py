@@ -1,7 +1,8 @@
 """Tracebacks, allocation failures and the signs of life of a server's processes.
 
-A traceback is printed in one record (`Scheduler hit an exception: Traceback (most recent call last):`, 0.3.6 on) or after its head line (`Exception in ModelTpServer:`, 0.3.0), each
-line after the first without a prefix; another rank's lines may stand between them.
+A traceback is printed in one record (`Scheduler hit an exception: Traceback (most recent call last):`, 0.3.6 on) or
+after its head line (`Exception in ModelTpServer:`, 0.3.0), each line after the first without a prefix; another rank's
+lines may stand between them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Literal
 
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, OutOfMemory, OutOfMemoryPhase, Rank
 
+TRACEBACK = b"Traceback (most recent call last):"
 TEXT_KEPT = 200
 _OTHER_LINES_BETWEEN = 60
+_LINES_AFTER_HEAD = 2
 _RAISED_WITHIN = 120.0  # seconds between a rank's error line and the traceback of the same failure
 _FAILED_RANKS_KEPT = 1024
 
@@ -45,9 +48,10 @@ _LIVENESS: tuple[tuple[re.Pattern[bytes], What], ...] = (
 
 # Every message worth a closer look starts with one of these.
 _POSSIBLE = re.compile(
-    rb"The server is|(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout|Health check|Subprocess |Process |Received sig|Child process|Rank \d|Initialization|SIGTERM"
-    rb"|[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exc|Exception|(?:RuntimeError|ValueError): |(?:Prefill|Decode) out of|alloc_req|Not enough mem"
-    rb"|torch\.|OutOfMemoryError|Capture "
+    rb"The server is|(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout|Health check|Subprocess |Process "
+    rb"|Received sig|Child process|Rank \d|Initialization|SIGTERM"
+    rb"|[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exc|Exception|(?:RuntimeError|ValueError): |(?:Prefill|Decode) out of"
+    rb"|alloc_req|Not enough mem|torch\.|OutOfMemoryError|Capture "
 )
 
 _ALLOCATOR = re.compile(rb"(?:RuntimeError: )?(Prefill|Decode) out of memory\. (?:Please )?[Tt]ry to lower")
@@ -56,11 +60,13 @@ _POOL = re.compile(
     rb"(?:RuntimeError: |ValueError: )?Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static"
 )
 _LAST_REQUEST = re.compile(
-    rb"(?:ValueError: )(?:Failed to retract any request\. No space left|Out of memory even after retracting all other requests)"
+    rb"(?:ValueError: )(?:Failed to retract any request\. No space left"
+    rb"|Out of memory even after retracting all other requests)"
 )
 _CAPTURE = re.compile(rb"(?:\w+: )?Capture (?:[\w -]{0,40})?(?:cuda|CUDA) graph failed: (.*)")
 _DEVICE = re.compile(
-    rb"(?:torch\.(?:cuda\.)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): (?:CUDA|HIP|NPU|MUSA|XPU) (?:error: )?out of memory)"
+    rb"(?:torch\.(?:cuda\.)?OutOfMemoryError: "
+    rb"|(?:torch\.AcceleratorError|RuntimeError): (?:CUDA|HIP|NPU|MUSA|XPU) (?:error: )?out of memory)"
     rb"|(?:torch\.)?OutOfMemoryError: "
 )
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
@@ -76,7 +82,7 @@ _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_po
 
 
 def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
-    """The phase of a failure that names it itself; `None` where this text is not a failed allocation that does."""
+    """Find the phase of a failure that names it itself; `None` where the text is no failed allocation that does."""
     if match := _ALLOCATOR.match(text):
         return "prefill" if match[1] == b"Prefill" else "decode"
     if _SLOTS.match(text) or _LAST_REQUEST.match(text):
@@ -90,7 +96,7 @@ def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
 class _Traceback:
     """What must be remembered of an open traceback: who printed it, and what its frames say about where it happened."""
 
-    __slots__ = ("chained", "counted", "expires", "phase", "rank", "ran", "started", "time")
+    __slots__ = ("chained", "counted", "expires", "phase", "ran", "rank", "started", "time")
 
     def __init__(self, time: float | None, rank: Rank, expires: int, *, counted: bool = False) -> None:
         self.time = time
@@ -102,8 +108,9 @@ class _Traceback:
         self.ran = False
         self.started = False
 
-    def read_frame(self, function: bytes) -> None:
-        """The deepest function that tells a phase wins, but nothing inside a graph capture is anything else."""
+    def read_frame(self, function: bytes, line: int) -> None:
+        """Note what a frame tells: the deepest that names a phase wins, but all inside a graph capture is capture."""
+        self.expires = line + _OTHER_LINES_BETWEEN
         if _IN_CAPTURE.search(function):
             self.phase = "graph_capture"
         elif _IN_LOOP.search(function):
@@ -118,7 +125,7 @@ class _Traceback:
 
 
 class FailureLines:
-    """Reads failures line by line; keeps the open traceback and which rank has already reported its failure in an error line of its own."""
+    """Reads failures line by line; keeps the open traceback and who has reported its failure in an error line."""
 
     def __init__(self) -> None:
         self._open: _Traceback | None = None
@@ -130,15 +137,15 @@ class FailureLines:
         self.serving = False  # ready, or a batch was printed
 
     def restart(self) -> None:
-        """A server starts: nothing of the one before is still open."""
+        """Forget what of the server before is still open."""
         self._open = self._closed = self._announced = None
         self._reported.clear()
         self.starting = True
         self.serving = False
 
     def parse_message(self, text: bytes, time: float | None, rank: Rank, line: int) -> Liveness | OutOfMemory | None:
-        """The event of a message that stands on its own, directly after a prefix."""
-        if text.rstrip().endswith(b"Traceback (most recent call last):"):
+        """Read a message that stands on its own, directly after a prefix."""
+        if text.rstrip().endswith(TRACEBACK):
             self._begin(time, rank, line)
         if _POSSIBLE.match(text) is None:
             return None
@@ -159,45 +166,46 @@ class FailureLines:
                 return Liveness(time, rank, what)
         return None
 
-    def _begin(self, time: float | None, rank: Rank, line: int, *, counted: bool = False) -> None:
-        self._open = _Traceback(time, rank, line + _OTHER_LINES_BETWEEN, counted=counted)
+    def _begin(self, time: float | None, rank: Rank, line: int, *, counted: bool = False) -> _Traceback:
         self._closed = None
+        self._open = _Traceback(time, rank, line + _OTHER_LINES_BETWEEN, counted=counted)
+        return self._open
 
     def parse_bare(
         self, text: bytes, time: float | None, line: int
     ) -> tuple[str | None, Liveness | OutOfMemory | None]:
-        """A line without a prefix: its kind (`traceback`, `out_of_memory`, `liveness`) and event, `None` where it belongs to no traceback."""
-        if text.startswith(b"Traceback (most recent call last):"):
-            self._open_bare(time, line)
-            return "traceback", None
-        if text[:1] == b" ":
-            frame = _FRAME.match(text)
-            if frame is None:
-                return ("traceback", None) if self._open is not None and line <= self._open.expires else (None, None)
-            if self._open is None or line > self._open.expires:
-                self._open_bare(time, line)
-            assert self._open is not None
-            self._open.expires = line + _OTHER_LINES_BETWEEN
-            self._open.read_frame(frame[1])
-            return "traceback", None
-        if text.startswith(_CHAINED):
-            if self._closed is None:
-                return None, None
-            self._closed.chained = True
-            return "traceback", None
-        if self._open is None or line > self._open.expires or not _EXCEPTION.match(text):
-            return None, None
-        return self._close(text, time)
+        """Read a line without a prefix: its kind (`traceback`, `out_of_memory`, `liveness`) and event.
 
-    def _open_bare(self, time: float | None, line: int) -> None:
-        """A traceback without a head of its own: chained to the one before, announced by the line before, or of a process that says nothing of itself."""
+        The kind is `None` where the line belongs to no traceback.
+        """
+        is_open = self._open is not None and line <= self._open.expires
+        if text.startswith(TRACEBACK):
+            self._open_bare(time, line)
+        elif frame := _FRAME.match(text):
+            if not is_open or self._open is None:
+                self._open_bare(time, line).read_frame(frame[1], line)
+            else:
+                self._open.read_frame(frame[1], line)
+        elif self._closed is not None and text.startswith(_CHAINED):
+            self._closed.chained = True
+        elif not is_open:
+            return None, None
+        elif _EXCEPTION.match(text):
+            return self._close(text, time)
+        elif text[:1] != b" ":
+            return None, None
+        return "traceback", None
+
+    def _open_bare(self, time: float | None, line: int) -> _Traceback:
+        """Open a traceback without a head of its own: chained to the one before, announced by the line before, or of a
+        process that says nothing of itself.
+        """
         closed, announced = self._closed, self._announced
         if closed is not None and closed.chained and line <= closed.expires:
-            self._begin(closed.time, closed.rank, line, counted=closed.counted)
-        elif announced is not None and line - announced[0] <= 2:
-            self._begin(announced[1], announced[2], line)
-        else:
-            self._begin(time, NO_RANK, line)
+            return self._begin(closed.time, closed.rank, line, counted=closed.counted)
+        if announced is not None and line - announced[0] <= _LINES_AFTER_HEAD:
+            return self._begin(announced[1], announced[2], line)
+        return self._begin(time, NO_RANK, line)
 
     def _close(self, text: bytes, time: float | None) -> tuple[str, Liveness | OutOfMemory | None]:
         traceback = self._open
@@ -220,7 +228,7 @@ class FailureLines:
         return "out_of_memory", _out_of_memory(when, traceback.rank, phase, text)
 
     def _already_reported(self, traceback: _Traceback, phase: OutOfMemoryPhase) -> bool:
-        """0.4.4 on logs an allocation failure as an error and raises it too: one failure."""
+        """Say whether this is the failure the rank has logged as an error before it raised it (0.4.4 on)."""
         reported = self._reported.pop(traceback.rank, None)
         if reported is None or reported[0] != phase:
             return False

@@ -1,13 +1,13 @@
 """A server's log as events.
 
-A message counts only when it stands directly behind the line's prefix: request logs, tool names and tracebacks may quote any line of SGLang's. Once batch lines with a printed time
-have been seen, one without is somebody else's text.
+A message counts only when it stands directly behind the line's prefix: request logs, tool names and tracebacks may
+quote any line of SGLang's. Once lines with a printed time have been seen, one without is somebody else's text.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sglang_tuning_exporter.sglang import batch_lines
 from sglang_tuning_exporter.sglang.events import (
@@ -15,19 +15,16 @@ from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     DecodeBatch,
     Event,
-    Limits,
+    Liveness,
     PrefillBatch,
     Rank,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.failure_lines import FailureLines
+from sglang_tuning_exporter.sglang.failure_lines import TRACEBACK, FailureLines
 from sglang_tuning_exporter.sglang.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal, unwrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PREFIXES_KEPT = 4096
 _PREFIX_LENGTH = 64
@@ -41,6 +38,7 @@ _REQUEST = re.compile(
 )
 _OTHER_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
+_TERMINAL = (b"\x1b", b"\x00")
 _Part = Literal["decode", "prefill", "retraction", "pool", "memory", "limits", "args"]
 _HEADS: dict[bytes, tuple[_Part, bytes]] = {
     b"Decode": ("decode", b"Decode batch"),
@@ -57,14 +55,21 @@ _HEADS: dict[bytes, tuple[_Part, bytes]] = {
     b"max_to": ("limits", b"max_total_num_tokens="),
     b"server": ("args", b"server_args="),
 }
+_NO_HEAD: tuple[_Part, bytes] = ("memory", b"\n")
+_USUAL_DECODE = batch_lines.usual_decode
+_USUAL_PREFILL = batch_lines.usual_prefill
+# Uvicorn's lines carry no rank: `[YYYY-MM-DD HH:MM:SS] INFO:     1.2.3.4:5 - "GET …`.
+_ACCESS_PLACE = slice(22, 32)
+_ACCESS_START = b"INFO:     "
 _DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
 
 
 class LogReader:
     """Turns a server's log into events; keeps what must be remembered between lines.
 
-    `counts` are lines by kind (`events.LINE_KINDS`), `unrecognised` counts what a known line holds and this version does not know: `batch_key` (a field), `batch_line`
-    and `retraction_line` (a head whose body cannot be read), `server_args`.
+    `counts` are lines by kind (`events.LINE_KINDS`). `unrecognised` counts what could not be read: `batch_key` (a field
+    no release of the census has), `batch_line` and `retraction_line` (a known head whose body cannot be read, or a
+    batch line of an unknown sort), `server_args`.
     """
 
     def __init__(self) -> None:
@@ -81,88 +86,73 @@ class LogReader:
         self._last_time: float | None = None
 
     def feed(self, block: bytes) -> list[Event]:
-        """The events of a block of whole lines (the last may lack its newline), in order. Any bytes; never raises."""
+        """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises."""
         events: list[Event] = []
         append = events.append
         prefixes = self._prefixes
-        failures = self._failures
-        usual_decode, usual_prefill = batch_lines.usual_decode, batch_lines.usual_prefill
-        devices = _DEVICES
+        before = self._line
         access = decodes = prefills = 0
         lines = block.split(b"\n")
         if not lines[-1]:
             lines.pop()
-        before = self._line
-        last_time = self._last_time
+        # The usual lines are read here without a call: half of a busy log is access lines, most others are batches.
         for number, line in enumerate(lines, before + 1):
+            if line[_ACCESS_PLACE] == _ACCESS_START and line[:1] == b"[" and b' - "' in line and b"] " in line[:24]:
+                access += 1
+                continue
             start = line.find(b"] ", 0, _PREFIX_LENGTH) + 2
-            known = prefixes.get(line[:start])
+            known = prefixes.get(line[:start]) or self._learn(line, start)
             if known is not None:
-                last_time = known[0]
-                head = line[start : start + 6]
-                if head == b"INFO: ":
-                    if b' - "' in line:
-                        access += 1
-                        continue
-                elif head == b"Decode":
-                    match = usual_decode(line, start)
-                    if match is not None:
-                        running, tokens, usage, device, graph, throughput, queued = match.groups()
-                        append(
-                            DecodeBatch(
-                                known[0],
-                                known[1],
-                                int(running),
-                                int(queued),
-                                int(tokens),
-                                float(usage),
-                                None,
-                                None,
-                                graph == b"True" if graph else None,
-                                devices[device] if device else None,
-                                float(throughput),
-                            )
-                        )
-                        decodes += 1
-                        failures.serving = self._timed = True
-                        continue
-                elif head == b"Prefil":
-                    match = usual_prefill(line, start)
-                    if match is not None:
-                        sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
-                        append(
-                            PrefillBatch(
-                                known[0],
-                                known[1],
-                                int(sequences),
-                                int(new),
-                                int(cached),
-                                int(running),
-                                int(queued),
-                                int(pending) if pending else None,
-                                float(usage),
-                                None,
-                                None,
-                                float(throughput) if throughput else None,
-                            )
-                        )
-                        prefills += 1
-                        failures.serving = self._timed = True
-                        continue
+                self._last_time = time = known[0]
+                if match := _USUAL_DECODE(line, start):
+                    running, tokens, usage, device, graph, throughput, queued = match.groups()
+                    decode = DecodeBatch(time, known[1], int(running), int(queued), int(tokens), float(usage))
+                    if graph:
+                        decode.graph = graph == b"True"
+                        decode.graph_device = _DEVICES[device]
+                    decode.generation_throughput = float(throughput)
+                    append(decode)
+                    decodes += 1
+                    self._failures.serving = self._timed = True
+                    continue
+                if match := _USUAL_PREFILL(line, start):
+                    sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
+                    prefill = PrefillBatch(
+                        time, known[1], int(sequences), int(new), int(cached), int(running), int(queued)
+                    )
+                    prefill.full_usage = float(usage)
+                    if pending:
+                        prefill.pending_tokens = int(pending)
+                    if throughput:
+                        prefill.input_throughput = float(throughput)
+                    append(prefill)
+                    prefills += 1
+                    self._failures.serving = self._timed = True
+                    continue
             self._line = number
-            self._last_time = last_time
             self.counts[self._read(line, events)] += 1
-            last_time = self._last_time
         self._line = before + len(lines)
-        self._last_time = last_time
         self.counts["access"] += access
         self.counts["decode"] += decodes
         self.counts["prefill"] += prefills
         return events
 
+    def _learn(self, line: bytes, start: int) -> tuple[float | None, Rank] | None:
+        """Remember what a prefix that ends at `start` means, where it is SGLang's own and carries its date."""
+        if line[:1] != b"[" or start < 2:
+            return None
+        prefix = parse_plain_prefix(line)
+        if prefix is None or prefix.end != start or prefix.time is None:
+            return None
+        if len(self._prefixes) >= _PREFIXES_KEPT:
+            self._prefixes.clear()
+        known = self._prefixes[line[:start]] = (prefix.time, prefix.rank)
+        return known
+
     def _read(self, line: bytes, events: list[Event]) -> str:
         """One physical line, slowly: its kind, and its events appended."""
         if len(line) > LONGEST_LINE:
+            line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
         if prefix is not None:
@@ -209,19 +199,13 @@ class LogReader:
             time = self._roll(prefix.clock)
         elif time is None:
             time = outer_time
-        elif prefix.plain:
-            key = text[: prefix.end]
-            if key[-2:] == b"] " and len(key) <= _PREFIX_LENGTH:
-                if len(self._prefixes) >= _PREFIXES_KEPT:
-                    self._prefixes.clear()
-                self._prefixes[key] = (time, prefix.rank)
         if time is not None:
             self._last_time = time
         timed = prefix.time is not None or prefix.clock is not None
         return self._read_message(text[prefix.end :], time, prefix.rank, events, timed=timed)
 
     def _roll(self, clock: float) -> float:
-        """A time without a date (0.3.0) as seconds since the first day's midnight."""
+        """Count a time without a date (0.3.0) from the first day's midnight, seconds."""
         last = self._clock
         if last is not None:
             if clock < last - _NOON:
@@ -232,51 +216,46 @@ class LogReader:
         return self._day * DAY + clock
 
     def _read_message(self, message: bytes, time: float | None, rank: Rank, events: list[Event], *, timed: bool) -> str:
-        if message[:1] in (b"\x1b", b"\x00"):
+        """Read what stands behind a prefix, or a line without one."""
+        if message[:1] in _TERMINAL:
             message = strip_terminal(message)
-        if _ACCESS.match(message):
-            return "access"
-        if _REQUEST.match(message):
-            return "request"
-        known = _HEADS.get(message[:6])
-        if known is None and (start := strip_own_parts(message, 0)):
-            message = message[start:]
-            known = _HEADS.get(message[:6])
+        if message[:6] not in _HEADS:
+            if _ACCESS.match(message):
+                return "access"
+            message = message[strip_own_parts(message, 0) :]
             if _REQUEST.match(message):
                 return "request"
         if self._timed and not timed:
             return "other"
-        if known is not None and message.startswith(known[1]):
-            kind = self._read_part(known[0], message, time, rank, events)
-            if kind is not None:
-                self._timed = self._timed or (timed and kind != "other")
-                return kind
-        elif message.startswith(b"Decode out") and batch_lines.is_retraction(message):
-            self._timed = self._timed or timed
-            return self._read_retraction(message, time, rank, events)
-        event = self._failures.parse_message(message, time, rank, self._line)
-        if event is not None:
-            events.append(event)
-            return "liveness" if hasattr(event, "what") else "out_of_memory"
-        if message.rstrip().endswith(b"Traceback (most recent call last):"):
-            return "traceback"
-        if _OTHER_BATCH.match(message):
-            self.unrecognised["batch_line"] += 1
-        return "other"
+        kind = self._read_part(message, time, rank, events)
+        if kind is None:
+            return self._read_failure(message, time, rank, events)
+        self._timed = self._timed or (timed and kind != "other")
+        return kind
 
-    def _read_part(
+    def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str | None:
+        """Read a message with a known head; `None` where it has none, or what follows the head is something else."""
+        part, head = _HEADS.get(message[:6], _NO_HEAD)
+        if not message.startswith(head):
+            return (
+                "retraction"
+                if message.startswith(b"Decode out") and self._retract(message, time, rank, events)
+                else None
+            )
+        match part:
+            case "decode" | "prefill":
+                return self._read_batch(part, message, time, rank, events)
+            case "retraction":
+                return "retraction" if self._retract(message, time, rank, events) else "other"
+            case "args":
+                return self._read_args(message, time, rank, events)
+            case _:
+                return self._read_start(part, message, time, rank, events)
+
+    def _read_start(
         self, part: _Part, message: bytes, time: float | None, rank: Rank, events: list[Event]
     ) -> str | None:
-        """The kind of a message with a known head; `None` where what follows the head is something else."""
-        if part == "decode":
-            return self._read_batch(batch_lines.parse_decode, "decode", message, time, rank, events)
-        if part == "prefill":
-            return self._read_batch(batch_lines.parse_prefill, "prefill", message, time, rank, events)
-        if part == "retraction":
-            return self._read_retraction(message, time, rank, events)
         event: Event | None
-        if part == "args":
-            return self._read_args(message, time, rank, events)
         if part == "limits":
             event = parse_limits(message, time, rank)
         elif part == "pool":
@@ -285,25 +264,32 @@ class LogReader:
             event = self._memory.parse(message, time, rank)
             if event is None and b"failed" in message[:80]:
                 return None
-        if not self._failures.serving:
-            self._failures.starting = True
-        if event is None:
-            return None if isinstance(event, Limits) else "startup"
-        events.append(event)
+        self._failures.starting = True
+        if event is not None:
+            events.append(event)
         return "startup"
 
+    def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str:
+        event = self._failures.parse_message(message, time, rank, self._line)
+        if event is not None:
+            events.append(event)
+            return "liveness" if isinstance(event, Liveness) else "out_of_memory"
+        if message.rstrip().endswith(TRACEBACK):
+            return "traceback"
+        if _OTHER_BATCH.match(message):
+            self.unrecognised["batch_line"] += 1
+        return "other"
+
     def _read_batch(
-        self,
-        parse: Callable[[bytes, float | None, Rank], DecodeBatch | PrefillBatch],
-        kind: str,
-        message: bytes,
-        time: float | None,
-        rank: Rank,
-        events: list[Event],
+        self, part: Literal["decode", "prefill"], message: bytes, time: float | None, rank: Rank, events: list[Event]
     ) -> str:
         message = strip_terminal(message)
+        event: DecodeBatch | PrefillBatch
         try:
-            event = parse(message, time, rank)
+            if part == "decode":
+                event = batch_lines.parse_decode(message, time, rank)
+            else:
+                event = batch_lines.parse_prefill(message, time, rank)
         except batch_lines.BatchLineError:
             self.unrecognised["batch_line"] += 1
             return "other"
@@ -312,15 +298,18 @@ class LogReader:
             self.unrecognised["batch_line"] += 1
         self._failures.serving = True
         events.append(event)
-        return kind
+        return part
 
-    def _read_retraction(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str:
+    def _retract(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> bool:
+        message = strip_terminal(message)
+        if not batch_lines.is_retraction(message):
+            return False
         try:
-            events.append(batch_lines.parse_retraction(strip_terminal(message), time, rank))
+            events.append(batch_lines.parse_retraction(message, time, rank))
         except batch_lines.BatchLineError:
             self.unrecognised["retraction_line"] += 1
-            return "other"
-        return "retraction"
+            return False
+        return True
 
     def _read_args(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str:
         self._failures.restart()

@@ -50,8 +50,8 @@ def _sizes(text: bytes) -> tuple[int, ...]:
 def parse_pool(text: bytes, time: float | None, rank: Rank) -> KvPool | None:
     """Read `KV Cache is allocated. …` or `Post-capture KV sizing: KV cache allocated. …`.
 
-    `KV Cache VA upper bound.` (0.5.20 on) reserves addresses, not memory: the post-capture line gives the real figure, so
-    the bound is no event. Nor is a draft model's pool, which carries a label before the wording (0.5.20 on).
+    `KV Cache VA upper bound.` (0.5.20 on) reserves addresses, not memory: the post-capture line gives the real figure,
+    so the bound is no event. Nor is a draft model's pool, which carries a label before the wording (0.5.20 on).
     """
     match = _POOL.match(text)
     if match is None:
@@ -87,8 +87,9 @@ def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
 
 
 class MemoryLines:
-    """Reads the memory lines of one start; keeps the graph sizes, which releases print on a line of their own or with the
-    begin or the end of the capture.
+    """Reads the memory lines of one start.
+
+    Keeps the graph sizes, which releases print on a line of their own, with the begin or with the end of the capture.
     """
 
     def __init__(self) -> None:

@@ -48,6 +48,7 @@ _OWN_PART = re.compile(
     rb"|\[[^\]\s]{1,80}\]"  # [scheduler.py:287]
     rb"|(?:pid|tid|rank|thread)[=:]\d+"
     rb"|[\w./-]{1,120}\.py(?::\d+)?"
+    rb"|[\w.]{1,80}(?::[\w<>]{1,80})?:\d{1,6}(?=[ ]+[-|])"  # module:function:line
     rb"|sglang(?:\.\w+)*(?=[ ]*[:|-])"
     rb"|\w+(?:\.\w+)+(?=[ ]*[:|-])"
     rb"|(?:[\w-]{1,40})(?=[ ]+[-|][ ])"
@@ -79,7 +80,7 @@ def clock_seconds(hours: bytes, minutes: bytes, seconds: bytes, fraction: bytes 
 
 
 def zone_seconds(zone: bytes | None) -> int:
-    """Return what must be subtracted from a printed time with zone `+08:00`, `-0500`, `Z` or none (read as UTC) to get UTC."""
+    """Return what is to be subtracted from a time printed in zone `+08:00`, `-0500`, `Z` or none (UTC) to get UTC."""
     if not zone or zone in (b"Z", b"z"):
         return 0
     digits = zone[1:].replace(b":", b"")
@@ -101,7 +102,7 @@ def parse_rank(text: bytes) -> Rank:
 
 
 def parse_plain_prefix(line: bytes, start: int = 0) -> Prefix | None:
-    """Read SGLang's own prefix at `start`, with or without its date, ranks or first bracket; `None` where there is none."""
+    """Read SGLang's own prefix at `start`, with or without date, ranks or first bracket; `None` where there is none."""
     match = _PLAIN.match(line, start)
     if match is None:
         match = _RANK_ONLY.match(line, start)
@@ -116,7 +117,7 @@ def parse_plain_prefix(line: bytes, start: int = 0) -> Prefix | None:
 
 
 def parse_own_prefix(line: bytes, start: int = 0) -> Prefix | None:
-    """Read what an operator's own logging configuration prints before the message; `None` where nothing looks like it."""
+    """Read what an operator's own logging configuration prints before the message; `None` where nothing looks so."""
     if _OWN_START.match(line, start) is None:
         return None
     time = None

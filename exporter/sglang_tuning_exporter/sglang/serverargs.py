@@ -43,12 +43,16 @@ _SECRET_TEXT = re.compile(
     r"api[_-]?key|passw|secret|credential|private_key|access_?key|\w_?token['\"]?\s*[:=]|bearer |://[^/\s'\"@]+@",
     re.IGNORECASE,
 )
-_TOKEN = re.compile(r"(?:^|_)token$|(?:^|_)(?:hf|access|auth|bearer|api|refresh|session)_?token", re.IGNORECASE)
+# A token that lets somebody in; `bucket_time_to_first_token` speaks of the model's.
+_TOKEN = re.compile(
+    r"(?:^|(?<!first)(?<!last)(?<!next)(?<!per)_)token$|(?:^|_)(?:hf|access|auth|bearer|api|refresh|session)_?token",
+    re.IGNORECASE,
+)
 
 
 def is_secret(name: str) -> bool:
-    """Say whether a key's value must not leave: api keys, passwords, secrets, credentials, key files, and tokens that let
-    somebody in (`hf_token`, not `max_total_tokens`).
+    """Say whether a key's value must not leave: api keys, passwords, secrets, credentials, key files, and tokens that
+    let somebody in (`hf_token`, not `max_total_tokens`).
     """
     return _SECRET.search(name) is not None or _TOKEN.search(name) is not None
 
@@ -94,7 +98,9 @@ def _value_end(text: str, position: int, closing: str) -> int:
 
 
 def _literal(text: str) -> object:
-    """Read a short piece as the value Python would print so, or the piece itself."""
+    """Read a string or a number as the value Python would print so; what is none stays the piece it is."""
+    if text[:1] in _QUOTES and text[-1:] == text[:1] and len(text) > 1 and "\\" not in text:
+        return text[1:-1]
     try:
         value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
@@ -119,8 +125,8 @@ def _value(text: str, depth: int) -> object:
     text = text.strip()
     if text in _WORDS:
         return _WORDS[text]
-    if _NUMBER.match(text):
-        return _literal(text[:_NAME_LENGTH])
+    if _NUMBER.match(text) and len(text) <= _NAME_LENGTH:
+        return int(text) if text.isdigit() else _literal(text)
     if text[:1] in _QUOTES or text[:2] in _PREFIXED_QUOTES:
         return REDACTED if holds_secret(text) else _literal(text[: _VALUE_LENGTH * 4])
     value: object = text[:_VALUE_LENGTH]
@@ -133,7 +139,7 @@ def _value(text: str, depth: int) -> object:
 
 
 def _compound(text: str, depth: int) -> object:
-    """Read a mapping, a list, an enum's repr or a nested dataclass; anything else stays the text it is. Raises `_Cut`."""
+    """Read a mapping, a list, an enum's repr or a nested dataclass; all else stays text. Raises `_Cut`."""
     value: object = text[:_VALUE_LENGTH]
     if text[:1] == "{" and text[-1:] == "}":
         value = _pairs(text, 1, _KEY, "}", depth + 1)
@@ -172,8 +178,8 @@ def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth:
 def parse_server_args(text: str) -> dict[str, object] | None:
     """Read the arguments of a `server_args=…` line or of its value, by name; `None` when not one could be read.
 
-    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, an
-    enum's repr becomes its value, `nan` and unresolved defaults `None`, a value with a secret in it `<redacted>`.
+    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists,
+    an enum's repr becomes its value, `nan` and unresolved defaults `None`, a value with a secret in it `<redacted>`.
     Never raises.
     """
     text = text[:LONGEST_TEXT]

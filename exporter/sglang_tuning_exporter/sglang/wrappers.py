@@ -1,7 +1,7 @@
 """What other programs put around a server's log line: container runtimes, journald, compose, Ray, terminals, bars.
 
-Each line is recognised by itself, without configuration. Only what stands at the start of a physical line is taken for a
-wrapper, never what stands inside one: a request's text could hold anything.
+Each line is recognised by itself, without configuration. Only what stands at the start of a physical line is taken for
+a wrapper, never what stands inside one: a request's text could hold anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sglang_tuning_exporter.sglang.prefix import clock_seconds, day_seconds, zon
 LONGEST_LINE = 262_144  # bytes read of one line; the longest line that matters, `server_args=`, is about 20 kB
 _LAYERS = 4  # for example container runtime, compose, Ray
 
-_ISO = rb"(\d{4}-\d\d-\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)"
+_ISO = rb"(\d{4}-\d\d-\d\d)T(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)"
 _CRI = re.compile(_ISO + rb" (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
 _STAMPED = re.compile(_ISO + rb" ")  # docker logs --timestamps, kubectl logs --timestamps
 _ISO_TIME = re.compile(_ISO)
@@ -57,7 +57,7 @@ def _iso_seconds(match: re.Match[bytes], group: int = 1) -> float | None:
 
 
 def _unwrap_docker(line: bytes) -> Unwrapped | None:
-    """Read a line of Docker's json-file; an entry whose text has no end of line is continued by the next (cut at 16 kB)."""
+    """Read a line of Docker's json-file; an entry whose text has no end of line is continued by the next (16 kB)."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ def unwrap(line: bytes) -> Unwrapped:
         if match.re in _TIMED:
             time = _iso_seconds(match) if time is None else time
         if match.re is _CRI and stream is None:
-            stream, partial = match[6].decode(), match[7] == b"P"
+            stream, partial = match[7].decode(), match[8] == b"P"
         elif match.re is _RAY:
             rest = _RAY_REPEATED.sub(b"", rest)
         found = Unwrapped(strip_terminal(rest), time, stream, partial=partial)

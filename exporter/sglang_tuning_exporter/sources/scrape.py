@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from sglang_tuning_exporter.sglang.serverinfo import ServerInfo, parse_server_info
 
@@ -18,6 +26,8 @@ Reason: TypeAlias = Literal[
 ]  # fmt: skip
 MOST_BYTES = 64 << 20  # the largest real page is 0.2 MB, an 8-rank page 1 MB
 _STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
+_SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
+_BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 _REDIRECTS = {301, 302, 303, 307, 308}
 
 
@@ -39,19 +49,35 @@ class Outcome:
 
 
 class Client:
-    """HTTP to one SGLang. No proxies, no redirects to elsewhere, no compression (a page from an untrusted port must not unfold)."""
+    """HTTP to one SGLang. No proxies, no redirects to elsewhere, no compression (a page from an untrusted port must not unfold).
+
+    A connection for every request: SGLang closes idle ones after 5 s, and one that it closes at this very moment would read as an outage.
+    One request at a time; `cut` ends it from another thread.
+    """
 
     def __init__(self, base_url: str, metrics_url: str, api_key: str | None = None) -> None:
         self._base_url, self._metrics_url = base_url, metrics_url
         self._session = requests.Session()
         self._session.trust_env = False
-        self._session.headers.update({"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity"})
+        self._session.headers.update({"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"})
         if api_key:
             self._session.headers["Authorization"] = f"Bearer {api_key}"
+        adapter = HTTPAdapter()
+        adapter.poolmanager.pool_classes_by_scheme = _pools(self._opened)
+        self._session.mount("http://", adapter)
+        self._session.mount("https://", adapter)
+        self._socket: socket.socket | None = None
+        self._is_cut = False
 
     def metrics(self, timeout: float) -> str:
-        """The exposition as SGLang writes it. Raises `ScrapeError`."""
-        return self._get(self._metrics_url, timeout, "text/plain;version=0.0.4")
+        """The exposition as SGLang writes it; `timeout` in seconds. Raises `ScrapeError`."""
+        text = self._get(self._metrics_url, timeout, "text/plain;version=0.0.4")
+        if not text.strip():
+            # Before 0.5 a server without a request since its start has nothing to show.
+            raise ScrapeError("not_ready", "its page is empty: it has written no figure yet")
+        if _SGLANG_SERIES.search(text) is None:
+            raise ScrapeError("invalid", "its page holds no series of SGLang: is this SGLang's address?")
+        return text
 
     def server_info(self, timeout: float) -> ServerInfo | None:
         """What the server says of itself, asked at its present name first (the old one logs a warning from 0.5.6); None when it does not tell."""
@@ -63,26 +89,44 @@ class Client:
                     return None
         return None
 
+    def cut(self) -> None:
+        """End the request under way, if any: a server that sends a byte now and then never runs into a timeout by itself."""
+        self._is_cut = True
+        open_now = self._socket
+        if open_now is not None:
+            with suppress(OSError):  # closed meanwhile
+                open_now.shutdown(socket.SHUT_RDWR)
+
+    def _opened(self, connected: socket.socket | None) -> None:
+        self._socket = connected
+
     def _get(self, url: str, timeout: float, accept: str) -> str:
+        late = ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
         deadline = time.monotonic() + timeout
+        self._is_cut = False
         try:
-            for _ in range(2):
-                with self._session.get(
-                    url, headers={"Accept": accept}, timeout=timeout, stream=True, allow_redirects=False
-                ) as response:
-                    if response.status_code in _REDIRECTS:
-                        url = self._same_server(urljoin(url, response.headers.get("Location", "")))
-                        continue
-                    self._check(response)
-                    return self._body(response, deadline)
-        except requests.Timeout:
-            raise ScrapeError("timeout", f"no answer within {timeout:.1f} s") from None
-        except requests.ConnectionError as error:
-            if "refused" in str(error).lower():
-                raise ScrapeError("connection_refused", "connection refused: nothing listens at that address") from None
-            raise ScrapeError("unreachable", "the address cannot be reached or the connection broke off") from None
-        except (requests.RequestException, ValueError, OSError):
-            raise ScrapeError("invalid", "the answer is not HTTP as it should be") from None
+            text = self._ask(url, timeout, accept)
+        except ScrapeError:
+            raise
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
+            if self._is_cut or isinstance(error, requests.Timeout) or time.monotonic() >= deadline:
+                raise late from None
+            raise _failure(error) from None
+        finally:
+            self._socket = None
+            self._session.close()
+        if self._is_cut:  # an answer without a length ends where its connection was cut
+            raise late
+        return text
+
+    def _ask(self, url: str, timeout: float, accept: str) -> str:
+        for _ in range(2):
+            with self._session.get(url, headers={"Accept": accept}, timeout=timeout, stream=True, allow_redirects=False) as response:
+                if response.status_code in _REDIRECTS:
+                    url = self._same_server(urljoin(url, response.headers.get("Location", "")))
+                    continue
+                _check(response)
+                return _body(response)
         raise ScrapeError("http_status", "it answers with redirects only")
 
     def _same_server(self, url: str) -> str:
@@ -90,54 +134,105 @@ class Client:
             raise ScrapeError("http_status", "it redirects to another server")
         return url
 
-    @staticmethod
-    def _check(response: requests.Response) -> None:
-        status = response.status_code
-        if status != 200:
-            reason = _STATUS_REASONS.get(status, "http_status")
-            words = {
-                "metrics_disabled": "it answers 404: start SGLang with --enable-metrics",
-                "not_ready": "it answers 503: not ready yet",
-            }.get(reason, f"it answers HTTP {status}" + (": give --api-key-file" if status in {401, 403} else ""))
-            raise ScrapeError(reason, words)
-        if "html" in response.headers.get("Content-Type", ""):
-            raise ScrapeError("invalid", "it answers with a web page, not with an exposition")
 
-    @staticmethod
-    def _body(response: requests.Response, deadline: float) -> str:
-        pieces, size = [], 0
-        for piece in response.iter_content(1 << 16):
-            size += len(piece)
-            if size > MOST_BYTES:
-                raise ScrapeError("too_large", f"the answer is larger than {MOST_BYTES >> 20} MiB")
-            if time.monotonic() > deadline:
-                raise ScrapeError("timeout", "the answer did not end in time")
-            pieces.append(piece)
-        return b"".join(pieces).decode("utf-8", "replace")
+def _check(response: requests.Response) -> None:
+    status = response.status_code
+    if status != 200:
+        reason = _STATUS_REASONS.get(status, "http_status")
+        words = {
+            "metrics_disabled": "it answers 404: start SGLang with --enable-metrics",
+            "not_ready": "it answers 503: not ready yet",
+        }.get(reason, f"it answers HTTP {status}" + (": give --api-key-file" if status in {401, 403} else ""))
+        raise ScrapeError(reason, words)
+    if "html" in response.headers.get("Content-Type", "").lower():
+        raise ScrapeError("invalid", "it answers with a web page, not with an exposition")
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ScrapeError("invalid", "it answers compressed, which was not asked for")
+
+
+def _body(response: requests.Response) -> str:
+    pieces, size = [], 0
+    for piece in response.iter_content(1 << 16):
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise ScrapeError("too_large", f"the answer is larger than {MOST_BYTES >> 20} MiB")
+        pieces.append(piece)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _failure(error: Exception) -> ScrapeError:
+    """Why a request failed, from the exception that lies under those of urllib3 and requests."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return ScrapeError("connection_refused", "connection refused: nothing listens at that address")
+        if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
+            return ScrapeError("invalid", "the answer is not HTTP as it should be")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ValueError):  # an address or a header that cannot be sent
+        return ScrapeError("invalid", "the request cannot be made as HTTP")
+    return ScrapeError("unreachable", "the address cannot be reached or the connection broke off")
+
+
+def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
+    """Connection pools whose connections tell of their socket, which `requests` keeps to itself until the headers have come."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened(self.sock)
+
+    class Secure(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened(self.sock)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
 
 
 class Scraper:
     """Scrapes on demand in a thread of its own, so that a server that never answers cannot hold its caller.
 
-    Callers that overlap share one scrape. A scrape that outlives its caller's patience goes on; the next caller waits for that one instead of a second.
+    Callers that overlap share one scrape. `then` gets every outcome, `cut` ends a fetch whose time is over.
     """
 
-    def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None]) -> None:
-        self._fetch, self._then = fetch, then
+    def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
+        self._fetch, self._then, self._cut = fetch, then, cut
         self._lock = threading.Lock()
         self._running: _Flight | None = None
+        self._stopped = False
 
     def scrape(self, timeout: float) -> Outcome:
         """The outcome of a scrape made now, or of the one under way; `timeout` in seconds. Never raises."""
+        late = Outcome(None, ScrapeError("timeout", f"no complete answer within {timeout:.1f} s"), timeout)
         with self._lock:
-            flight = self._running
+            if self._stopped:
+                return late
+            flight, is_mine = self._running, self._running is None
             if flight is None:
                 flight = self._running = _Flight()
                 threading.Thread(target=self._fly, args=(flight, timeout), name="scrape", daemon=True).start()
         if flight.done.wait(timeout) and flight.outcome is not None:
             return flight.outcome
-        late = ScrapeError("timeout", f"no answer within {timeout:.1f} s")
-        return Outcome(None, late, timeout)
+        if is_mine and not flight.done.is_set():
+            self._cut()
+        self._then(late)
+        return late
+
+    def stop(self) -> None:
+        """End the scrape under way and let its callers go; later ones are answered as late at once."""
+        with self._lock:
+            self._stopped = True
+            flight = self._running
+        self._cut()
+        if flight is not None:
+            flight.done.set()
 
     def _fly(self, flight: _Flight, timeout: float) -> None:
         begin = time.monotonic()
@@ -149,10 +244,11 @@ class Scraper:
             error = failed
         except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an outcome
             error = ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
-        flight.outcome = Outcome(text, error, time.monotonic() - begin)
+        outcome = Outcome(text, error, time.monotonic() - begin)
         try:
-            self._then(flight.outcome)
+            self._then(outcome)
         finally:
+            flight.outcome = outcome
             with self._lock:
                 self._running = None
             flight.done.set()

@@ -1,0 +1,268 @@
+"""Prometheus text: samples out of it, and a page that is safe to append.
+
+The oracle is the parser of prometheus_client. How the pages were made: data/metrics/README.md.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as ClientCounter
+from prometheus_client import Histogram as ClientHistogram
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_tuning_exporter.sglang import exposition
+
+if TYPE_CHECKING:
+    import random
+
+PAGES = sorted((Path(__file__).parent / "data" / "metrics").glob("*.prom"))
+Known = Counter[tuple[str, tuple[tuple[str, str], ...], str]]
+
+
+def known_to_the_client(text: str) -> Known:
+    return Counter(
+        (sample.name, tuple(sorted(sample.labels.items())), repr(float(sample.value)))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    )
+
+
+def known_to_us(text: str) -> Known:
+    return Counter(
+        (name, tuple(sorted(exposition.labels(raw).items())), repr(value))
+        for name, raw, value in exposition.samples(text)
+    )
+
+
+def types_of(text: str) -> dict[str, str]:
+    return {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE ")}
+
+
+def promtool_accepts(text: str) -> bool:
+    promtool = shutil.which("promtool")
+    assert promtool is not None
+    done = subprocess.run([promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    return "error while linting" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_a_server_gives_the_samples_that_the_client_library_reads(page: Path) -> None:
+    text = page.read_text()
+    assert known_to_us(text) == known_to_the_client(text)
+    assert exposition.scan(text).broken == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_a_server_passes_through_with_every_sample_and_type(page: Path) -> None:
+    text = page.read_text().replace("sglang_", "sglang:")
+    passed = exposition.passthrough(page.read_text())
+    assert known_to_the_client(passed) == known_to_the_client(text)
+    assert types_of(passed) == types_of(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("x NaN", math.nan),
+        ("x +Inf", math.inf),
+        ("x -Inf", -math.inf),
+        ("x 1.04e+06", 1_040_000.0),
+        ("x{} 1", 1.0),
+        ('x { a = "b" , } 1', 1.0),
+        ('x{a="b"}1', 1.0),
+        ("x\t1\t1395066363000", 1.0),
+        ("  x 1  ", 1.0),
+        ("x 1\r", 1.0),
+        ("x 1 1395066363.123", 1.0),
+        ('x_bucket{le="1"} 1 # {trace_id="}"} 0.5 1395066363.1', 1.0),
+        ('x_bucket{le="1"} 1 # {trace_id="a"} 0.5', 1.0),
+    ],
+)
+def test_a_sample_is_read_in_every_spelling_of_the_two_formats(line: str, value: float) -> None:
+    page = exposition.scan(line + "\n")
+    assert page.broken == 0
+    assert [repr(sample[2]) for sample in page.samples] == [repr(value)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "x{",
+        'x{a="b} 1',
+        'x{a="b" c="d"} 1',
+        "x{a=b} 1",
+        'x{a="b",a="c"} 1',
+        'x{a="\\q"} 1',
+        "x 1.2.3",
+        "x 1_000",
+        "x 0x10",
+        "x one",
+        "x 1 2 3",
+        "1x 1",
+        "x-y 1",
+        'x{a="\x00"} 1',
+        'x{a="\ud800"} 1',
+        "x 1\x0bx 2",
+    ],
+)
+def test_a_broken_line_is_skipped_and_counted(line: str) -> None:
+    page = exposition.scan(f"before 1\n{line}\nafter 2\n")
+    assert [sample[0] for sample in page.samples] == ["before", "after"]
+    assert page.broken == 1
+
+
+@pytest.mark.parametrize("line", ["", "   ", "# any remark", "# HELP x {y} 1", "# EOF", "\r"])
+def test_comments_and_blank_lines_are_no_broken_lines(line: str) -> None:
+    assert exposition.scan(f"{line}\nx 1\n") == exposition.Page([("x", "", 1.0)], 0)
+
+
+def test_braces_quotes_and_escapes_in_a_value_stay_in_the_value() -> None:
+    (sample,) = exposition.samples('x{path="/v1/{model}",text="a\\"b\\\\n\\nc} 5",empty=""} 7\n')
+    assert exposition.labels(sample[1]) == {"path": "/v1/{model}", "text": 'a"b\\n\nc} 5', "empty": ""}
+    assert sample[2] == 7.0
+
+
+def test_the_last_line_needs_no_newline() -> None:
+    assert exposition.samples("x 1\ny 2") == [("x", "", 1.0), ("y", "", 2.0)]
+
+
+label_values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
+names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
+values = st.floats(width=64)
+
+
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(names.filter(lambda n: not n.startswith("__")), label_values, max_size=3), values)
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_the_client_library_writes_is_read_back(
+    written: list[tuple[dict[str, str], float]], order: random.Random
+) -> None:
+    lines = []
+    for labels, value in written:
+        registry = CollectorRegistry()
+        gauge = Gauge("sglang:x", "h\\elp\n", list(labels), registry=registry)
+        (gauge.labels(*labels.values()) if labels else gauge).set(value)
+        lines += [line for line in generate_latest(registry).decode().split("\n") if line and not line.startswith("#")]
+    order.shuffle(lines)
+    page = exposition.scan("\n".join(lines))
+    assert page.broken == 0
+    assert Counter(
+        (frozenset(exposition.labels(raw).items()), repr(value)) for _, raw, value in page.samples
+    ) == Counter((frozenset(labels.items()), repr(value)) for labels, value in written)
+
+
+@given(st.one_of(st.text(), st.text(alphabet='xsglang:_{}="\\\n# \t\r019.eE+NaInfTYPEHELP,')))
+def test_no_text_raises_and_what_passes_through_is_sound(text: str) -> None:
+    page = exposition.scan(text)
+    for _, raw, _ in page.samples:
+        exposition.labels(raw)
+    passed = exposition.passthrough(text)
+    assert exposition.scan(passed).broken == 0
+    assert exposition.passthrough(passed) == passed
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 3), st.sampled_from(['x{a="', "x{", "x ", 'x{a="}" ', "x 1 ", "# HELP x ", "} 1", '",a="', "\\"]))
+def test_a_giant_line_is_only_a_broken_line(extra: int, piece: str) -> None:
+    text = "y 1\n" + piece * (20_000 + extra) + "\nz 1\n"
+    assert {"y", "z"} <= {sample[0] for sample in exposition.samples(text)}
+    assert exposition.passthrough(text) == ""
+
+
+def test_names_with_an_underscore_get_their_colon_back_in_samples_help_and_type() -> None:
+    page = '# HELP sglang_x Running.\n# TYPE sglang_x gauge\nsglang_x{dp_rank="0"} 3\n'
+    assert exposition.passthrough(page) == page.replace("sglang_", "sglang:")
+
+
+def test_our_own_names_and_those_of_others_do_not_pass_through() -> None:
+    page = "# TYPE sglang_tuning_up gauge\nsglang_tuning_up 1\nprocess_cpu_seconds_total 3\nsglang:x 1\n"
+    assert exposition.passthrough(page) == "sglang:x 1\n"
+
+
+def test_an_openmetrics_page_passes_through_as_the_same_page_in_the_older_format() -> None:
+    registry = CollectorRegistry()
+    counter = ClientCounter("sglang:num_requests", "Requests.", ["model_name"], registry=registry)
+    for model in ("a", "b"):
+        counter.labels(model).inc(3, exemplar={"trace_id": "abc"})
+    histogram = ClientHistogram(
+        "sglang:queue_time_seconds", "Wait.", ["dp_rank"], registry=registry, buckets=(1.0, 2.0)
+    )
+    for dp in ("0", "1"):
+        histogram.labels(dp).observe(1.5, exemplar={"trace_id": "abc"})
+    passed = exposition.passthrough(generate_openmetrics(registry).decode())  # type: ignore[no-untyped-call]
+    older = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+    assert sorted(passed.splitlines()) == sorted(older)
+    assert types_of(passed) == {"sglang:num_requests_total": "counter", "sglang:queue_time_seconds": "histogram"}
+
+
+def test_types_that_only_openmetrics_has_become_types_of_the_older_format() -> None:
+    page = (
+        '# TYPE sglang:a unknown\nsglang:a 1\n# TYPE sglang:b info\nsglang:b_info{v="1"} 1\n'
+        '# TYPE sglang:c stateset\nsglang:c{c="on"} 1\n# TYPE sglang:d gaugehistogram\nsglang:d_bucket{le="+Inf"} 1\n'
+        "# EOF\n"
+    )
+    assert types_of(exposition.passthrough(page)) == {
+        "sglang:a": "untyped",
+        "sglang:b_info": "gauge",
+        "sglang:c": "gauge",
+        "sglang:d": "untyped",
+    }
+
+
+def test_a_family_in_two_pieces_comes_together_under_one_type_and_one_help() -> None:
+    page = (
+        '# HELP sglang:a A.\n# TYPE sglang:a counter\nsglang:a{r="0"} 1\nsglang:b 1\n'
+        '# HELP sglang:a Again.\n# TYPE sglang:a counter\nsglang:a{r="1"} 2\nsglang:a{r="0"} 9\n'
+    )
+    assert exposition.passthrough(page) == (
+        '# HELP sglang:a A.\n# TYPE sglang:a counter\nsglang:a{r="0"} 1\nsglang:a{r="1"} 2\nsglang:b 1\n'
+    )
+
+
+def test_a_type_behind_its_samples_comes_before_them() -> None:
+    assert exposition.passthrough("sglang:a 1\n# TYPE sglang:a gauge\n") == "# TYPE sglang:a gauge\nsglang:a 1\n"
+
+
+def test_a_family_without_samples_and_an_unknown_type_leave_no_comment() -> None:
+    assert exposition.passthrough("# TYPE sglang:a gauge\n# TYPE sglang:b banana\nsglang:b 1\n") == "sglang:b 1\n"
+
+
+def test_an_empty_page_passes_through_as_nothing() -> None:
+    assert exposition.passthrough("") == ""
+    assert exposition.passthrough("<html>502 Bad Gateway</html>\n") == ""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_promtool_refuses_a_damaged_page_and_accepts_what_passes_through() -> None:
+    page = (
+        "# HELP sglang:a bad \\escape\n# TYPE sglang:a counter\nsglang:a 1\nsglang:b 1\n# TYPE sglang:b gauge\n"
+        '# TYPE sglang:a counter\nsglang:a{r="\\q"} 1\nsglang:c{ 1\n# TYPE sglang:d info\nsglang:d_info{v="}"} 1\n'
+        "# EOF\n"
+    )
+    assert not promtool_accepts(page)
+    passed = exposition.passthrough(page)
+    assert promtool_accepts(passed)
+    assert set(types_of(passed)) == {"sglang:a", "sglang:b", "sglang:d_info"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_promtool_accepts_every_page_together_with_ours() -> None:
+    for page in PAGES:
+        ours = "# TYPE sglang_tuning_up gauge\nsglang_tuning_up 1\n"
+        assert promtool_accepts(ours + exposition.passthrough(page.read_text())), page.stem

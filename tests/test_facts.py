@@ -1,0 +1,279 @@
+"""One page of `/metrics` as figures of every scheduler. How the pages were made: data/metrics/README.md.
+
+The figures expected of a page are those that the same server printed in its log at the same moment: 0.3.6 adds up its
+DP ranks, and 0.4.6 shows the one that wrote last (of 2594 and 2601 queued).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+
+PAGES = Path(__file__).parent / "data" / "metrics"
+
+
+def page(name: str) -> Scrape:
+    return facts.read((PAGES / f"{name}.prom").read_text())
+
+
+def only_rank(name: str) -> RankFigures:
+    (rank,) = page(name).ranks
+    return rank
+
+
+def told(rank: RankFigures) -> set[str]:
+    return {field.name for field in fields(rank) if getattr(rank, field.name) not in (None, {})} - {"dp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "running", "queued", "usage", "retracted", "throughput"),
+    [
+        ("0.3.6.post3_dp2-bigqueue", 320, 5195, 0.46, None, 7071.82),
+        ("0.4.3.post4_tp8-healthy", 237, 4, 0.89, None, 4471.70),
+        ("0.4.6.post5_dp2-bigqueue", 160, 2601, 0.46, None, 3535.91),
+        ("0.4.9.post6_tp8-retract", 399, 27, 0.99, 12, 5782.61),
+        ("0.5.3.post3_tp8-retract", 399, 27, 0.99, None, 5782.61),
+        ("0.5.7_tp8-retract", 399, 27, 0.99, 12, 5782.61),
+        ("0.5.12_prio1-bigqueue", 160, 2594, 0.46, 0, 3535.91),
+        ("0.5.12_swa1-healthy", 237, 4, 0.89, 0, 4471.70),
+        ("0.5.12_pddecode-bigqueue", 160, 2594, 0.46, 0, 5289.26),
+        ("0.5.23_tp8-retract", 399, 27, 0.99, 12, 5782.61),
+        ("0.5.23_pp2-healthy", 237, 4, 0.89, 0, 4471.70),
+        ("0.5.23_allsched8-healthy", 237, 4, 0.89, 0, 4471.70),
+    ],
+)
+def test_a_page_says_what_the_log_of_the_same_moment_says(  # noqa: PLR0917
+    name: str, running: int, queued: int, usage: float, retracted: int | None, throughput: float
+) -> None:
+    rank = only_rank(name)
+    assert rank.dp is None
+    assert (rank.running, rank.queued, rank.retracted_requests) == (running, queued, retracted)
+    assert rank.full_usage == pytest.approx(usage, abs=0.005)
+    assert rank.generation_throughput == pytest.approx(throughput, abs=0.006)
+
+
+def test_every_rank_of_dp_attention_has_its_own_figures_and_no_figure_is_summed() -> None:
+    ranks = page("0.5.23_dpattn8-retract").ranks
+    assert [rank.dp for rank in ranks] == list(range(8))
+    assert [rank.running for rank in ranks] == [399, 369, 339, 309, 279, 249, 219, 189]
+    assert {(rank.queued, rank.retracted_requests, rank.kv_pool_tokens) for rank in ranks} == {(27, 12, 1_040_384)}
+
+
+def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:
+    rank = only_rank("0.5.23_tp8-retract")
+    assert (rank.graph_passes, rank.eager_passes) == (120, 0)
+
+
+def test_pp_ranks_that_repeat_constants_are_one_scheduler_and_phases_of_one_rank_add_up() -> None:
+    rank = only_rank("0.5.23_pp2-healthy")
+    assert (rank.kv_pool_tokens, rank.available_gpu_memory_gb) == (1_040_384, 9.87)
+    assert rank.graph_memory_gb == pytest.approx(2.31 + 0.87)
+    assert (rank.weight_memory_gb, rank.kv_memory_gb) == (16.46, 39.69)
+
+
+def test_the_rank_with_the_least_memory_speaks_for_all() -> None:
+    text = "".join(
+        f'sglang:startup_available_gpu_memory_gb{{tp_rank="{tp}"}} {gb}\n' for tp, gb in enumerate((9.5, 4.25, 8))
+    )
+    assert facts.read(text).ranks[0].available_gpu_memory_gb == 4.25
+
+
+def test_priorities_are_parts_of_the_total_and_are_not_added_to_it() -> None:
+    parts = 'sglang:num_queue_reqs{priority="1"} 3\nsglang:num_queue_reqs{priority="2"} 4\n'
+    assert facts.read(parts + 'sglang:num_queue_reqs{priority=""} 7\n').ranks[0].queued == 7
+    assert facts.read(parts).ranks[0].queued == 7
+
+
+def test_the_full_pool_is_not_hidden_by_a_fuller_pool() -> None:
+    text = "sglang:token_usage 0.95\nsglang:full_token_usage 0.41\nsglang:swa_token_usage 0.95\n"
+    (rank,) = facts.read(text).ranks
+    assert (rank.full_usage, rank.swa_usage) == (0.41, 0.95)
+
+
+def test_hybrid_models_tell_their_other_pools_and_plain_models_tell_none() -> None:
+    swa, mamba, plain = (
+        only_rank(name) for name in ("0.5.12_swa1-healthy", "0.5.12_mamba1-healthy", "0.5.12_prio1-bigqueue")
+    )
+    assert swa.swa_usage == pytest.approx(0.41, abs=0.005)
+    assert mamba.mamba_usage == pytest.approx(0.69, abs=0.005)
+    assert (swa.mamba_usage, mamba.swa_usage) == (None, None)
+    assert (plain.swa_usage, plain.mamba_usage) == (None, None)
+
+
+def test_an_idle_hybrid_pool_is_empty_and_not_missing() -> None:
+    (rank,) = facts.read("sglang:swa_token_usage 0.0\nsglang:swa_available_tokens 4096\n").ranks
+    assert rank.swa_usage == 0.0
+
+
+def test_the_first_releases_keep_their_last_figures_when_idle() -> None:
+    assert only_rank("0.3.6.post3_tp8-idle").running == 37
+
+
+def test_old_releases_leave_untold_what_they_cannot_tell() -> None:
+    basic = {"running", "queued", "full_usage", "used_tokens", "generation_throughput"}
+    assert told(only_rank("0.3.6.post3_dp2-bigqueue")) == basic
+    assert told(only_rank("0.4.3.post4_tp8-healthy")) == basic
+    assert told(only_rank("0.4.6.post5_dp2-bigqueue")) == basic | {"grammar_queued"}
+    assert told(only_rank("0.4.9.post6_tp8-retract")) == basic | {"grammar_queued", "retracted_requests"}
+
+
+def test_queues_of_disaggregated_serving_are_read_under_every_release_s_name() -> None:
+    assert only_rank("0.5.3.post3_pdprefill-bigqueue").queues == {"prealloc": 311, "inflight": 64, "transfer": 0}
+    assert only_rank("0.5.12_pdprefill-healthy").queues == {"bootstrap": 2, "inflight": 9, "prealloc": 0, "transfer": 0}
+    decode = only_rank("0.5.12_pddecode-bigqueue").queues
+    assert (decode["prealloc"], decode["transfer"]) == (1400, 256)
+
+
+def test_queues_that_are_declared_and_never_written_are_not_read() -> None:
+    assert "num_prefill_infight_queue_reqs" in (PAGES / "0.4.6.post5_pdprefill-bigqueue.prom").read_text()
+    assert only_rank("0.4.6.post5_pdprefill-bigqueue").queues == {}
+
+
+def test_dead_gauges_and_the_gauge_of_the_last_event_tell_nothing() -> None:
+    text = (
+        "sglang:is_cuda_graph 0\nsglang:utilization -1\nsglang:num_paused_reqs 3\n"
+        'sglang:num_retracted_reqs{pid="7",tp_rank="0"} 5\n'
+    )
+    assert facts.read(text) == Scrape(ranks=[])
+
+
+def test_a_counter_nobody_incremented_is_zero_where_its_release_is_known_to_count() -> None:
+    quiet = 'sglang:realtime_tokens_total{mode="decode",dp_rank="1"} 5\n'
+    (rank,) = facts.read(quiet).ranks
+    assert (rank.dp, rank.retracted_requests) == (1, 0)
+    assert facts.read(quiet).aborted_requests == 0
+    assert facts.read("sglang:num_running_reqs 1\n").ranks[0].retracted_requests is None
+    assert facts.read("sglang:num_running_reqs 1\n").aborted_requests is None
+
+
+def test_passes_of_a_prefill_graph_are_no_decode_passes() -> None:
+    text = "".join(
+        f'sglang:cuda_graph_passes_total{{mode="{mode}"}} {n}\n'
+        for mode, n in (("decode_none", 1), ("decode_cuda_graph", 2), ("prefill_none", 4), ("prefill_cuda_graph", 8))
+    )
+    (rank,) = facts.read(text).ranks
+    assert (rank.eager_passes, rank.graph_passes) == (1, 2)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_a_gauge_that_is_no_number_tells_nothing(value: str) -> None:
+    (rank,) = facts.read(f"sglang:num_running_reqs 2\nsglang:num_queue_reqs {value}\n").ranks
+    assert (rank.running, rank.queued) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "retracted", "admitted"),
+    [
+        ("recorded-0.5.23-retract", 10, 284),
+        ("recorded-0.5.9-retract", 6, 234),
+        ("recorded-0.4.9.post6-big_queue", 0, None),
+    ],
+)
+def test_a_recorded_server_counts_the_retractions_that_its_log_has(
+    name: str, retracted: int, admitted: int | None
+) -> None:
+    rank = only_rank(name)
+    assert (rank.retracted_requests, rank.admitted_requests) == (retracted, admitted)
+
+
+def test_a_label_dp_rank_outside_the_scheduler_makes_no_rank() -> None:
+    assert (
+        'eviction_duration_seconds_count{cache_type="UnifiedRadixCache",dp_rank="0"'
+        in (PAGES / "recorded-0.5.23-retract.prom").read_text()
+    )
+    assert only_rank("recorded-0.5.23-retract").dp is None
+
+
+def test_a_recorded_server_with_two_dp_ranks_has_two_ranks() -> None:
+    assert [rank.dp for rank in page("recorded-0.5.23-dp2").ranks] == [0, 1]
+
+
+def test_before_the_first_request_only_constants_are_told() -> None:
+    constants = {"kv_pool_tokens", "available_gpu_memory_gb", "graph_memory_gb", "weight_memory_gb", "kv_memory_gb"}
+    assert told(only_rank("recorded-0.5.23-starting")) == constants
+    assert told(only_rank("recorded-0.5.9-starting")) == {"admitted_requests"}
+
+
+def test_names_that_lost_their_colon_are_read_the_same() -> None:
+    text = (PAGES / "0.5.23_tp8-retract.prom").read_text()
+    assert facts.read(text.replace("sglang:", "sglang_")) == facts.read(text)
+
+
+def test_the_page_of_v1_loads_gives_what_it_has() -> None:
+    scrape = page("0.5.23_v1loads-dp2-bigqueue")
+    assert [(rank.dp, rank.running, rank.kv_pool_tokens) for rank in scrape.ranks] == [
+        (0, 231, 1_040_384),
+        (1, 231, 1_040_384),
+    ]
+    assert scrape.unrecognised == 0
+
+
+@pytest.mark.parametrize("text", ["", "# EOF\n", "process_cpu_seconds_total 3\n", "sglang_tuning_up 1\n", "<html>\n"])
+def test_a_page_without_a_series_of_sglang_has_no_ranks(text: str) -> None:
+    assert facts.read(text) == Scrape(ranks=[])
+
+
+def test_progress_moves_with_tokens_and_requests_and_not_with_scrapes() -> None:
+    before = 'sglang:generation_tokens_total 5\nsglang:http_requests_total{endpoint="/metrics"} 1\n'
+    scraped = before.replace("} 1", "} 2")
+    worked = before.replace("total 5", "total 6")
+    assert facts.read(before).progress == facts.read(scraped).progress
+    assert facts.read(before).progress != facts.read(worked).progress
+    assert facts.read("sglang:num_running_reqs 1\n").progress is None
+
+
+def test_the_model_and_the_role_are_read_from_labels() -> None:
+    scrape = page("0.5.12_pddecode-bigqueue")
+    assert (scrape.model_name, scrape.engine_type) == ("meta-llama/Llama-3.1-70B-Instruct", "decode")
+    assert page("0.5.12_prio1-bigqueue").engine_type == "unified"
+
+
+def test_the_role_is_untold_where_every_server_called_itself_unified() -> None:
+    text = (PAGES / "0.5.3.post3_pdprefill-bigqueue.prom").read_text()
+    assert 'engine_type="unified"' in text
+    assert facts.read(text).engine_type is None
+
+
+def test_aborted_requests_are_those_of_all_tokenizer_series() -> None:
+    text = 'sglang:num_aborted_requests_total{tenant="a"} 2\nsglang:num_aborted_requests_total{tenant="b"} 3\n'
+    assert facts.read(text).aborted_requests == 5
+    assert page("0.5.12_prio1-bigqueue").aborted_requests == 14
+
+
+def test_families_of_a_later_release_are_counted_and_those_of_known_ones_are_not() -> None:
+    assert {name.stem: facts.read(name.read_text()).unrecognised for name in PAGES.glob("*.prom")} == {
+        name.stem: 0 for name in PAGES.glob("*.prom")
+    }
+    new = "sglang:brand_new 1\n" + "".join(f"sglang:other_seconds_{part} 1\n" for part in ("bucket", "count", "sum"))
+    assert facts.read(new).unrecognised == 2
+
+
+def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists() -> None:
+    rows = facts.describe()
+    described = {fact.split(".")[0] for fact, *_ in rows}
+    per_rank = {field.name for field in fields(RankFigures)} - {"dp"}
+    assert described == per_rank | {"progress", "aborted_requests"}
+    pages = "".join(name.read_text() for name in PAGES.glob("*.prom"))
+    untold_here = {"sglang:num_retractions_sum"}  # 0.5.4 to 0.5.6, of which there is no page
+    assert {metric for _, metric, *_ in rows if f"{metric}{{" not in pages} <= untold_here | {
+        "sglang:time_to_first_token_seconds_count",
+        "sglang:inter_token_latency_seconds_count",
+    }
+    assert all(versions.count("-") == 1 and aggregation for _, _, versions, aggregation in rows)
+
+
+@given(st.text(alphabet='sglang:num_runigqeuot{}dp_rank="0123" \n.-', max_size=300))
+def test_no_page_raises(text: str) -> None:
+    facts.read(text)
+
+
+@pytest.mark.parametrize("rank", ["", "x", "-1", "²", "9" * 5000])
+def test_a_rank_that_is_no_rank_is_no_rank(rank: str) -> None:
+    assert [figures.dp for figures in facts.read(f'sglang:num_running_reqs{{dp_rank="{rank}"}} 1\n').ranks] == [None]

@@ -1,0 +1,187 @@
+"""The printed arguments of a server, read back; Python's own parser is the judge where it can be."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.sglang.serverargs import is_secret, parse_server_args
+
+LOGS = Path(__file__).parent / "data" / "logs"
+SECRETS = {"api_key", "admin_api_key", "ssl_keyfile", "ssl_keyfile_password", "hf_token"} | {
+    "watermark_config",
+    "watermark_key",
+    "watermark_key_b",
+}
+
+
+def printed(version: str) -> str:
+    [line] = [text for text in (LOGS / f"{version}.log").read_text().splitlines() if "] server_args=" in text]
+    return line.split("] ", 1)[1]
+
+
+def judged(text: str) -> dict[str, object]:
+    """What Python's parser makes of the printed arguments."""
+    tree = ast.parse(text.split("=", 1)[1], mode="eval").body
+    if isinstance(tree, ast.Call):
+        pairs = {keyword.arg or "": keyword.value for keyword in tree.keywords}
+        return {name: ast.literal_eval(value) for name, value in pairs.items() if not isinstance(value, ast.Call)}
+    value = ast.literal_eval(tree)
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize("version", sorted(path.stem for path in LOGS.glob("0.*.log")))
+def test_every_argument_of_every_release_has_the_value_python_reads(version: str) -> None:
+    args = parse_server_args(printed(version))
+    assert args is not None
+    expected = {name: value for name, value in judged(printed(version)).items() if name not in SECRETS}
+    assert {name: args[name] for name in expected} == expected
+    assert not SECRETS & args.keys()
+
+
+def test_the_nested_values_of_a_dict_keep_their_shape() -> None:
+    text = "server_args={'a': {'b': [1, 2, {'c': None}], 'd': {}}, 'e': [], 'f': ('x', 'y'), 'g': -1.5e-3, 'h': True}"
+    assert parse_server_args(text) == {
+        "a": {"b": [1, 2, {"c": None}], "d": {}},
+        "e": [],
+        "f": ["x", "y"],
+        "g": -0.0015,
+        "h": True,
+    }
+
+
+def test_enums_infinities_and_unresolved_defaults_are_values() -> None:
+    text = (
+        "server_args=ServerArgs(mode=<Mode.NULL: 'null'>, limit=inf, low=-inf, odd=nan, "
+        "prefixes=dataclasses.field(default_factory=list), inner=Config(bs=[1, 2], kind='x'), last=7)"
+    )
+    assert parse_server_args(text) == {
+        "mode": "null",
+        "limit": math.inf,
+        "low": -math.inf,
+        "odd": None,
+        "prefixes": None,
+        "inner": {"bs": [1, 2], "kind": "x"},
+        "last": 7,
+    }
+
+
+def test_quotes_commas_and_brackets_inside_strings_end_nothing() -> None:
+    text = r"""server_args={'path': "/srv/o'brien, (x) [y]/m", 'json': '{"a": "b, c"}', 'escaped': 'it\'s', 'n': 1}"""
+    assert parse_server_args(text) == {
+        "path": "/srv/o'brien, (x) [y]/m",
+        "json": '{"a": "b, c"}',
+        "escaped": "it's",
+        "n": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key",
+        "admin_api_key",
+        "hf_token",
+        "auth_token",
+        "token",
+        "ssl_keyfile",
+        "ssl_keyfile_password",
+        "client_secret",
+        "aws_credentials",
+        "PASSWORD",
+        "access_token",
+    ],
+)
+def test_a_secret_is_dropped_in_either_form(name: str) -> None:
+    for text in (
+        f"server_args=ServerArgs({name}='sk-live, (1)', port=1)",
+        f"server_args={{'{name}': 'sk-live, (1)', 'port': 1}}",
+        f"server_args={{'port': 1, 'nested': {{'{name}': 'sk-live'}}}}",
+        f"server_args={{'port': 1, 'deep': [{{'{name}': 'sk-live'}}]}}",
+        f"server_args={{'{name}': 'sk-live cut off",
+    ):
+        assert "sk-live" not in repr(parse_server_args(text))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "['--api-key', 'sk-live']",
+        '\'{"secret_access_key": "sk-live"}\'',
+        "'redis://user:sk-live@cache:6379'",
+        "<object with password=sk-live>",
+        "'Bearer sk-live'",
+    ],
+)
+def test_a_secret_inside_another_value_is_redacted(value: str) -> None:
+    args = parse_server_args(f"server_args={{'extra': {value}, 'port': 1}}")
+    assert args == {"extra": "<redacted>", "port": 1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_total_tokens",
+        "max_prefill_tokens",
+        "num_reserved_decode_tokens",
+        "tokenizer_path",
+        "tokenizer_worker_num",
+        "speculative_token_map",
+        "bucket_time_to_first_token",
+        "max_total_num_tokens",
+        "speculative_num_draft_tokens",
+        "load_format",
+    ],
+)
+def test_a_count_of_tokens_is_no_secret(name: str) -> None:
+    assert not is_secret(name)
+    assert parse_server_args(f"server_args=ServerArgs({name}=16384)") == {name: 16384}
+
+
+def test_a_line_cut_off_gives_the_arguments_before_the_cut() -> None:
+    whole = parse_server_args(printed("0.5.23"))
+    cut = parse_server_args(printed("0.5.23")[:9000])
+    assert whole is not None
+    assert cut is not None
+    assert 100 < len(cut) < len(whole)
+    assert {name: whole[name] for name in cut} == cut
+
+
+@pytest.mark.parametrize(
+    "text", ["", "server_args=", "server_args=None", "server_args={}", "server_args=ServerArgs()", "x"]
+)
+def test_a_line_without_arguments_gives_none(text: str) -> None:
+    assert parse_server_args(text) is None
+
+
+def test_deep_and_endless_nesting_ends() -> None:
+    args = parse_server_args("server_args={'a': 1, 'b': " + "[" * 5000 + "]" * 5000 + ", 'c': 2}")
+    assert args is not None
+    assert (args["a"], args["c"]) == (1, 2)
+    assert parse_server_args("server_args={'a': 1, 'b': " + "{'x': " * 5000) == {"a": 1}
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for head in ("", "server_args=ServerArgs(", "server_args={'a': ", "server_args={"):
+        parse_server_args(head + text)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text("abc '\"\\,=:(){}[]<>\n", max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text("abcxyz_", min_size=1, max_size=6), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["tp_size", "port", "model", "extra", "bs"]), VALUES, min_size=1))
+def test_any_printed_dict_is_read_as_python_reads_it(args: dict[str, object]) -> None:
+    assert parse_server_args(f"server_args={args!r}") == args

@@ -1,0 +1,202 @@
+"""`/server_info` and `/v1/loads`: JSON in, plain figures out, no secret among them.
+
+The answers are cut down by hand from recorded ones of 0.5.9 and 0.5.23; the flat one is written after 0.4.3's source.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.sglang.serverinfo import Load, RankInfo, parse_loads, parse_server_info, without_secrets
+
+STATE_0_5_23 = {
+    "schedule_conservativeness": 1.0,
+    "effective_max_running_requests_per_dp": 2048,
+    "last_gen_throughput": 30.6386982590881,
+    "memory_usage": {
+        "weight": 0.003,
+        "kvcache": 0.004,
+        "startup_available": 18.505,
+        "token_capacity": 16384,
+        "graph": {"prefill": 0.5, "decode": 1.25},
+    },
+    "decode_cuda_graph_bs": [1, 2, 4],
+}
+ANSWER_0_5_23 = {
+    "model_path": "m",
+    "schedule_conservativeness": 1.0,
+    "max_running_requests": None,
+    "dp_size": 2,
+    "cuda_graph_config": {"decode": {"max_bs": 32}},
+    "api_key": "sk-very-secret",
+    "launch_command": "--model-path m --api-key sk-very-secret",
+    "status": "ready",
+    "max_total_num_tokens": 16384,
+    "scheduler_pids": [12675, 12676],
+    "internal_states": [STATE_0_5_23, {**STATE_0_5_23, "effective_max_running_requests_per_dp": 1024}],
+    "version": "0.5.23",
+}
+STATE_0_5_9 = {
+    "last_gen_throughput": 763.236060607523,
+    "memory_usage": {"weight": -0.01, "kvcache": 0.0, "token_capacity": 2048, "graph": 0},
+    "effective_max_running_requests_per_dp": 1024,
+}
+
+
+def test_an_answer_of_a_later_release_is_read_with_a_rank_for_every_internal_state() -> None:
+    info = parse_server_info(json.dumps(ANSWER_0_5_23))
+    assert info is not None
+    assert (info.version, info.status, info.max_total_num_tokens) == ("0.5.23", "ready", 16384)
+    assert info.ranks[0] == RankInfo(
+        max_running_requests=2048,
+        generation_throughput=30.6386982590881,
+        weight_gb=0.003,
+        kv_cache_gb=0.004,
+        graph_gb=1.75,
+        startup_available_gb=18.505,
+        token_capacity=16384,
+        graph_batch_sizes=(1, 2, 4),
+    )
+    assert info.max_running_requests == 1024
+    assert info.args == {
+        "model_path": "m",
+        "schedule_conservativeness": 1.0,
+        "max_running_requests": None,
+        "dp_size": 2,
+        "cuda_graph_config": {"decode": {"max_bs": 32}},
+    }
+
+
+def test_graph_memory_is_one_figure_in_0_5_9_and_cuda_graph_before() -> None:
+    later = parse_server_info(json.dumps({"version": "0.5.9", "internal_states": [STATE_0_5_9]}))
+    earlier = parse_server_info(
+        json.dumps({"version": "0.4.9", "internal_states": [{"memory_usage": {"cuda_graph": 2.06}}]})
+    )
+    assert later is not None
+    assert earlier is not None
+    assert (later.ranks[0].graph_gb, earlier.ranks[0].graph_gb) == (0.0, 2.06)
+    assert earlier.max_running_requests is None
+
+
+def test_the_flat_answer_of_0_4_3_is_one_rank_among_the_arguments() -> None:
+    flat = {"model_path": "m", "schedule_policy": "fcfs", "last_gen_throughput": 12.5, "max_total_num_tokens": 4096}
+    info = parse_server_info(json.dumps(flat))
+    assert info is not None
+    assert info.args == {"model_path": "m", "schedule_policy": "fcfs"}
+    assert info.ranks == [RankInfo(generation_throughput=12.5)]
+    assert info.max_total_num_tokens == 4096
+
+
+def test_no_secret_leaves_an_answer() -> None:
+    secret = "sk-very-secret"
+    args = {
+        "api_key": secret,
+        "admin_api_key": secret,
+        "ssl_keyfile": secret,
+        "ssl_keyfile_password": secret,
+        "hf_token": secret,
+        "client_secret": secret,
+        "credentials": secret,
+        "hicache_storage_backend_extra_config": json.dumps({"access_key": secret}),
+        "otlp_traces_endpoint": f"http://user:{secret}@collector:4317",
+        "nested": {"inner": [{"password": secret}, "--api-key", secret]},
+        "launch_command": f"--api-key {secret}",
+    }
+    info = parse_server_info(json.dumps({**ANSWER_0_5_23, **args, "internal_states": [args]}))
+    assert info is not None
+    assert secret not in repr(info)
+    assert info.args["dp_size"] == 2
+
+
+def test_limits_in_tokens_are_no_secrets() -> None:
+    args = {"max_total_tokens": 1, "num_reserved_decode_tokens": 2, "tokenizer_path": "m", "max_prefill_tokens": 3}
+    assert without_secrets(args) == args
+
+
+LOAD = {
+    "dp_rank": 1,
+    "num_running_reqs": 231,
+    "num_waiting_reqs": 2603,
+    "num_used_tokens": 905134,
+    "max_total_num_tokens": 1040384,
+    "max_running_requests": 4096,
+    "token_usage": 0.87,
+    "gen_throughput": 4801.22,
+    "memory": {"weight_gb": 16.46, "kv_cache_gb": 39.69, "graph_gb": 2.06, "token_capacity": 1040384},
+    "queues": {"waiting": 2600, "retracted": 3},
+}
+
+
+@pytest.mark.parametrize("answer", [{"version": "0.5.23", "loads": [LOAD]}, [LOAD]])
+def test_loads_are_read_for_every_dp_rank(answer: Any) -> None:
+    assert parse_loads(json.dumps(answer)) == [
+        Load(
+            dp=1,
+            running=231,
+            waiting=2603,
+            max_running_requests=4096,
+            used_tokens=905134,
+            max_total_num_tokens=1040384,
+            token_usage=0.87,
+            generation_throughput=4801.22,
+            weight_gb=16.46,
+            kv_cache_gb=39.69,
+            graph_gb=2.06,
+            queues={"waiting": 2600, "retracted": 3},
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Internal Server Error",
+        '{"detail":"Not Found"}',
+        "null",
+        "[]",
+        "3",
+        '"version"',
+        "[" * 200_000,
+        b"\xff\xfe\xfa",
+        "1" * 9000,
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_what_is_no_answer_is_none_and_no_loads(text: str | bytes) -> None:
+    assert parse_server_info(text) is None
+    assert parse_loads(text) == []
+
+
+def test_odd_figures_are_untold() -> None:
+    state = {
+        "effective_max_running_requests_per_dp": True,
+        "last_gen_throughput": "fast",
+        "memory_usage": {"weight": float("nan"), "token_capacity": 10**400, "kvcache": None},
+        "decode_cuda_graph_bs": "all",
+    }
+    info = parse_server_info(json.dumps({"version": 5, "max_total_num_tokens": -1, "internal_states": [state, 7]}))
+    assert info is not None
+    assert (info.version, info.max_total_num_tokens, info.ranks) == (None, None, [RankInfo()])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*STATE_0_5_23, *LOAD, "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*ANSWER_0_5_23, *STATE_0_5_9, "loads"]), json_values))
+def test_no_json_raises(answer: dict[str, Any]) -> None:
+    text = json.dumps(answer)
+    parse_server_info(text)
+    parse_loads(text)
+    parse_loads(json.dumps(list(answer.values())))
