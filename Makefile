@@ -49,6 +49,10 @@ test: system install ## every test, with real Prometheus, Alertmanager and Chrom
 bench: system install ## figures against peers, in one run
 	$(BIN)/python -m bench
 
+.PHONY: fuzz
+fuzz: install ## ten million spoiled lines, ten minutes at most
+	$(BIN)/python -m fuzz $(FUZZ)
+
 .PHONY: generate
 generate: install ## rules, Alertmanager's configuration and dashboards from the table of diagnoses
 	$(BIN)/sglang-tuning-exporter generate

@@ -5,67 +5,109 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.config import UsageError, add_arguments, resolve
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PROGRAM = "sglang-tuning-exporter"
 USAGE_STATUS = 2
+BROKEN_PIPE_STATUS = 141  # what a shell says of a program that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. A user's mistake is one line on stderr and status 2."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    arguments = _parser().parse_args(argv)
     try:
+        arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
     except UsageError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
         return USAGE_STATUS
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough of it. The signal itself stays ignored, as Python has it: it would end a
+        # server whose client hangs up.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_STATUS
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM, description="Watches an SGLang server, says what limits it, and names the flag to change."
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="watch a server and serve /metrics", description="Watch a server and serve /metrics and a page.")
+    serve = commands.add_parser(
+        "serve", help="watch a server and serve /metrics", description="Watch a server and serve /metrics and a page."
+    )
     add_arguments(serve)
     serve.set_defaults(run=_serve)
 
     replay = commands.add_parser("replay", help="serve a recorded SGLang as if it were live")
     replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
     replay.add_argument("--speed", type=float, default=1.0, metavar="TIMES", help="how many times as fast (default 1)")
-    replay.add_argument("--listen-address", default="127.0.0.1:30000", metavar="HOST:PORT", help="where /metrics is served")
-    replay.add_argument("--log-file", type=Path, metavar="PATH", help="where the log grows (default: a new temporary file)")
+    replay.add_argument(
+        "--listen-address", default="127.0.0.1:30000", metavar="HOST:PORT", help="where /metrics is served"
+    )
+    replay.add_argument(
+        "--log-file", type=Path, metavar="PATH", help="where the log grows (default: a new temporary file)"
+    )
     replay.add_argument("--loop", action="store_true", help="start over at the end, as a restarted server would")
     replay.set_defaults(run=_replay)
 
-    notify = commands.add_parser("notify", help="print Alertmanager's notifications as text", description="A webhook receiver that prints.")
-    notify.add_argument("--listen-address", default="127.0.0.1:9742", metavar="HOST:PORT", help="where Alertmanager posts to")
+    notify = commands.add_parser(
+        "notify", help="print Alertmanager's notifications as text", description="A webhook receiver that prints."
+    )
+    notify.add_argument(
+        "--listen-address", default="127.0.0.1:9742", metavar="HOST:PORT", help="where Alertmanager posts to"
+    )
     notify.set_defaults(run=_notify)
 
     generate = commands.add_parser("generate", help="write the rules and dashboards from the table of diagnoses")
-    generate.add_argument("--check", action="store_true", help="write nothing; fail when a file is not what would be written")
-    generate.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where alerts/ and dashboards/ lie (default: here)")
-    generate.add_argument("--time-scale", type=float, default=1.0, metavar="TIMES", help="divide every duration in the rules, for a replay at that speed")
+    generate.add_argument(
+        "--check", action="store_true", help="write nothing; fail when a file is not what would be written"
+    )
+    generate.add_argument(
+        "--output", type=Path, default=Path(), metavar="DIR", help="where alerts/ and dashboards/ lie (default: here)"
+    )
+    generate.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="TIMES",
+        help="divide every duration in the rules, for a replay at that speed",
+    )
     generate.set_defaults(run=_generate)
 
-    demo = commands.add_parser("demo", help="a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives")
+    demo = commands.add_parser(
+        "demo", help="a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives"
+    )
     demo.add_argument("--recording", default="retract", metavar="DIR", help="what to replay (default retract)")
-    demo.add_argument("--profile", default=DEFAULT_PROFILE, metavar="PROFILE", help=f"the exporter's profile (default {DEFAULT_PROFILE})")
+    demo.add_argument(
+        "--profile",
+        default=DEFAULT_PROFILE,
+        metavar="PROFILE",
+        help=f"the exporter's profile (default {DEFAULT_PROFILE})",
+    )
     demo.add_argument("--speed", type=float, default=10.0, metavar="TIMES", help="how many times as fast (default 10)")
-    demo.add_argument("--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)")
+    demo.add_argument(
+        "--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)"
+    )
     demo.set_defaults(run=_demo)
     return parser
 
@@ -88,7 +130,11 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     directory = replay.packaged(arguments.directory) if _is_name(arguments.directory) else Path(arguments.directory)
     return replay.run(
-        directory, speed=arguments.speed, listen_address=arguments.listen_address, log_file=arguments.log_file, loop=arguments.loop
+        directory,
+        speed=arguments.speed,
+        listen_address=arguments.listen_address,
+        log_file=arguments.log_file,
+        loop=arguments.loop,
     )
 
 

@@ -1,20 +1,22 @@
-"""Every setting of `serve`: one table, from which the flags, the environment variables and the keys of the config file come.
+"""Every setting of `serve`: one table for the flags, the environment variables and the keys of the config file.
 
-Order: flag, environment (`SGLANG_TUNING_…`), config file, default. A wrong value is a `UsageError`: one line that names the key, the value and the remedy.
+Order: flag, environment (`SGLANG_TUNING_…`), config file, default. A wrong value is a `UsageError`: one line that names
+the key, the value and the remedy.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 DEFAULT_PORT = 9741
@@ -56,32 +58,34 @@ class Config:
         return None if self.sglang_url is None else self.sglang_url + self.metrics_path
 
 
-def parse_address(key: str, value: str) -> Address:
+def parse_address(key: str, value: Any) -> Address:
     """`host:port`, `:port` or `[v6]:port` as an `Address`. Raises `UsageError`."""
-    match = re.fullmatch(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:]*)):(?P<port>\d{1,5})", value.strip())
+    match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", _word(value))
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"{key}={value}: give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
     return Address(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
 
 
 def _url(key: str, value: Any) -> str:
-    text = str(value).strip().rstrip("/")
-    parts = urlsplit(text)
+    text = _word(value).rstrip("/")
+    if "@" in text:
+        raise UsageError(
+            f"{key}=…@{text.rpartition('@')[2]}: a password does not belong in an address; use --api-key-file"
+        )
     try:
-        port_is_right = parts.port is None or parts.port > 0
+        parts = urlsplit(text)
+        is_right = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        port_is_right = False
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_right or parts.query or parts.fragment:
+        is_right = False
+    if not is_right or any(c in "?#" or c.isspace() or not c.isprintable() for c in text):
         raise UsageError(f"{key}={value}: give the server's address, such as http://127.0.0.1:30000")
-    if parts.username or parts.password:
-        raise UsageError(f"{key}=…@{parts.hostname}: a password does not belong in an address; use --api-key-file")
     return text
 
 
 def _paths(key: str, value: Any) -> tuple[str, ...]:
-    values = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
-    paths = tuple(item.strip() for item in values if item.strip())
-    if not paths:
+    values = value if isinstance(value, (list, tuple)) else _word(value).split(",")
+    paths = tuple(_word(item) for item in values)
+    if not paths or "" in paths:
         raise UsageError(f"{key}={value}: give a path, a glob, or - for standard input")
     if paths.count("-") > 1:
         raise UsageError(f"{key}={value}: standard input can be read only once")
@@ -89,15 +93,15 @@ def _paths(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _profile(key: str, value: Any) -> str:
-    if value not in PROFILES:
+    if _word(value) not in PROFILES:
         raise UsageError(f"{key}={value}: give one of {', '.join(PROFILES)}")
-    return str(value)
+    return _word(value)
 
 
 def _seconds(key: str, value: Any) -> float:
     try:
-        seconds = float(value)
-    except (TypeError, ValueError):
+        seconds = float(_word(value))
+    except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 300:
         raise UsageError(f"{key}={value}: give seconds above 0 and up to 300")
@@ -109,33 +113,45 @@ def _switch(key: str, value: Any) -> bool:
         return value
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     try:
-        return known[str(value).strip().lower()]
+        return known[_word(value).lower()]
     except KeyError:
         raise UsageError(f"{key}={value}: give true or false") from None
 
 
 def _path_of_metrics(key: str, value: Any) -> str:
-    if not str(value).startswith("/") or any(c.isspace() for c in str(value)):
+    text = _word(value)
+    if not text.startswith("/") or any(c in "?#@" or c.isspace() or not c.isprintable() for c in text):
         raise UsageError(f"{key}={value}: give a path that starts with /, such as /metrics")
-    return str(value)
+    return text
 
 
-def _readable(key: str, value: Any) -> Path:
-    path = Path(str(value))
-    if not os.access(path, os.R_OK) or path.is_dir():
-        raise UsageError(f"{key}={value}: cannot be read; give a file that holds the key and that this user may read")
+def _key_file(key: str, value: Any) -> Path:
+    path = Path(_word(value))
+    try:
+        secret = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):  # missing, a directory, not text
+        secret = ""
+    if not secret or not secret.isprintable():
+        raise UsageError(
+            f"{key}={value}: give a file that holds the key as one line of text and that this user may read"
+        )
     return path
+
+
+def _word(value: Any) -> str:
+    """Take a flag's or variable's text, or a scalar of YAML, as text; empty for what is neither."""
+    return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. `check(key, value)` turns a flag's, variable's or file's value into the field's, or raises `UsageError`."""
+    """One setting. `check(key, value)` turns what a source says into the field's value, or raises `UsageError`."""
 
     name: str
     check: Callable[[str, Any], Any]
     default: Any
-    metavar: str
     help: str
+    metavar: str = ""
     repeatable: bool = False
     switch: bool = False
 
@@ -151,21 +167,70 @@ class Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("sglang_url", _url, None, "URL", "the SGLang server, such as http://127.0.0.1:30000; without it only the log is read"),
-    Option("log_file", _paths, (), "PATH|GLOB|-", "the server's log; may be given again; - is standard input", repeatable=True),
-    Option("profile", _profile, DEFAULT_PROFILE, "|".join(PROFILES), "what this server is for: the same figure means different things"),
-    Option("listen_address", parse_address, Address("0.0.0.0", DEFAULT_PORT), "HOST:PORT", "where to serve /metrics and the page"),  # noqa: S104
-    Option("scrape_timeout", _seconds, 10.0, "SECONDS", "longest wait for SGLang when the scraper announces no timeout of its own"),
-    Option("metrics_path", _path_of_metrics, "/metrics", "PATH", "where SGLang's exposition lies under its address"),
-    Option("passthrough", _switch, True, "", "leave SGLang's own series out of our /metrics", switch=True),
-    Option("from_start", _switch, False, "", "read existing logs from their start instead of their end", switch=True),
-    Option("api_key_file", _readable, None, "FILE", "file with SGLang's --api-key, sent as a bearer token"),
-)  # fmt: skip
+    Option(
+        "sglang_url",
+        _url,
+        default=None,
+        metavar="URL",
+        help="the SGLang server, such as http://127.0.0.1:30000; without it only the log is read",
+    ),
+    Option(
+        "log_file",
+        _paths,
+        default=(),
+        metavar="PATH|GLOB|-",
+        help="the server's log; may be given again; - is standard input",
+        repeatable=True,
+    ),
+    Option(
+        "profile",
+        _profile,
+        default=DEFAULT_PROFILE,
+        metavar="|".join(PROFILES),
+        help="what this server is for: the same figure means different things",
+    ),
+    Option(
+        "listen_address",
+        parse_address,
+        default=Address("0.0.0.0", DEFAULT_PORT),  # noqa: S104 - as every exporter
+        metavar="HOST:PORT",
+        help="where to serve /metrics and the page",
+    ),
+    Option(
+        "scrape_timeout",
+        _seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="longest wait for SGLang; the timeout that the scraper announces shortens it",
+    ),
+    Option(
+        "metrics_path",
+        _path_of_metrics,
+        default="/metrics",
+        metavar="PATH",
+        help="where SGLang's exposition lies under its address",
+    ),
+    Option("passthrough", _switch, default=True, help="leave SGLang's own series out of our /metrics", switch=True),
+    Option(
+        "from_start",
+        _switch,
+        default=False,
+        help="read existing logs from their start instead of their end",
+        switch=True,
+    ),
+    Option(
+        "api_key_file",
+        _key_file,
+        default=None,
+        metavar="FILE",
+        help="file with SGLang's --api-key, sent as a bearer token",
+    ),
+)
 assert tuple(option.name for option in OPTIONS) == tuple(field.name for field in fields(Config))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a flag for every option, and `--config`. Defaults stay out, so that environment and file can speak."""
+    """Give `parser` every flag, and `--config`; no defaults, so that environment and file can speak."""
     for option in OPTIONS:
         words = f"{option.help} [{option.variable}]"
         if option.switch:
@@ -176,13 +241,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(option.flag, dest=option.name, action="append", metavar=option.metavar, help=words)
         else:
             parser.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=words)
-    parser.add_argument("--config", metavar="FILE.yml", help=f"a YAML file with the same keys [{ENVIRONMENT_PREFIX}CONFIG]")
+    parser.add_argument(
+        "--config", metavar="FILE.yml", help=f"a YAML file with the same keys [{ENVIRONMENT_PREFIX}CONFIG]"
+    )
 
 
 def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """The settings in force from parsed flags, the environment and the config file they name. Raises `UsageError`."""
-    path = arguments.config or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
-    stored = _read_file(path) if path else {}
+    """Give the settings in force from parsed flags, environment and the config file they name. Raises `UsageError`."""
+    path = arguments.config if arguments.config is not None else environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    stored = _read_file(path or "") if path or arguments.config is not None else {}
     values: dict[str, Any] = {}
     for option in OPTIONS:
         given = getattr(arguments, option.name)
@@ -207,9 +274,9 @@ def _read_file(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2025-13-01
         reason = " ".join(str(error).split())[:160]
-        raise UsageError(f"--config={path}: not YAML ({reason})") from None
+        raise UsageError(f"--config={path}: not YAML ({reason}); write one 'key: value' on each line") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -1,10 +1,15 @@
-"""Counting events, not lines: TP ranks repeat what happened once, and a failure is printed more than once. Pure; times are seconds on the caller's clock."""
+"""Counting events, not lines: TP ranks repeat what happened once, and a failure is printed more than once.
+
+Pure; times are seconds on the caller's clock.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal
 
-from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Rank, Retraction
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Rank, Retraction
 
 REPEAT_SECONDS = 10.0  # ranks print the same event within milliseconds; a slow log shipper adds seconds
 _MOST_KEYS = 512
@@ -13,18 +18,25 @@ _MOST_KEYS = 512
 class RetractionLedger:
     """Tells a new retraction from another TP rank's repetition of one.
 
-    Every TP rank prints every retraction (CENSUS §3, "who prints"), with the same figures. So the n-th line of one rank is the n-th line of another:
-    a line is a new event only when its rank has printed these figures more often than any rank before. DP and PP ranks are kept apart.
+    Every TP rank prints every retraction (CENSUS §3, "who prints"), with the same figures. So the n-th line of one rank
+    is the n-th line of another: a line is a new event only when its rank has printed these figures more often than any
+    rank before. DP and PP ranks are kept apart.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[object, ...], tuple[float, dict[int | None, int]]] = OrderedDict()
 
     def is_new(self, line: Retraction, now: float) -> bool:
-        """Whether `line` is an event that was not counted yet."""
+        """Say whether `line` is an event that was not counted yet."""
         key = (
-            line.rank.dp, line.rank.pp, line.requests, line.aborted, line.new_tokens_gained, line.ratio_before, line.ratio_after,
-        )  # fmt: skip
+            line.rank.dp,
+            line.rank.pp,
+            line.requests,
+            line.aborted,
+            line.new_tokens_gained,
+            line.ratio_before,
+            line.ratio_after,
+        )
         last, lines = self._seen.pop(key, (now, {}))
         if now - last > REPEAT_SECONDS:
             lines = {}
@@ -37,33 +49,46 @@ class RetractionLedger:
 
 
 class OutOfMemoryLedger:
-    """Counts a fatal failure once, however many ranks print it and however often (logged and raised, then again by the parent)."""
+    """Counts a fatal failure once, however many ranks print it and however often.
+
+    It is logged and raised, then raised again by the parent process, and not every line tells the phase.
+    """
 
     def __init__(self) -> None:
         self._last: dict[OutOfMemoryPhase, float] = {}
 
-    def is_new(self, line: OutOfMemory, now: float) -> bool:
-        """Whether `line` is a failure of its own. A line that does not tell its phase repeats any recent one."""
+    def judge(self, line: OutOfMemory, now: float) -> Literal["new", "repeated", "explained"]:
+        """Say what `line` is: a failure of its own, one counted before, or the phase of one counted as unknown.
+
+        A line that does not tell its phase repeats any recent failure.
+        """
         recent = {phase for phase, at in self._last.items() if now - at <= REPEAT_SECONDS}
+        if line.phase in recent or (line.phase == "unknown" and recent):
+            self._last.update(dict.fromkeys(recent if line.phase == "unknown" else {line.phase}, now))
+            return "repeated"
         self._last[line.phase] = now
-        return line.phase not in recent and not (line.phase == "unknown" and recent)
+        if recent == {"unknown"}:
+            del self._last["unknown"]
+            return "explained"
+        return "new"
 
     def forget(self) -> None:
-        """The server was started anew: what follows repeats nothing."""
+        """Start again with a new server: what follows repeats nothing."""
         self._last.clear()
 
 
 class StatsRanks:
     """Which TP rank's batch lines count, for every DP and PP rank: the lowest one that prints.
 
-    Only the stats rank prints, except that with `--enable-metrics-for-all-schedulers` every TP rank does in 0.4.9-0.5.9 (CENSUS §3).
+    Only the stats rank prints, except that with `--enable-metrics-for-all-schedulers` every TP rank does in 0.4.9-0.5.9
+    (CENSUS §3).
     """
 
     def __init__(self) -> None:
         self._lowest: dict[tuple[int | None, int | None], int] = {}
 
     def counts(self, rank: Rank) -> bool:
-        """Whether a batch line of `rank` is its scheduler's own and not a repetition."""
+        """Say whether a batch line of `rank` is its scheduler's own and not a repetition."""
         if rank.tp is None:
             return True
         key = (rank.dp, rank.pp)
@@ -74,5 +99,5 @@ class StatsRanks:
         return rank.tp == lowest
 
     def forget(self) -> None:
-        """The server was started anew, perhaps with other ranks."""
+        """Start again with a new server, perhaps with other ranks."""
         self._lowest.clear()

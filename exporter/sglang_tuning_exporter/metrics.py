@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -12,16 +12,20 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.findings import findings
 from sglang_tuning_exporter.guide.profiles import GIGABYTE
 from sglang_tuning_exporter.guide.table import DIAGNOSES, RuleOnly
-from sglang_tuning_exporter.signals import SIGNALS, STATES
 from sglang_tuning_exporter.sglang.events import LINE_KINDS, OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.state import RankState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.signals import SIGNALS, STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from sglang_tuning_exporter.state import RankState
+    from sglang_tuning_exporter.watcher import Watcher
 
 PREFIX = "sglang_tuning_"
 
 
 class WatcherCollector(Collector):
-    """Everything `sglang_tuning_*`. Names, labels and meanings are the project's contract with its rules and dashboards."""
+    """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -30,9 +34,14 @@ class WatcherCollector(Collector):
         """All families at one moment. A thing that this server cannot tell is absent."""
         with self._watcher.view() as now:
             families = [
-                *self._sources(), *self._server(), *self._ranks(now), *self._failures(), *self._states(), *self._findings(now),
+                *self._sources(),
+                *self._server(),
+                *self._ranks(now),
+                *self._failures(),
+                *self._states(),
+                *self._findings(now),
                 *self._thresholds(),
-            ]  # fmt: skip
+            ]
         return (family for family in families if family.samples)
 
     def _sources(self) -> Iterable[Metric]:
@@ -45,7 +54,9 @@ class WatcherCollector(Collector):
             {"metrics": words[config.sglang_url is not None], "log": words[bool(config.log_file)]},
         )
         up = _gauge("up", "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url.")
-        error = _gauge("scrape_error_info", "Why SGLang could not be scraped; only while sglang_tuning_up is 0.", "reason")
+        error = _gauge(
+            "scrape_error_info", "Why SGLang could not be scraped; only while sglang_tuning_up is 0.", "reason"
+        )
         if config.sglang_url is not None:
             up.add_metric([], float(health.up is True))
             if health.up is False:
@@ -64,7 +75,7 @@ class WatcherCollector(Collector):
             return
         file_up = _gauge("log_up", "Whether this log file is being followed.", "file")
         for status in health.files:
-            file_up.add_metric([status.path], float(status.up))
+            file_up.add_metric([_sound(status.path)], float(status.up))
         yield file_up
         last = _gauge("log_last_line_timestamp_seconds", "When the last line of the log arrived, in unix seconds.")
         if health.last_line_at is not None:
@@ -82,15 +93,17 @@ class WatcherCollector(Collector):
         state, facts = self._watcher.state, self._watcher.state.facts
         yield _info(
             "server",
-            "What runs: release, model and engine as the server tells them (empty: not told), and the profile it is judged by.",
+            "What runs: release, model and engine as told by the server (empty: not told), and the profile in force.",
             {
-                "version": facts.version or "",
-                "model_name": facts.model_name or "",
-                "engine_type": facts.engine_type or "",
+                "version": _sound(facts.version),
+                "model_name": _sound(facts.model_name),
+                "engine_type": _sound(facts.engine_type),
                 "profile": self._watcher.profile.name,
             },
         )
-        args = _gauge("server_arg", "A numeric argument of the running server, as resolved by it (switches are 0 or 1).", "arg")
+        args = _gauge(
+            "server_arg", "A numeric argument of the running server, as resolved by it (switches are 0 or 1).", "arg"
+        )
         for name, value in sorted(facts.shown_args.items()):
             args.add_metric([name], value)
         yield args
@@ -98,20 +111,32 @@ class WatcherCollector(Collector):
         starts.add_metric([], state.starts)
         yield starts
         reserve = _gauge(
-            "available_gpu_memory_bytes", "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
+            "available_gpu_memory_bytes",
+            "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server.",
+            *self._labels(),
         )
+        told = {
+            str(dp): gb
+            for dp, gb in sorted(facts.available_gb.items(), key=str)
+            if dp is not None and state.has_dp_ranks
+        }
         if facts.reserve_gb is not None:
-            reserve.add_metric([], facts.reserve_gb * GIGABYTE)
+            for dp_rank, gigabytes in (told or {"": facts.reserve_gb}).items():
+                reserve.add_metric([dp_rank] if state.has_dp_ranks else [], gigabytes * GIGABYTE)
         yield reserve
 
     def _ranks(self, now: float) -> Iterable[Metric]:
         facts, log = self._watcher.state.facts, bool(self._watcher.config.log_file)
         yield self._each("queued_requests", "Requests waiting (#queue-req, num_queue_reqs).", lambda r: r.queued)
         yield self._each("running_requests", "Requests running (#running-req, num_running_reqs).", lambda r: r.running)
-        yield self._each("running_requests_limit", "Requests that may run at once (max_running_requests).", lambda r: facts.running_limit(r.dp))
+        yield self._each(
+            "running_requests_limit",
+            "Requests that may run at once (max_running_requests).",
+            lambda r: facts.running_limit(r.dp),
+        )
         yield self._each(
             "queue_wait_seconds",
-            "Estimated wait of the last request in the queue: queued requests / requests admitted per second over the last minute.",
+            "Estimated wait of the last request in the queue: queued / admitted per second over the last minute.",
             lambda r: r.queue_wait_seconds(now),
         )
         usage = _gauge("token_usage_ratio", "Used share of a KV pool, 0-1 (token usage).", *self._labels("pool"))
@@ -120,9 +145,21 @@ class WatcherCollector(Collector):
                 if rank.states["activity"] != "unknown":
                     usage.add_metric([pool, *self._values(rank)], value)
         yield usage
-        yield self._each("kv_pool_tokens", "Tokens that the KV pool holds (max_total_num_tokens).", lambda r: facts.kv_pool_tokens.get(r.dp))
-        yield self._each("new_token_ratio", "Share of max_new_tokens that admission keeps room for (#new_token_ratio).", lambda r: r.new_token_ratio)
-        yield self._each("generation_tokens_per_second", "Generation throughput as last logged (gen throughput).", lambda r: r.generation_throughput)
+        yield self._each(
+            "kv_pool_tokens",
+            "Tokens that the KV pool holds (max_total_num_tokens).",
+            lambda r: facts.kv_pool_tokens.get(r.dp),
+        )
+        yield self._each(
+            "new_token_ratio",
+            "Share of max_new_tokens that admission keeps room for (#new_token_ratio).",
+            lambda r: r.new_token_ratio,
+        )
+        yield self._each(
+            "generation_tokens_per_second",
+            "Generation throughput as last logged (gen throughput).",
+            lambda r: r.generation_throughput,
+        )
         yield self._each(
             "cuda_graph_coverage_ratio",
             "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph).",
@@ -130,11 +167,18 @@ class WatcherCollector(Collector):
         )
         batches = _counter(
             "decode_batches",
-            "Decode batches by use of a captured graph: every batch where the server counts them (cuda_graph_passes_total), else logged ones.",
+            "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
+            " else logged ones.",
             *self._labels("graph"),
         )
-        events = _counter("retraction_events", "Times the KV pool was full and running requests were put back, TP ranks counted once.", *self._labels())
-        requests = _counter("retracted_requests", "Requests put back into the queue because the KV pool was full.", *self._labels())
+        events = _counter(
+            "retraction_events",
+            "Times the KV pool was full and running requests were put back, TP ranks counted once.",
+            *self._labels(),
+        )
+        requests = _counter(
+            "retracted_requests", "Requests put back into the queue because the KV pool was full.", *self._labels()
+        )
         for rank in self._known_ranks():
             counts, values = rank.totals.counts, self._values(rank)
             for graph in ("replayed", "eager"):
@@ -152,7 +196,11 @@ class WatcherCollector(Collector):
         yield requests
 
     def _failures(self) -> Iterable[Metric]:
-        family = _counter("out_of_memory", "Fatal out-of-memory failures in the log, by phase. A recoverable retraction is none.", "phase")
+        family = _counter(
+            "out_of_memory",
+            "Fatal out-of-memory failures in the log, by phase. A recoverable retraction is none.",
+            "phase",
+        )
         if self._watcher.config.log_file:
             for phase in OUT_OF_MEMORY_PHASES:
                 family.add_metric([phase], self._watcher.state.out_of_memory[phase])
@@ -162,7 +210,8 @@ class WatcherCollector(Collector):
         now = _gauge("state", "1 for the state that each signal is in.", *self._labels("signal", "state"))
         seconds = _counter(
             "state_seconds",
-            "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is increase / increase of serving time.",
+            "Seconds spent in each state. Serving time of a signal is all but idle and unknown; a share is"
+            " increase / increase of serving time.",
             *self._labels("signal", "state"),
         )
         for rank in self._known_ranks():
@@ -176,7 +225,12 @@ class WatcherCollector(Collector):
 
     def _findings(self, now: float) -> Iterable[Metric]:
         active = _gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
-        advised = _gauge("recommended_arg", "The value to try for an argument, while a diagnosis that turns it holds.", "arg", "diagnosis")
+        advised = _gauge(
+            "recommended_arg",
+            "The value to try for an argument, while a diagnosis that turns it holds.",
+            "arg",
+            "diagnosis",
+        )
         found = {finding.diagnosis.id: finding for finding in findings(self._watcher.past(now))}
         for row in DIAGNOSES:
             if isinstance(row.condition, RuleOnly) or (row.profiles and self._watcher.profile.name not in row.profiles):
@@ -226,6 +280,11 @@ class WatcherCollector(Collector):
         return family
 
 
+def _sound(text: str | None) -> str:
+    """Write words from outside as UTF-8 can: a lone surrogate in a name would cost the whole page."""
+    return (text or "").encode("utf-8", "backslashreplace").decode()
+
+
 def _gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, words, labels=labels)
 
@@ -239,7 +298,7 @@ def _info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
 
 
 def registry(watcher: Watcher) -> CollectorRegistry:
-    """A registry of its own with nothing but our families (no process or platform metrics)."""
+    """Make a registry of its own with nothing but our families (no process or platform metrics)."""
     own = CollectorRegistry(auto_describe=False)
     own.register(WatcherCollector(watcher))
     return own

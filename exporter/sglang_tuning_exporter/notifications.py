@@ -51,7 +51,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10
 
-            def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
+            def do_POST(self) -> None:
                 try:
                     length = min(int(self.headers.get("Content-Length", "0")), MOST_BYTES)
                     payload = json.loads(self.rfile.read(max(length, 0)))
@@ -63,7 +63,7 @@ class Receiver:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 body = b"waiting for Alertmanager\n"
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain")

@@ -1,32 +1,59 @@
-"""What is known of one server since its start: arguments, limits, memory, captured graphs. Pure; filled by start-up lines, scrapes and `/server_info`."""
+"""What is known of one server since its start: arguments, limits, memory, captured graphs.
+
+Pure; filled by start-up lines, scrapes and `/server_info`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, RankFigures, ServerArgs
 
-# Arguments worth a series of their own. Numbers and switches only: a series has no room for words, and words may be secrets.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Arguments worth a series of their own. Numbers and switches only: a series has no room for words, and words may be
+# secrets.
 SHOWN_ARGS = (
-    "schedule_conservativeness", "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens", "chunked_prefill_size",
-    "max_prefill_tokens", "cuda_graph_max_bs", "cuda_graph_max_bs_decode", "tp_size", "dp_size", "pp_size", "page_size", "context_length",
-    "disable_cuda_graph", "disable_decode_cuda_graph", "disable_radix_cache", "enable_dp_attention", "enable_torch_compile", "enable_mixed_chunk",
-    "decode_log_interval", "stream_interval", "num_continuous_decode_steps", "swa_full_tokens_ratio",
-)  # fmt: skip
+    "schedule_conservativeness",
+    "mem_fraction_static",
+    "max_running_requests",
+    "max_queued_requests",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "cuda_graph_max_bs",
+    "cuda_graph_max_bs_decode",
+    "tp_size",
+    "dp_size",
+    "pp_size",
+    "page_size",
+    "context_length",
+    "disable_cuda_graph",
+    "disable_decode_cuda_graph",
+    "disable_radix_cache",
+    "enable_dp_attention",
+    "enable_torch_compile",
+    "enable_mixed_chunk",
+    "decode_log_interval",
+    "stream_interval",
+    "num_continuous_decode_steps",
+    "swa_full_tokens_ratio",
+)
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 def version_tuple(version: str | None) -> tuple[int, int, int] | None:
-    """`0.5.10.post1` as (0, 5, 10); None when it is no release number."""
+    """Read `0.5.10.post1` as (0, 5, 10); None when it is no release number."""
     match = _VERSION.match(version or "")
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def number(value: object) -> float | None:
-    """A figure or a switch as a float, or None for words, lists and absent values."""
+    """Give a figure or a switch as a float, or None for words, lists and absent values."""
     if isinstance(value, bool):
         return float(value)
     return float(value) if isinstance(value, (int, float)) else None
@@ -54,7 +81,7 @@ class ServerFacts:
     def apply(self, event: Event) -> None:
         """Learn from one log event; events that say nothing lasting are ignored."""
         if isinstance(event, ServerArgs):
-            self.args = event.args
+            self.args = dict(event.args)
             served = event.args.get("served_model_name") or event.args.get("model_path")
             self.model_name = str(served) if served else self.model_name
         elif isinstance(event, Limits):
@@ -68,14 +95,16 @@ class ServerFacts:
             self.ready = True
 
     def _apply_limits(self, event: Limits) -> None:
-        self.kv_pool_tokens[event.rank.dp] = event.max_total_num_tokens
+        if event.max_total_num_tokens is not None:
+            self.kv_pool_tokens[event.rank.dp] = event.max_total_num_tokens
         if event.max_running_requests is not None:
             self.running_limits[event.rank.dp] = event.max_running_requests
-        if event.chunked_prefill_size is not None:
-            self.args.setdefault("chunked_prefill_size", event.chunked_prefill_size)
+        if event.chunked_prefill_size is not None and self.args.get("chunked_prefill_size") is None:
+            self.args["chunked_prefill_size"] = event.chunked_prefill_size
         if event.available_gb is not None:
             self.memory_device = event.memory_device or self.memory_device
-            self.available_gb[event.rank.dp] = event.available_gb
+            before = self.available_gb.get(event.rank.dp, event.available_gb)
+            self.available_gb[event.rank.dp] = min(before, event.available_gb)
 
     def _apply_memory(self, event: Memory) -> None:
         if event.stage == "weights_begin" and event.available_gb is not None:
@@ -103,7 +132,7 @@ class ServerFacts:
                 self.running_limits[dp] = running_limit_per_dp
 
     def arg(self, name: str) -> float | None:
-        """A numeric argument or switch, None when unset or not told."""
+        """Give a numeric argument or switch, None when unset or not told."""
         return number(self.args.get(name))
 
     @property
@@ -116,12 +145,14 @@ class ServerFacts:
     def is_cpu(self) -> bool:
         """An SGLang on the CPU: it has no graphs, and its "available memory" is the host's.
 
-        0.5.23 prints `available_cpu_mem`; 0.4.9 prints `available_gpu_mem` there too, so the argument `device` decides first.
+        0.5.23 prints `available_cpu_mem`; 0.4.9 prints `available_gpu_mem` there too, so the argument `device` decides
+        first.
         """
         device = self.args.get("device")
         if isinstance(device, str) and device:
             return device == "cpu"
-        return self.memory_device == "cpu"
+        # Followed from the middle, a log tells neither; its batch lines say `cpu graph:` (0.5.1 on).
+        return "cpu" in (self.memory_device, self.graph_device)
 
     @property
     def graphs_disabled(self) -> bool:
@@ -150,13 +181,28 @@ class ServerFacts:
         return None
 
     def running_limit(self, dp: int | None) -> float | None:
-        """How many requests one scheduler may run: its own line, else its share of the argument."""
+        """Give how many requests one scheduler may run: its own line, else its share of the argument."""
         if dp in self.running_limits:
             return self.running_limits[dp]
         total = self.arg("max_running_requests")
         if total is None:
             return self.running_limits.get(None)
-        return total / max(self.arg("dp_size") or 1, 1) if dp is not None else total
+        return total // self.limit_shared_by if dp is not None else total
+
+    @property
+    def limit_shared_by(self) -> float:
+        """Over how many schedulers `--max-running-requests` is shared out.
+
+        DP attention divides it by `dp_size`; under plain data parallelism each scheduler has all of it
+        (srt/model_executor/model_runner.py: `// (dp_size if enable_dp_attention else 1)`).
+        """
+        return max(self.arg("dp_size") or 1.0, 1.0) if self.arg("enable_dp_attention") else 1.0
+
+    @property
+    def prefill_batch_tokens(self) -> float | None:
+        """The most prompt tokens in one prefill batch: the chunk, or `max_prefill_tokens` where chunking is off."""
+        chunk = self.arg("chunked_prefill_size")
+        return chunk if chunk is not None and chunk > 0 else self.arg("max_prefill_tokens")
 
     @property
     def reserve_gb(self) -> float | None:
@@ -167,9 +213,12 @@ class ServerFacts:
     def graph_flag_arg(self) -> str:
         """The argument that sets the largest captured decode batch, spelled for this version.
 
-        `--cuda-graph-max-bs` became `--cuda-graph-max-bs-decode` in 0.5.14 and is an argparse error from 0.5.20 (CENSUS §6).
+        `--cuda-graph-max-bs` became `--cuda-graph-max-bs-decode` in 0.5.14 and is an argparse error from 0.5.20
+        (CENSUS §6).
         """
+        # The running server's own arguments know best: the version may still be that of the server before an upgrade.
+        for name in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"):
+            if name in self.args:
+                return name
         version = version_tuple(self.version)
-        if version is not None:
-            return "cuda_graph_max_bs_decode" if version >= (0, 5, 14) else "cuda_graph_max_bs"
-        return "cuda_graph_max_bs" if "cuda_graph_max_bs" in self.args else "cuda_graph_max_bs_decode"
+        return "cuda_graph_max_bs" if version is not None and version < (0, 5, 14) else "cuda_graph_max_bs_decode"

@@ -1,18 +1,22 @@
-"""What a server is doing at one moment, as one state for each signal. Pure: an observation and what is known of the server in, names out."""
+"""What a server is doing at one moment, as one state for each signal.
+
+Pure: an observation and what is known of the server in, names out.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from sglang_tuning_exporter.guide.profiles import Profile
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.profiles import Profile
 
 Signal: TypeAlias = Literal["activity", "queue", "token_usage", "admission", "cuda_graph"]
 
 IDLE, UNKNOWN = "idle", "unknown"
-# Every signal also has `idle` (nothing running or queued) and `unknown` (nothing observed for HOLD_SECONDS), so that its seconds add up to wall time
-# and its serving time is all the others.
+# Every signal also has `idle` (nothing running or queued) and `unknown` (nothing observed for HOLD_SECONDS), so that
+# its seconds add up to wall time and its serving time is all the others.
 STATES: dict[Signal, tuple[str, ...]] = {
     "activity": ("serving", IDLE, UNKNOWN),
     "queue": ("empty", "below_range", "in_range", "above_range", IDLE, UNKNOWN),
@@ -47,7 +51,7 @@ ALL_IDLE: dict[Signal, str] = dict.fromkeys(SIGNALS, IDLE)
 
 
 def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
-    """One state for each signal; `unknown` where this server does not tell."""
+    """Give one state for each signal; `unknown` where this server does not tell."""
     if not seen.serving:
         return dict(ALL_IDLE)
     return {

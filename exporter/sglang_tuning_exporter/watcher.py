@@ -1,4 +1,4 @@
-"""The running sidecar without its HTTP face: follows the log, scrapes SGLang, keeps the state, and gives consistent views of it."""
+"""The running sidecar without its HTTP face: follows the log, scrapes SGLang, keeps the state and gives views of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.sglang import exposition, facts
@@ -20,10 +18,20 @@ from sglang_tuning_exporter.sources.scrape import Client, Outcome, Scraper
 from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.state import ServerState
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sglang_tuning_exporter.config import Config
+
 POLL_SECONDS = 0.1
 SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
-INFO_RETRY_SECONDS = 15.0, 300.0  # first and longest pause: every /server_info leaves a line in the log that is being read
-AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})  # another server may answer next time
+INFO_RETRY_SECONDS = (
+    15.0,
+    300.0,
+)  # first and longest pause: every /server_info leaves a line in the log that is being read
+AWAY: frozenset[str] = frozenset(
+    {"connection_refused", "unreachable", "not_ready"}
+)  # another server may answer next time
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -43,14 +51,14 @@ class SourceHealth:
 
 
 class Inquiry:
-    """When to ask for `/server_info`: once for every start of the server; while it does not tell, again after pauses that grow."""
+    """When to ask for `/server_info`: once for every start; while it does not tell, again after pauses that grow."""
 
     def __init__(self) -> None:
         self._due: float | None = 0.0
         self._pause = INFO_RETRY_SECONDS[0]
 
     def want(self) -> None:
-        """The server has started, or may have: what was told of it may no longer hold."""
+        """Have it asked: the server has started, or may have, and what was told of it may no longer hold."""
         self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
 
     def take(self, now: float) -> bool:
@@ -61,7 +69,7 @@ class Inquiry:
         return due
 
     def missed(self, now: float) -> None:
-        """It did not tell."""
+        """Note that it did not tell."""
         if self._due is None:
             self._due = now + self._pause
             self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
@@ -70,10 +78,12 @@ class Inquiry:
 class Watcher:
     """Two threads (log, self-scrape) and a lock around one `ServerState`.
 
-    `stdin` replaces the process's own for `-`; `self_scrape_seconds` is how long nobody must have scraped before it does so itself.
+    `stdin` replaces the process's own for `-`. After `self_scrape_seconds` without anybody's scrape it scrapes itself.
     """
 
-    def __init__(self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS) -> None:
+    def __init__(
+        self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS
+    ) -> None:
         self.config = config
         self.profile = PROFILES[config.profile]
         self.health = SourceHealth()
@@ -90,7 +100,9 @@ class Watcher:
         self._was_away = False
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
-        self._follower = LogFollower(config.log_file, stdin=stdin, from_start=config.from_start) if config.log_file else None
+        self._follower = (
+            LogFollower(config.log_file, stdin=stdin, from_start=config.from_start) if config.log_file else None
+        )
         self._informant: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
@@ -134,7 +146,7 @@ class Watcher:
             yield now
 
     def scrape(self, timeout: float) -> str:
-        """Scrape SGLang now; its own series made safe to append to ours, empty when it is away. Within `timeout` seconds."""
+        """Scrape SGLang, within `timeout` seconds; its series made safe to append to ours, empty when it is away."""
         if self._scraper is None:
             return ""
         outcome = self._scraper.scrape(timeout)
@@ -142,17 +154,21 @@ class Watcher:
             return "" if outcome.text is None else self._native
 
     def findings(self) -> tuple[str, list[Finding]]:
-        """The verdict and what it rests on, over the profile's window."""
+        """Give the verdict and what it rests on, over the profile's window."""
         with self.view() as now:
             past = self.past(now)
             found = findings(past)
             return verdict(found, past), found
 
     def past(self, now: float) -> Past:
-        """What the table's conditions look at; call it inside `view`."""
+        """Give what the table's conditions look at; call it inside `view`."""
         window = self.profile.window_seconds
         return Past(
-            self.state.recent(now), self.state.recent_failures(now, window), min(now - self.state.begun, window), self.state.facts, self.profile
+            self.state.recent(now),
+            self.state.recent_failures(now, window),
+            min(now - self.state.begun, window),
+            self.state.facts,
+            self.profile,
         )
 
     def _failed(self, outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from sglang_tuning_exporter.signals import IDLE, UNKNOWN, Signal
 
 STEP_SECONDS = 10.0
+ADMISSION_SECONDS = 60.0
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
 
@@ -30,7 +31,8 @@ def _combined(mine: dict[_Key, float], theirs: dict[_Key, float], sign: int) -> 
 class Totals:
     """Cumulative figures of one scheduler, or their difference over a window.
 
-    `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving time (queued, usage, running).
+    `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving
+    time (queued, usage, running), and `prefill_bound`: the seconds held back in which prompts filled every batch.
     """
 
     seconds: defaultdict[tuple[Signal, str], float] = field(default_factory=_zeros)
@@ -39,15 +41,15 @@ class Totals:
     counts: defaultdict[str, float] = field(default_factory=_zeros)
 
     def copy(self) -> Totals:
-        """An independent copy."""
+        """Give an independent copy."""
         return self + Totals()
 
     def __add__(self, other: Totals) -> Totals:
-        """Another scheduler's figures as well."""
+        """Add another scheduler's figures."""
         return self._with(other, 1)
 
     def __sub__(self, earlier: Totals) -> Totals:
-        """What came after `earlier`."""
+        """Give what came after `earlier`."""
         return self._with(earlier, -1)
 
     def _with(self, other: Totals, sign: int) -> Totals:
@@ -59,21 +61,21 @@ class Totals:
         )
 
     def serving_seconds(self, signal: Signal = "activity") -> float:
-        """Seconds in which `signal` was told while something ran or waited."""
+        """Add up the seconds in which `signal` was told while something ran or waited."""
         return sum(s for (name, state), s in self.seconds.items() if name == signal and state not in {IDLE, UNKNOWN})
 
     def share(self, signal: Signal, state: str) -> float | None:
-        """The part of the signal's serving time spent in `state`, 0-1; None without any."""
+        """Give the part of the signal's serving time spent in `state`, 0-1; None without any."""
         serving = self.serving_seconds(signal)
         return self.seconds[signal, state] / serving if serving > 0 else None
 
     def mean(self, figure: str) -> float | None:
-        """Time-weighted mean of `queued`, `usage` or `running` over the time in which it was told."""
+        """Weigh `queued`, `usage` or `running` by time, over the serving time in which it was told."""
         seconds = self.integrals[figure + "_seconds"]
         return self.integrals[figure] / seconds if seconds > 0 else None
 
     def running_quantile(self, share: float) -> int | None:
-        """The decode batch size that is not exceeded for `share` of the serving time."""
+        """Find the decode batch size that is not exceeded for `share` of the serving time."""
         total = sum(s for s in self.running_seconds.values() if s > 0)
         below = 0.0
         for size in sorted(size for size, s in self.running_seconds.items() if s > 0):
@@ -90,7 +92,7 @@ class Totals:
 
 
 def batch_size_bucket(running: float) -> int:
-    """A batch size as it is remembered: exact up to 128, then the next multiple of 8, so that memory stays bounded."""
+    """Round a batch size to what is remembered: exact up to 128, then the next multiple of 8, so memory is bounded."""
     size = int(running)
     return size if size <= _COARSE_ABOVE else min(-(-size // 8) * 8, 1 << 16)
 
@@ -111,7 +113,35 @@ class Window:
             self._marks.popleft()
 
     def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
-        """What came in the last `seconds` (the window's length unless told), to the nearest mark before."""
+        """Give what came in the last `seconds` (the window's length unless told), to the nearest mark before."""
         start = now - (self._length if seconds is None else seconds)
         before = [mark for at, mark in self._marks if at <= start]
         return totals - (before[-1] if before else Totals())
+
+
+class AdmissionRate:
+    """Requests that left the queue per second, over the last minute."""
+
+    def __init__(self) -> None:
+        self._admitted: deque[tuple[float, float]] = deque()
+        self._since: float | None = None
+
+    def add(self, now: float, requests: float) -> None:
+        """Count `requests` admitted just now."""
+        if self._since is None:
+            self._since = now
+        if requests > 0:
+            if self._admitted and now - self._admitted[-1][0] < 1.0:
+                at, before = self._admitted.pop()
+                self._admitted.append((at, before + requests))
+            else:
+                self._admitted.append((now, requests))
+
+    def per_second(self, now: float) -> float | None:
+        """Give the rate, or None until ten seconds have been watched."""
+        while self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
+            self._admitted.popleft()
+        watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
+        if watched < 10.0:
+            return None
+        return sum(requests for _, requests in self._admitted) / watched

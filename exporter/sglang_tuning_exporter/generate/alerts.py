@@ -8,7 +8,16 @@ from functools import cached_property
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, Diagnosis, Failures, Reserve, RetractionRate, RuleOnly, Share
+from sglang_tuning_exporter.guide.table import (
+    BY_ID,
+    DIAGNOSES,
+    Diagnosis,
+    Failures,
+    Reserve,
+    RetractionRate,
+    RuleOnly,
+    Share,
+)
 
 # Go templates own the curly braces, so ours are square.
 _ENVIRONMENT = Environment(
@@ -146,6 +155,16 @@ class Rule:
         if not self.row.turn.arg or isinstance(self.row.condition, RuleOnly):
             return self.row.turn.fallback
         return _with(self._recommended, "{{ . | first | value }}", self.row.turn.fallback)
+
+    @property
+    def direction(self) -> str:
+        """Which way to turn it; `set` when the exporter recommends another argument than the row's."""
+        turn = self.row.turn
+        if not turn.arg or isinstance(self.row.condition, RuleOnly):
+            return turn.direction
+        same = f'match "^{turn.arg}" (. | first | label "arg")'
+        chosen = f"{{{{ if {same} }}}}{turn.direction}{{{{ else }}}}set{{{{ end }}}}"
+        return _with(self._recommended, chosen, turn.direction)
 
     @property
     def _recommended(self) -> str:

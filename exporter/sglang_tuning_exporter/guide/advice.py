@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from math import floor
+from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.profiles import Profile
 from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.window import Totals
 
-# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (CENSUS §6, since 0.3.6).
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.window import Totals
+
+RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS = 1.3, 0.3  # the guide's values to try
+# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (since 0.3.6,
+# CENSUS §6).
 CONSERVATIVENESS_CEILING = 1.43
-# DP attention multiplies the flag by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
+# DP attention multiplies the flag by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since
+# 0.3.6).
 DP_ATTENTION_FACTOR = 0.3
-USUAL_GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768)
+USUAL_GRAPH_SIZES = (
+    *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
+    *(320, 384, 448, 512, 640, 768),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to turn. `flag` is as typed (`--mem-fraction-static`), empty when the advice is to people; values are flag values."""
+    """One thing to turn.
+
+    `flag` is as typed (`--mem-fraction-static`), empty when the advice is to people; values are flag values.
+    """
 
     flag: str
     arg: str
@@ -47,14 +61,22 @@ class _Value:
     gain: str = ""
     arg: str | None = None
 
+    @property
+    def changes(self) -> bool:
+        """Whether the suggestion is anything but the present value."""
+        return self.current is None or self.suggested != self.current
+
 
 def advise(diagnosis_id: str, case: Case) -> list[Advice]:
-    """What to turn for a diagnosis; empty when the flag already has the value and turning it further would change nothing."""
+    """Say what to turn for a diagnosis.
+
+    Empty when the flag already has the value, or when turning it further would change nothing.
+    """
     turn = BY_ID[diagnosis_id].turn
     compute = _COMPUTE.get(diagnosis_id)
     if compute is None:
         return [_advice(diagnosis_id, _Value(None, case.facts.arg(turn.arg) if turn.arg else None))]
-    return [_advice(value_id, value) for value_id, value in compute(case)]
+    return [_advice(row, value) for row, value in compute(case) if value.suggested is None or value.changes]
 
 
 def _advice(diagnosis_id: str, value: _Value) -> Advice:
@@ -76,48 +98,77 @@ _Values = list[tuple[str, _Value]]
 
 
 def _conservativeness(case: Case) -> tuple[float | None, float]:
-    """The flag's own value and the factor that the server multiplies it by."""
+    """Give the flag's own value and the factor that the server multiplies it by."""
     printed = case.facts.arg("schedule_conservativeness")
     factor = DP_ATTENTION_FACTOR if case.facts.arg("enable_dp_attention") else 1.0
     return (None if printed is None else round(printed / factor, 4)), factor
 
 
+@dataclass(frozen=True, slots=True)
+class _RunningLimit:
+    """`--max-running-requests`: its value as a flag, and what of it is in force, both for all that share it."""
+
+    flag: float | None
+    in_force: float | None
+    shared_by: float
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the KV pool allows fewer than the flag asks for: then raising the flag changes nothing."""
+        return self.flag is not None and self.in_force is not None and self.in_force + self.shared_by <= self.flag
+
+
+def _running_limit(facts: ServerFacts) -> _RunningLimit:
+    shared_by = facts.limit_shared_by
+    flag = facts.arg("max_running_requests")
+    told = max(facts.running_limits.values(), default=None)
+    return _RunningLimit(flag, flag if told is None else told * shared_by, shared_by)
+
+
+def _fewer(case: Case, quantile: float, share: float) -> _Value | None:
+    """Run only `share` of the batch that ran; None where one request is all there is."""
+    limit = _running_limit(case.facts)
+    ran = case.recent.running_quantile(quantile)
+    known = [figure for figure in (limit.in_force, ran * limit.shared_by if ran else None) if figure]
+    current = limit.flag or limit.in_force
+    if not known:
+        return _Value(None, current)
+    suggested = max(1.0, float(int(share * min(known))))
+    return None if current is not None and suggested >= current else _Value(suggested, current)
+
+
 def _retracting(case: Case) -> _Values:
     current, factor = _conservativeness(case)
-    effective = None if current is None else current * factor
-    if effective is not None and effective >= 1.3:
-        limit = case.facts.arg("max_running_requests") or case.facts.running_limit(None)
-        ran = case.recent.running_quantile(0.5)
-        fewer = float(max(1, int(0.8 * min(ran or limit or 1, limit or ran or 1)))) if (ran or limit) else None
-        return [
-            (
-                "retracting_too_often",
-                _Value(fewer, limit, f"above {CONSERVATIVENESS_CEILING} conservativeness changes nothing", "max_running_requests"),
-            )
-        ]
-    return [("retracting_too_often", _Value(round(1.3 / factor, 2), current))]
+    # 4.33 x 0.3 is 1.299: who followed the advice is there.
+    if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
+        return [("retracting_too_often", _Value(round(RAISED_CONSERVATIVENESS / factor, 2), current))]
+    fewer = _fewer(case, 0.5, 0.8)
+    if fewer is None:
+        return []
+    gain = f"above {CONSERVATIVENESS_CEILING} conservativeness changes nothing"
+    return [("retracting_too_often", _Value(fewer.suggested, fewer.current, gain, "max_running_requests"))]
 
 
 def _too_conservative(case: Case) -> _Values:
     current, factor = _conservativeness(case)
-    target = round(0.3 / factor, 2)
+    target = round(LOWERED_CONSERVATIVENESS / factor, 2)
     if current is not None and current <= target:
         return []
     return [("admission_too_conservative", _Value(target, current))]
 
 
 def _at_limit(case: Case) -> _Values:
-    limits = [value for value in case.facts.running_limits.values() if value]
-    limit = max(limits) if limits else case.facts.arg("max_running_requests")
-    if not limit:
-        return [("running_at_limit", _Value(None))]
-    usage = case.recent.mean("usage") or 0.0
-    # Usage grows with the requests that run; no more than eightfold at once, because nobody has seen how they behave together.
-    room = min(8.0, 0.9 / usage) if usage > 0 else 8.0
-    if room <= 1.1:
+    limit = _running_limit(case.facts)
+    current = limit.flag or limit.in_force
+    usage = case.recent.mean("usage")
+    if not current or usage is None:
+        return [("running_at_limit", _Value(None, current))]
+    # Usage grows with the requests that run; no more than eightfold at once: nobody has seen how they behave together.
+    room = min(8.0, case.profile.token_usage_target / usage) if usage > 0 else 8.0
+    suggested = float(_round_down(current * room))
+    if limit.is_cut_short or suggested <= current:
         return []
-    flag_value = limit * (case.facts.arg("dp_size") or 1 if case.facts.arg("max_running_requests") else 1)
-    return [("running_at_limit", _Value(float(_round_down(flag_value * room)), flag_value, f"token usage is {usage:.2f} at this limit"))]
+    return [("running_at_limit", _Value(suggested, current, f"token usage is {usage:.2f} at this limit"))]
 
 
 def _round_down(value: float) -> int:
@@ -127,19 +178,21 @@ def _round_down(value: float) -> int:
 
 def _reserve(case: Case) -> _Values:
     facts, reserve = case.facts, case.facts.reserve_gb
-    row = "memory_reserve_too_large" if (reserve or 0) > case.profile.reserve_upper_gb else "memory_reserve_too_small"
+    too_large = (reserve or 0) > case.profile.reserve_upper_gb
+    row = "memory_reserve_too_large" if too_large else "memory_reserve_too_small"
     current = facts.arg("mem_fraction_static")
     if reserve is None or current is None:
         return [(row, _Value(None, current))]
     capacity = facts.memory_before_weights_gb
     spare = reserve - case.profile.reserve_aim_gb
     step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
-    # Round away from OOM, in the guide's steps of 0.01.
-    suggested = round(int((current + step) * 100) / 100, 2)
-    if suggested == round(current, 2):
+    # Round away from OOM, in the guide's steps of 0.01; the small term undoes what binary fractions lose.
+    suggested = min(max(floor((current + step) * 100 + 1e-6) / 100, 0.1), 0.95)
+    if (suggested <= current) if too_large else (suggested >= current):
         return []
-    suggested = min(max(suggested, 0.1), 0.95)
-    return [(row, _Value(suggested, current, _tokens_gained(facts, (suggested - current) * capacity if capacity else None)))]
+    return [
+        (row, _Value(suggested, current, _tokens_gained(facts, (suggested - current) * capacity if capacity else None)))
+    ]
 
 
 def _tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:
@@ -152,27 +205,25 @@ def _tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:
 
 def _oom_prefill(case: Case) -> _Values:
     current = case.facts.arg("chunked_prefill_size")
-    if current is None or current > 4096:
+    # -1 is no chunking at all.
+    if current is None or current <= 0 or current > 4096:
         return [("out_of_memory_prefill", _Value(4096.0, current))]
     if current > 2048:
         return [("out_of_memory_prefill", _Value(2048.0, current))]
-    return [("out_of_memory_any", value) for _, value in _oom_any(case)]
+    return _oom_any(case)
 
 
 def _oom_decode(case: Case) -> _Values:
-    limit = case.facts.arg("max_running_requests") or case.facts.running_limit(None)
-    ran = case.recent.running_quantile(0.99)
-    base = min(value for value in (limit, ran) if value) if (limit or ran) else None
-    return [("out_of_memory_decode", _Value(None if base is None else float(max(1, int(0.75 * base))), limit))]
+    fewer = _fewer(case, 0.99, 0.75)
+    return _oom_any(case) if fewer is None else [("out_of_memory_decode", fewer)]
 
 
 def _oom_any(case: Case) -> _Values:
     current = case.facts.arg("mem_fraction_static")
-    if current is None or current > 0.8:
-        suggested = 0.8
-    else:
-        suggested = 0.7 if current > 0.7 else round(max(current - 0.05, 0.1), 2)
-    return [("out_of_memory_any", _Value(suggested, current))]
+    if current is None or current > 0.7:
+        return [("out_of_memory_any", _Value(0.8 if current is None or current > 0.8 else 0.7, current))]
+    suggested = round(current - 0.05, 2)
+    return [("out_of_memory_any", _Value(suggested, current))] if suggested >= 0.1 else []
 
 
 def _graphs(case: Case) -> _Values:
@@ -181,11 +232,13 @@ def _graphs(case: Case) -> _Values:
     batch = case.recent.running_quantile(0.99)
     if batch is None:
         return [("cuda_graph_not_covering", _Value(None, current, arg=arg))]
+    # Useful to 512, with much tensor parallelism to 768 (E5).
     most = 768 if (case.facts.arg("tp_size") or 1) >= 8 else 512
     suggested = float(min(next((size for size in USUAL_GRAPH_SIZES if size >= batch), most), most))
     if current is not None and suggested <= current:
         return []
-    return [("cuda_graph_not_covering", _Value(suggested, current, f"covers batches up to {suggested:g}; 99 % were at most {batch}", arg))]
+    gain = f"covers batches up to {suggested:g}; 99 % of the time they were at most {batch}"
+    return [("cuda_graph_not_covering", _Value(suggested, current, gain, arg))]
 
 
 _COMPUTE: dict[str, Callable[[Case], _Values]] = {

@@ -149,8 +149,8 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
             _CONSERVATIVENESS,
             "raise",
             "1.3",
-            "The server admits more requests than the KV pool can finish, takes some back and computes them again. A higher value keeps more room"
-            " free for each. A first burst after the start fades by itself.",
+            "The server admits more requests than the KV pool can finish, takes some back and computes them again. More conservativeness, or"
+            " fewer at once, keeps more room free for each. A first burst after the start fades by itself.",
             "it is already above 1.43: the admission ratio is capped there, so enlarge the pool (--mem-fraction-static) or lower --max-running-requests",
         ),
         hold="5m",

@@ -7,7 +7,11 @@ Pure data. Times are unix seconds (float); memory is in GB as SGLang prints it (
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 OutOfMemoryPhase = Literal["prefill", "decode", "graph_capture", "startup", "unknown"]
 OUT_OF_MEMORY_PHASES: tuple[OutOfMemoryPhase, ...] = ("prefill", "decode", "graph_capture", "startup", "unknown")
@@ -23,6 +27,11 @@ class Rank:
 
 
 NO_RANK = Rank()
+_NO_QUEUES: Mapping[str, int] = MappingProxyType({})
+
+
+def _no_queues() -> Mapping[str, int]:
+    return _NO_QUEUES  # shared: most lines name no other queue, and there are thousands a second
 
 
 @dataclass(slots=True)
@@ -40,8 +49,9 @@ class DecodeBatch:
     graph: bool | None = None  # a captured graph was replayed
     graph_device: str | None = None  # cuda, cpu, npu or musa: the word before `graph:`
     generation_throughput: float | None = None  # tokens per second
-    queues: dict[str, int] = field(default_factory=dict)  # PD and other queues: prealloc, transfer, retracted, …
+    queues: Mapping[str, int] = field(default_factory=_no_queues)  # PD and others: prealloc, transfer, retracted, …
     unknown_keys: tuple[str, ...] = ()
+    suspect: bool = False  # somebody else's text could have put this line here (`sglang.suspicion`)
 
 
 @dataclass(slots=True)
@@ -60,13 +70,37 @@ class PrefillBatch:
     swa_usage: float | None = None
     mamba_usage: float | None = None
     input_throughput: float | None = None  # tokens per second
-    queues: dict[str, int] = field(default_factory=dict)  # bootstrap, prealloc, inflight, …
+    queues: Mapping[str, int] = field(default_factory=_no_queues)  # bootstrap, prealloc, inflight, …
     unknown_keys: tuple[str, ...] = ()
+    suspect: bool = False
 
     @property
     def is_health_probe(self) -> bool:
-        """A probe's generation (one new token, nothing running or queued) is not load (GUIDE: a probed idle server is idle)."""
+        """A probe's generation (one new token, nothing running or queued) is no load: a probed idle server is idle."""
         return self.new_tokens == 1 and not self.running and not self.queued and not self.cached_tokens
+
+
+@dataclass(slots=True)
+class BatchRun:
+    """Batch lines of one scheduler in one printed second, as one observation and the sums over all of them.
+
+    Nothing that is weighed by time is lost: between lines of the same printed second no time passes. Only lines in
+    their usual layout, none of them suspect, are put together.
+    """
+
+    time: float
+    rank: Rank
+    decode: DecodeBatch | None = None  # the last decode line, and
+    prefill: PrefillBatch | None = None  # the last prefill line
+    prefill_last: bool = False  # which of the two came last
+    decodes: int = 0  # lines
+    replayed: int = 0  # of these with a captured graph
+    eager: int = 0  # and without
+    prefills: int = 0  # lines
+    probes: int = 0  # of these health probes (`PrefillBatch.is_health_probe`)
+    new_sequences: int = 0  # of all prefill lines
+    joined_sequences: int = 0  # `#new-seq` of the prefill lines after the last decode line
+    joined_tokens: int = 0  # `#new-token` + `#cached-token` of these
 
 
 @dataclass(slots=True)
@@ -81,6 +115,7 @@ class Retraction:
     ratio_before: float | None = None
     ratio_after: float | None = None
     testing: bool = False  # `Testing retraction.` (SGLANG_TEST_RETRACT): not a full pool
+    suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +126,7 @@ class OutOfMemory:
     rank: Rank
     phase: OutOfMemoryPhase
     text: str = ""
+    suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -126,11 +162,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Limits:
-    """`max_total_num_tokens=…, max_running_requests=…[, available_gpu_mem=… GB]`."""
+    """`max_total_num_tokens=…, max_running_requests=…[, available_gpu_mem=… GB]`, or one of the lines that lower
+    `max_running_requests` alone (0.5.16 on).
+    """
 
     time: float | None
     rank: Rank
-    max_total_num_tokens: int
+    max_total_num_tokens: int | None = None
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
     max_prefill_tokens: int | None = None

@@ -7,15 +7,17 @@ quote any line of SGLang's. Once lines with a printed time have been seen, one w
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from sglang_tuning_exporter.sglang import batch_lines
+from sglang_tuning_exporter.sglang import batch_lines, usual
 from sglang_tuning_exporter.sglang.events import (
     LINE_KINDS,
     NO_RANK,
+    BatchRun,
     DecodeBatch,
     Event,
     Liveness,
+    OutOfMemory,
     PrefillBatch,
     Rank,
     ServerArgs,
@@ -24,10 +26,16 @@ from sglang_tuning_exporter.sglang.failure_lines import TRACEBACK, FailureLines
 from sglang_tuning_exporter.sglang.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
+from sglang_tuning_exporter.sglang.suspicion import Suspicion
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal, unwrap
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
+
 _PREFIXES_KEPT = 4096
-_PREFIX_LENGTH = 64
+_STRETCH = 128 << 10  # bytes read at once: their rows take about ten times as much for a moment
 _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
@@ -53,15 +61,10 @@ _HEADS: dict[bytes, tuple[_Part, bytes]] = {
     b"Load w": ("memory", b"Load weight "),
     b"Captur": ("memory", b"Capture "),
     b"max_to": ("limits", b"max_total_num_tokens="),
+    b"max_ru": ("limits", b"max_running_requests "),
     b"server": ("args", b"server_args="),
 }
 _NO_HEAD: tuple[_Part, bytes] = ("memory", b"\n")
-_USUAL_DECODE = batch_lines.usual_decode
-_USUAL_PREFILL = batch_lines.usual_prefill
-# Uvicorn's lines carry no rank: `[YYYY-MM-DD HH:MM:SS] INFO:     1.2.3.4:5 - "GET …`.
-_ACCESS_PLACE = slice(22, 32)
-_ACCESS_START = b"INFO:     "
-_DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
 
 
 class LogReader:
@@ -69,16 +72,18 @@ class LogReader:
 
     `counts` are lines by kind (`events.LINE_KINDS`). `unrecognised` counts what could not be read: `batch_key` (a field
     no release of the census has), `batch_line` and `retraction_line` (a known head whose body cannot be read, or a
-    batch line of an unknown sort), `server_args`.
+    batch line of an unknown sort), `server_args`. `suspicious` counts the events with `suspect` set, by kind.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
-        self._prefixes: dict[bytes, tuple[float | None, Rank]] = {}
+        self._prefixes: dict[bytes, usual.Origin] = {}
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
+        self._suspicion = Suspicion()
+        self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
         self._day = 0
@@ -88,68 +93,95 @@ class LogReader:
     def feed(self, block: bytes) -> list[Event]:
         """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises."""
         events: list[Event] = []
-        append = events.append
-        prefixes = self._prefixes
-        before = self._line
-        access = decodes = prefills = 0
-        lines = block.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        # The usual lines are read here without a call: half of a busy log is access lines, most others are batches.
-        for number, line in enumerate(lines, before + 1):
-            if line[_ACCESS_PLACE] == _ACCESS_START and line[:1] == b"[" and b' - "' in line and b"] " in line[:24]:
-                access += 1
-                continue
-            start = line.find(b"] ", 0, _PREFIX_LENGTH) + 2
-            known = prefixes.get(line[:start]) or self._learn(line, start)
-            if known is not None:
-                self._last_time = time = known[0]
-                if match := _USUAL_DECODE(line, start):
-                    running, tokens, usage, device, graph, throughput, queued = match.groups()
-                    decode = DecodeBatch(time, known[1], int(running), int(queued), int(tokens), float(usage))
-                    if graph:
-                        decode.graph = graph == b"True"
-                        decode.graph_device = _DEVICES[device]
-                    decode.generation_throughput = float(throughput)
-                    append(decode)
-                    decodes += 1
-                    self._failures.serving = self._timed = True
-                    continue
-                if match := _USUAL_PREFILL(line, start):
-                    sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
-                    prefill = PrefillBatch(
-                        time, known[1], int(sequences), int(new), int(cached), int(running), int(queued)
-                    )
-                    prefill.full_usage = float(usage)
-                    if pending:
-                        prefill.pending_tokens = int(pending)
-                    if throughput:
-                        prefill.input_throughput = float(throughput)
-                    append(prefill)
-                    prefills += 1
-                    self._failures.serving = self._timed = True
-                    continue
-            self._line = number
-            self.counts[self._read(line, events)] += 1
-        self._line = before + len(lines)
-        self.counts["access"] += access
-        self.counts["decode"] += decodes
-        self.counts["prefill"] += prefills
+        self._scan(block, events, self._read_singly)
         return events
 
-    def _learn(self, line: bytes, start: int) -> tuple[float | None, Rank] | None:
-        """Remember what a prefix that ends at `start` means, where it is SGLang's own and carries its date."""
-        if line[:1] != b"[" or start < 2:
-            return None
-        prefix = parse_plain_prefix(line)
-        if prefix is None or prefix.end != start or prefix.time is None:
-            return None
-        if len(self._prefixes) >= _PREFIXES_KEPT:
-            self._prefixes.clear()
-        known = self._prefixes[line[:start]] = (prefix.time, prefix.rank)
+    def feed_runs(self, block: bytes) -> list[Event | BatchRun]:
+        """Read a block as `feed` does, with the usual batch lines of one scheduler in one printed second as one event.
+
+        Runs stand where their first line stood, and no other event lies between the lines of one.
+        """
+        events: list[Event | BatchRun] = []
+        self._scan(block, events, self._read_runs)
+        return events
+
+    def _scan(
+        self, block: bytes, events: list[_Any], read_usual: Callable[[list[usual.Row], list[_Any]], int]
+    ) -> None:
+        """Read the usual lines many at a time, and all others one by one."""
+        position = 0
+        while position < len(block):
+            end = block.find(b"\n", position + _STRETCH) + 1 or len(block)
+            rows = usual.split(block[position:end])
+            position = end
+            done = 0
+            for other in [index for index, row in enumerate(rows) if row[usual.OTHER]] + [len(rows)]:
+                while done < other:
+                    if not self._suspicion.active:
+                        read = read_usual(rows[done:other], events)
+                        self._line += read
+                        done += read
+                    if done < other:
+                        self._read_row(rows[done], events)
+                        done += 1
+                if other < len(rows):
+                    self._read_row(rows[other], events)
+                    done = other + 1
+
+    def _read_row(self, row: usual.Row, events: list[_Any]) -> None:
+        self._line += 1
+        kind = self._read(usual.line(row), events) if row[usual.OTHER] or row[1] or row[3] else "access"
+        self.counts[kind] += 1
+
+    def _read_singly(self, rows: list[usual.Row], events: list[Event]) -> int:
+        """Read rows that are access or batch lines; how many could be read so."""
+        read = decodes = prefills = 0
+        for prefix, decode, _, prefill, *_ in rows:
+            if decode or prefill:
+                origin = self._origin(prefix)
+                if origin is None:
+                    break
+                if decode:
+                    events.append(usual.decode_batch(decode, *origin))
+                    decodes += 1
+                else:
+                    events.append(usual.prefill_batch(prefill, *origin))
+                    prefills += 1
+                self._last_time = origin[0]
+            read += 1
+        self._count(read, decodes, prefills)
+        return read
+
+    def _read_runs(self, rows: list[usual.Row], events: list[Event | BatchRun]) -> int:
+        runs, read = usual.runs(rows, self._origin)
+        events += runs
+        self._count(read, sum(run.decodes for run in runs), sum(run.prefills for run in runs))
+        if runs:
+            self._last_time = runs[-1].time
+        return read
+
+    def _count(self, read: int, decodes: int, prefills: int) -> None:
+        self.counts["decode"] += decodes
+        self.counts["prefill"] += prefills
+        self.counts["access"] += read - decodes - prefills
+        if decodes or prefills:
+            self._failures.serving = self._timed = True
+
+    def _origin(self, start: bytes) -> usual.Origin | None:
+        """Say what a line's start means, where it is SGLang's own prefix, carries its date and fits the server."""
+        known = self._prefixes.get(start)
+        if known is None:
+            prefix = parse_plain_prefix(start)
+            if prefix is None or prefix.end != len(start) or prefix.time is None:
+                return None
+            if not self._suspicion.fits(prefix.rank):
+                return None
+            if len(self._prefixes) >= _PREFIXES_KEPT:
+                self._prefixes.clear()
+            known = self._prefixes[start] = (prefix.time, prefix.rank)
         return known
 
-    def _read(self, line: bytes, events: list[Event]) -> str:
+    def _read(self, line: bytes, events: list[_Any]) -> str:
         """One physical line, slowly: its kind, and its events appended."""
         if len(line) > LONGEST_LINE:
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
@@ -170,7 +202,7 @@ class LogReader:
                 return "other"
         return self._read_text(text, time, events)
 
-    def _read_text(self, text: bytes, outer_time: float | None, events: list[Event]) -> str:
+    def _read_text(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str:
         prefix = parse_plain_prefix(text)
         if prefix is None and b"\r" in text:
             text = after_last_return(text)
@@ -184,16 +216,22 @@ class LogReader:
             prefix = parse_plain_prefix(text)
         if prefix is not None:
             return self._read_prefixed(text, prefix, outer_time, events)
+        return self._read_bare(text, outer_time, events) or self._read_message(
+            text, outer_time, NO_RANK, events, timed=False
+        )
+
+    def _read_bare(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str | None:
+        """Read a line without a prefix as one of a traceback; `None` where it belongs to none."""
         kind, event = self._failures.parse_bare(
             text, outer_time if outer_time is not None else self._last_time, self._line
         )
+        if isinstance(event, OutOfMemory):
+            event.suspect = self._suspicion.doubts("out_of_memory", event.rank, prefixed=False)
         if event is not None:
             events.append(event)
-        if kind is not None:
-            return kind
-        return self._read_message(text, outer_time, NO_RANK, events, timed=False)
+        return kind
 
-    def _read_prefixed(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[Event]) -> str:
+    def _read_prefixed(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
         time = prefix.time
         if prefix.clock is not None:
             time = self._roll(prefix.clock)
@@ -201,6 +239,8 @@ class LogReader:
             time = outer_time
         if time is not None:
             self._last_time = time
+        if self._suspicion.active:
+            self._suspicion.move_on(time, self._line)
         timed = prefix.time is not None or prefix.clock is not None
         return self._read_message(text[prefix.end :], time, prefix.rank, events, timed=timed)
 
@@ -225,6 +265,7 @@ class LogReader:
             message = message[strip_own_parts(message, 0) :]
             if _REQUEST.match(message):
                 return "request"
+            self._suspicion.look(message, time, self._line)
         if self._timed and not timed:
             return "other"
         kind = self._read_part(message, time, rank, events)
@@ -233,7 +274,7 @@ class LogReader:
         self._timed = self._timed or (timed and kind != "other")
         return kind
 
-    def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str | None:
+    def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str | None:
         """Read a message with a known head; `None` where it has none, or what follows the head is something else."""
         part, head = _HEADS.get(message[:6], _NO_HEAD)
         if not message.startswith(head):
@@ -253,7 +294,7 @@ class LogReader:
                 return self._read_start(part, message, time, rank, events)
 
     def _read_start(
-        self, part: _Part, message: bytes, time: float | None, rank: Rank, events: list[Event]
+        self, part: _Part, message: bytes, time: float | None, rank: Rank, events: list[_Any]
     ) -> str | None:
         event: Event | None
         if part == "limits":
@@ -266,11 +307,14 @@ class LogReader:
                 return None
         self._failures.starting = True
         if event is not None:
+            self._suspicion.trust(rank)
             events.append(event)
         return "startup"
 
-    def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str:
+    def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
         event = self._failures.parse_message(message, time, rank, self._line)
+        if isinstance(event, OutOfMemory):
+            event.suspect = self._suspicion.doubts("out_of_memory", rank)
         if event is not None:
             events.append(event)
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
@@ -281,7 +325,7 @@ class LogReader:
         return "other"
 
     def _read_batch(
-        self, part: Literal["decode", "prefill"], message: bytes, time: float | None, rank: Rank, events: list[Event]
+        self, part: Literal["decode", "prefill"], message: bytes, time: float | None, rank: Rank, events: list[_Any]
     ) -> str:
         message = strip_terminal(message)
         event: DecodeBatch | PrefillBatch
@@ -297,23 +341,29 @@ class LogReader:
         if batch_lines.has_unreadable_value(message):
             self.unrecognised["batch_line"] += 1
         self._failures.serving = True
+        self._suspicion.fits(rank)
+        event.suspect = self._suspicion.doubts(part, rank)
         events.append(event)
         return part
 
-    def _retract(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> bool:
+    def _retract(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> bool:
         message = strip_terminal(message)
         if not batch_lines.is_retraction(message):
             return False
         try:
-            events.append(batch_lines.parse_retraction(message, time, rank))
+            event = batch_lines.parse_retraction(message, time, rank)
         except batch_lines.BatchLineError:
             self.unrecognised["retraction_line"] += 1
             return False
+        event.suspect = self._suspicion.doubts("retraction", rank)
+        events.append(event)
         return True
 
-    def _read_args(self, message: bytes, time: float | None, rank: Rank, events: list[Event]) -> str:
+    def _read_args(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
         self._failures.restart()
         self._memory.restart()
+        if self._suspicion.restart():
+            self._prefixes.clear()
         arguments = parse_server_args(message.decode("utf-8", "replace"))
         if arguments is None:
             self.unrecognised["server_args"] += 1

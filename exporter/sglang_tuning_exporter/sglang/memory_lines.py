@@ -31,6 +31,11 @@ _GRAPH = re.compile(rb"Capture ([\w -]{0,60}?)cuda graph (begin|end)\.", re.IGNO
 _GRAPH_SIZES_LINE = re.compile(rb"Capture cuda graph bs \[")
 _SIZES = re.compile(rb"\bbs[= ]\[([\d, ]{0,12000})\]")
 _LIMITS = re.compile(rb"max_total_num_tokens=(\d{1,15})(?:,|$)")
+_RUNNING_LIMIT = re.compile(
+    rb"max_running_requests was reduced from the requested \d{1,12} to (\d{1,12})\b"
+    rb"|Post-capture KV sizing: max_running_requests \d{1,12} -> (\d{1,12})\b"
+    rb"|max_running_requests is capped to (\d{1,12})\b"
+)
 _LIMIT = re.compile(rb"(\w{1,60})=(-?\d{1,15}(?:\.\d{1,9})?)(?: ?GB)?(?:,|\s|$)")
 _DECODE_GRAPHS = frozenset({b"", b"target decode", b"target verify", b"decode"})
 
@@ -62,7 +67,11 @@ def parse_pool(text: bytes, time: float | None, rank: Rank) -> KvPool | None:
 
 
 def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
-    """Read `max_total_num_tokens=…, chunked_prefill_size=…, …[, available_gpu_mem=x GB]`."""
+    """Read `max_total_num_tokens=…, chunked_prefill_size=…, …[, available_gpu_mem=x GB]`, and the lines that lower
+    `max_running_requests` later, which tell nothing else.
+    """
+    if lowered := _RUNNING_LIMIT.match(text):
+        return Limits(time, rank, max_running_requests=int(lowered[lowered.lastindex or 0]))
     if _LIMITS.match(text) is None:
         return None
     values: Mapping[bytes, bytes] = dict(_LIMIT.findall(text[:LONGEST_MEMORY_LINE]))
@@ -73,7 +82,7 @@ def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
     limits = Limits(
         time,
         rank,
-        max_total_num_tokens=count(b"max_total_num_tokens") or 0,
+        max_total_num_tokens=count(b"max_total_num_tokens"),
         max_running_requests=count(b"max_running_requests"),
         chunked_prefill_size=count(b"chunked_prefill_size"),
         max_prefill_tokens=count(b"max_prefill_tokens"),

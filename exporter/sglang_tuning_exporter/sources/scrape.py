@@ -1,4 +1,4 @@
-"""Asking SGLang over HTTP: one scrape when one is wanted, never two at once, never longer than its deadline, never more than 64 MiB."""
+"""Asking SGLang over HTTP: one scrape at a time, never longer than its deadline, never more than 64 MiB."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -21,9 +20,19 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from sglang_tuning_exporter.sglang.serverinfo import ServerInfo, parse_server_info
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Reason: TypeAlias = Literal[
-    "connection_refused", "unreachable", "not_ready", "timeout", "metrics_disabled", "http_status", "too_large", "invalid"
-]  # fmt: skip
+    "connection_refused",
+    "unreachable",
+    "not_ready",
+    "timeout",
+    "metrics_disabled",
+    "http_status",
+    "too_large",
+    "invalid",
+]
 MOST_BYTES = 64 << 20  # the largest real page is 0.2 MB, an 8-rank page 1 MB
 _STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
@@ -49,17 +58,19 @@ class Outcome:
 
 
 class Client:
-    """HTTP to one SGLang. No proxies, no redirects to elsewhere, no compression (a page from an untrusted port must not unfold).
+    """HTTP to one SGLang. No proxies, no redirects to elsewhere, no compression (what comes must not unfold).
 
-    A connection for every request: SGLang closes idle ones after 5 s, and one that it closes at this very moment would read as an outage.
-    One request at a time; `cut` ends it from another thread.
+    A connection for every request: SGLang closes idle ones after 5 s, and one that it closes at this very moment would
+    read as an outage. One request at a time, ended by `cut` when its time is over, or by another thread.
     """
 
     def __init__(self, base_url: str, metrics_url: str, api_key: str | None = None) -> None:
         self._base_url, self._metrics_url = base_url, metrics_url
         self._session = requests.Session()
         self._session.trust_env = False
-        self._session.headers.update({"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"})
+        self._session.headers.update(
+            {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
+        )
         if api_key:
             self._session.headers["Authorization"] = f"Bearer {api_key}"
         adapter = HTTPAdapter()
@@ -70,7 +81,7 @@ class Client:
         self._is_cut = False
 
     def metrics(self, timeout: float) -> str:
-        """The exposition as SGLang writes it; `timeout` in seconds. Raises `ScrapeError`."""
+        """Fetch the exposition as SGLang writes it; `timeout` in seconds. Raises `ScrapeError`."""
         text = self._get(self._metrics_url, timeout, "text/plain;version=0.0.4")
         if not text.strip():
             # Before 0.5 a server without a request since its start has nothing to show.
@@ -80,17 +91,20 @@ class Client:
         return text
 
     def server_info(self, timeout: float) -> ServerInfo | None:
-        """What the server says of itself, asked at its present name first (the old one logs a warning from 0.5.6); None when it does not tell."""
+        """Ask the server about itself, at the present path first (the old one logs a warning from 0.5.6).
+
+        None when it does not tell.
+        """
         for path in ("/server_info", "/get_server_info"):
             try:
                 return parse_server_info(self._get(self._base_url + path, timeout, "application/json"))
-            except ScrapeError as error:
+            except ScrapeError as error:  # noqa: PERF203 - two paths
                 if error.reason != "metrics_disabled":  # anything but a 404 will not be better under the other name
                     return None
         return None
 
     def cut(self) -> None:
-        """End the request under way, if any: a server that sends a byte now and then never runs into a timeout by itself."""
+        """End the request under way, if any."""
         self._is_cut = True
         open_now = self._socket
         if open_now is not None:
@@ -104,6 +118,10 @@ class Client:
         late = ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
         deadline = time.monotonic() + timeout
         self._is_cut = False
+        # A timeout of the socket counts from byte to byte: a server that sends one now and then never runs into it.
+        timer = threading.Timer(timeout, self.cut)
+        timer.daemon = True
+        timer.start()
         try:
             text = self._ask(url, timeout, accept)
         except ScrapeError:
@@ -113,6 +131,7 @@ class Client:
                 raise late from None
             raise _failure(error) from None
         finally:
+            timer.cancel()
             self._socket = None
             self._session.close()
         if self._is_cut:  # an answer without a length ends where its connection was cut
@@ -121,7 +140,10 @@ class Client:
 
     def _ask(self, url: str, timeout: float, accept: str) -> str:
         for _ in range(2):
-            with self._session.get(url, headers={"Accept": accept}, timeout=timeout, stream=True, allow_redirects=False) as response:
+            self._session.close()  # a server may close a connection without having said so: none is used again
+            with self._session.get(
+                url, headers={"Accept": accept}, timeout=timeout, stream=True, allow_redirects=False
+            ) as response:
                 if response.status_code in _REDIRECTS:
                     url = self._same_server(urljoin(url, response.headers.get("Location", "")))
                     continue
@@ -175,7 +197,7 @@ def _failure(error: Exception) -> ScrapeError:
 
 
 def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
-    """Connection pools whose connections tell of their socket, which `requests` keeps to itself until the headers have come."""
+    """Make pools whose connections tell of their socket: `requests` keeps it to itself until the headers have come."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -199,7 +221,7 @@ def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTT
 class Scraper:
     """Scrapes on demand in a thread of its own, so that a server that never answers cannot hold its caller.
 
-    Callers that overlap share one scrape. `then` gets every outcome, `cut` ends a fetch whose time is over.
+    Callers that overlap share one scrape. `then` gets every outcome, `cut` ends the fetch under way.
     """
 
     def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
@@ -209,19 +231,17 @@ class Scraper:
         self._stopped = False
 
     def scrape(self, timeout: float) -> Outcome:
-        """The outcome of a scrape made now, or of the one under way; `timeout` in seconds. Never raises."""
+        """Give the outcome of a scrape made now, or of the one under way; `timeout` in seconds. Never raises."""
         late = Outcome(None, ScrapeError("timeout", f"no complete answer within {timeout:.1f} s"), timeout)
         with self._lock:
             if self._stopped:
                 return late
-            flight, is_mine = self._running, self._running is None
+            flight = self._running
             if flight is None:
                 flight = self._running = _Flight()
                 threading.Thread(target=self._fly, args=(flight, timeout), name="scrape", daemon=True).start()
         if flight.done.wait(timeout) and flight.outcome is not None:
             return flight.outcome
-        if is_mine and not flight.done.is_set():
-            self._cut()
         self._then(late)
         return late
 

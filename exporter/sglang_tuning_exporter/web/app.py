@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import generate_latest
-from prometheus_client.registry import CollectorRegistry
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.page import render
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from prometheus_client.registry import CollectorRegistry
+
+    from sglang_tuning_exporter.watcher import Watcher
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
@@ -21,15 +28,21 @@ _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
     "Cache-Control": "no-store",
 }
 
 
 def patience(announced: str | None, most: float) -> float:
-    """Seconds that a scrape of SGLang may take: what the scraper announced less a margin, at most `most`; nonsense counts as not announced."""
+    """Give the seconds that a scrape of SGLang may take: what the scraper announced less a margin, at most `most`.
+
+    Nonsense counts as not announced.
+    """
     try:
-        seconds = float(announced) if announced is not None else most
+        seconds = float(announced or "")
     except ValueError:
         return most
     if not seconds > 0:
@@ -44,12 +57,15 @@ def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) ->
 
 
 def make_app(watcher: Watcher) -> FastAPI:
-    """The application. All endpoints are plain functions, so that a slow scrape holds a thread and not the loop."""
-    app = FastAPI(title="sglang-tuning-exporter", version=__version__, docs_url=None, redoc_url=None)
+    """Make the application.
+
+    What waits for a scrape or for the state is a plain function and holds a thread; health is told by the loop itself.
+    """
+    app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(watcher)
 
     @app.middleware("http")
-    async def safe_headers(request: Request, call_next):  # type: ignore[no-untyped-def]  # noqa: ANN202 - starlette's own signature
+    async def safe_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call_next(request)
         response.headers.update(_SAFE)
         return response
@@ -60,17 +76,19 @@ def make_app(watcher: Watcher) -> FastAPI:
         return Response(exposition(watcher, families, timeout), media_type=TEXT_FORMAT)
 
     @app.api_route("/-/healthy", methods=["GET", "HEAD"], response_class=PlainTextResponse)
-    def healthy() -> str:
+    async def healthy() -> str:
         return "sglang-tuning-exporter is healthy.\n"
 
     @app.api_route("/-/ready", methods=["GET", "HEAD"], response_class=PlainTextResponse)
-    def ready() -> Response:
+    async def ready() -> Response:
         if watcher.running:
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
     @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
-    def page() -> str:
-        return render(watcher)
+    def page() -> Response:
+        return HTMLResponse(
+            render(watcher).encode("utf-8", "backslashreplace")
+        )  # names from outside may hold lone surrogates
 
     return app

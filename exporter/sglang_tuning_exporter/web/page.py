@@ -1,21 +1,31 @@
-"""The landing page: what limits the server now, in words; needs no Prometheus, no script and no asset from elsewhere."""
+"""The landing page: what limits the server now, in words; needs no Prometheus, no script, no asset from elsewhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, Finding
-from sglang_tuning_exporter.guide.profiles import Profile
+from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, Evidence, Finding
 from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.state import RankState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.signals import IDLE as IDLE_STATE
+from sglang_tuning_exporter.signals import UNKNOWN
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.signals import Signal
+    from sglang_tuning_exporter.state import RankState
+    from sglang_tuning_exporter.watcher import Watcher
 
 _ENVIRONMENT = Environment(
-    loader=PackageLoader("sglang_tuning_exporter.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    loader=PackageLoader("sglang_tuning_exporter.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 _NO_FINDING = {
     HEALTHY: "Nothing limits this server now.",
@@ -23,6 +33,15 @@ _NO_FINDING = {
     NO_CLEAR_BOTTLENECK: "No clear bottleneck: nothing in the guide explains what is seen.",
 }
 _NOT_TOLD = "not told"
+# What the share of serving time is shown of.
+_SHARES: tuple[tuple[Signal, str], ...] = (
+    ("queue", "empty"),
+    ("queue", "above_range"),
+    ("admission", "held_back"),
+    ("admission", "running_limit"),
+    ("admission", "pool_full"),
+    ("cuda_graph", "replayed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +55,22 @@ class Figure:
 
 
 def headline(verdict: str) -> str:
-    """The verdict as a sentence."""
+    """Write the verdict as a sentence."""
     if verdict in BY_ID:
         return BY_ID[verdict].summary
     return _NO_FINDING.get(verdict, "Not enough has been seen yet to say what limits this server.")
 
 
+def healthy(evidence: Evidence) -> str:
+    """Say what the figure of a finding would be on a server without it."""
+    bound = Evidence(evidence.name, evidence.threshold, evidence.threshold, evidence.unit).words()
+    if evidence.unit == "failures":
+        return "none"
+    return f"{bound} or more" if evidence.value < evidence.threshold else f"up to {bound}"
+
+
 def render(watcher: Watcher) -> str:
-    """The page as HTML. Every word from outside is escaped."""
+    """Write the page as HTML. Every word from outside is escaped."""
     with watcher.view() as now:
         verdict, found = watcher.findings()
         facts, health = watcher.state.facts, watcher.health
@@ -52,7 +79,9 @@ def render(watcher: Watcher) -> str:
     return _ENVIRONMENT.get_template("index.html").render(
         title=headline(verdict),
         tone=_tone(verdict, found),
+        verdict=verdict,
         findings=found,
+        healthy=healthy,
         figures=figures,
         facts=facts,
         health=health,
@@ -60,13 +89,10 @@ def render(watcher: Watcher) -> str:
         profile=watcher.profile,
         served=rates.serving_seconds(),
         shares=[
-            (signal, state, share)
-            for signal, state in (("queue", "empty"), ("queue", "above_range"), ("admission", "held_back"), ("admission", "running_limit"),
-                                  ("admission", "pool_full"), ("cuda_graph", "replayed"))
-            if (share := rates.share(signal, state)) is not None  # type: ignore[arg-type]  # the pairs above are signals and their states
+            (signal, state, share) for signal, state in _SHARES if (share := rates.share(signal, state)) is not None
         ],
         version=__version__,
-    )  # fmt: skip
+    )
 
 
 def _tone(verdict: str, found: list[Finding]) -> str:
@@ -84,22 +110,41 @@ def _figures(watcher: Watcher, now: float) -> list[Figure]:
     figures = [_queue(ranks, profile, now), _usage(ranks, profile)]
     running = _sum([rank.running for rank in ranks])
     limit = _sum([state.facts.running_limit(rank.dp) for rank in ranks])
-    figures.append(Figure("Running requests", _count(running) + (f" of {limit:.0f}" if limit else ""), "close to its limit under load"))
+    figures.append(
+        Figure(
+            "Running requests", _count(running) + (f" of {limit:.0f}" if limit else ""), "close to its limit under load"
+        )
+    )
     coverage = state.recent(now).coverage
     told = coverage is not None and not state.facts.graphs_disabled
     figures.append(
         Figure(
             "CUDA graph coverage",
-            f"{100 * coverage:.0f} %" if coverage is not None and told else "off" if state.facts.graphs_disabled else _NOT_TOLD,
+            f"{100 * coverage:.0f} %"
+            if coverage is not None and told
+            else "off"
+            if state.facts.graphs_disabled
+            else _NOT_TOLD,
             "most decode batches replay a graph",
             "" if coverage is None or not told else "good" if coverage > profile.frequent_share else "bad",
         )
     )
     tolerated = profile.retractions_per_minute
-    figures.append(Figure("Retractions a minute", f"{rate:.1f}", f"up to {tolerated:g}", "good" if rate <= tolerated else "bad"))
+    figures.append(
+        Figure("Retractions a minute", f"{rate:.1f}", f"up to {tolerated:g}", "good" if rate <= tolerated else "bad")
+    )
     reserve = state.facts.reserve_gb
-    judgement = "" if reserve is None else "good" if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb else "bad"
-    figures.append(Figure("GPU memory left at start", _NOT_TOLD if reserve is None else f"{reserve:.1f} GB", "5 to 8 GB", judgement))
+    judgement = (
+        "" if reserve is None else "good" if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb else "bad"
+    )
+    figures.append(
+        Figure(
+            "GPU memory left at start",
+            _NOT_TOLD if reserve is None else f"{reserve:.1f} GB",
+            f"{profile.reserve_lower_gb:g} to {profile.reserve_upper_gb:g} GB",
+            judgement,
+        )
+    )
     return figures
 
 
@@ -110,7 +155,11 @@ def _queue(ranks: list[RankState], profile: Profile, now: float) -> Figure:
     if profile.queue_lower is not None:
         healthy = f"{profile.queue_lower:.0f} to {profile.queue_upper:.0f}"
     else:
-        healthy = f"a wait up to {profile.queue_wait_seconds:g} s" if profile.queue_wait_seconds else f"up to {profile.queue_upper:.0f}"
+        healthy = (
+            f"a wait up to {profile.queue_wait_seconds:g} s"
+            if profile.queue_wait_seconds
+            else f"up to {profile.queue_upper:.0f}"
+        )
     states = {rank.states["queue"] for rank in ranks}
     bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
     judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
@@ -121,8 +170,13 @@ def _usage(ranks: list[RankState], profile: Profile) -> Figure:
     usages = [rank.usage for rank in ranks if rank.usage is not None]
     if not usages:
         return Figure("Token usage", _NOT_TOLD, f"{profile.token_usage_target:g} or more while requests wait")
-    held = any(rank.states["admission"] == "held_back" for rank in ranks)
-    return Figure("Token usage", f"{max(usages):.2f}", f"{profile.token_usage_target:g} or more while requests wait", "bad" if held else "good")
+    states = {rank.states["admission"] for rank in ranks} - {IDLE_STATE, UNKNOWN}
+    return Figure(
+        "Token usage",
+        f"{max(usages):.2f}",
+        f"{profile.token_usage_target:g} or more while requests wait",
+        "bad" if "held_back" in states else "good" if states else "",
+    )
 
 
 def _sum(figures: list[float | None]) -> float | None:

@@ -1,0 +1,1 @@
+"""Figures against peers, each pair measured in one run: `python -m bench`."""

@@ -1,0 +1,112 @@
+"""A long log of one server, made from the recordings: each start once, then its working hours again and again.
+
+The times advance and the figures differ from round to round, so that nobody can answer from memory what only looks new.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT = Path(__file__).parent.parent
+RECORDINGS = (
+    *sorted((_ROOT / "exporter" / "sglang_tuning_exporter" / "recordings").glob("*/server.log.gz")),
+    *sorted((_ROOT / "tests" / "recordings").glob("*/server.log.gz")),
+)
+_READY = b"The server is fired up and ready to roll!"
+_END = re.compile(rb"^[^\n]*(?:SIGTERM received|server_args=)", re.MULTILINE)
+_TIME = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
+_TOKENS = re.compile(rb"(#(?:pending-)?token: )(\d+)")
+_THROUGHPUT = re.compile(rb"(throughput \(token/s\): )(\d+)")
+_FORMAT = "%Y-%m-%d %H:%M:%S"
+_PORT = re.compile(rb"(127\.0\.0\.1:)(\d+)")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where the log lies, and how much of everything is in it."""
+
+    path: Path
+    lines: int
+    size: int  # bytes
+    starts: int
+
+
+@dataclass
+class _Recording:
+    start: bytes
+    work: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> _Recording:
+        text = gzip.decompress(path.read_bytes())
+        end = text.index(b"\n", text.index(_READY)) + 1
+        work = text[end:]
+        # The end of the server and a second start are no working hours.
+        if (close := _END.search(work)) is not None:
+            work = work[: close.start()]
+        return cls(text[:end], b"".join(line for line in work.splitlines(keepends=True) if line.startswith(b"[")))
+
+
+class _Clock:
+    """Gives every printed time a later one."""
+
+    def __init__(self, begin: dt.datetime) -> None:
+        self.now = begin
+
+    def shift(self, text: bytes) -> bytes:
+        """Let `text` begin now and go on from there."""
+        first = _TIME.search(text)
+        if first is None:
+            return text
+        by = self.now - dt.datetime.strptime(first[1].decode(), _FORMAT)  # noqa: DTZ007 - a log's times have no zone
+        known: dict[bytes, bytes] = {}
+
+        def later(match: re.Match[bytes]) -> bytes:
+            printed = match[1]
+            if printed not in known:
+                when = dt.datetime.strptime(printed.decode(), _FORMAT) + by  # noqa: DTZ007
+                self.now = max(self.now, when)
+                known[printed] = when.strftime(_FORMAT).encode()
+            return b"[" + known[printed]
+
+        return _TIME.sub(later, text)
+
+
+def _varied(text: bytes, by: int) -> bytes:
+    text = _TOKENS.sub(lambda m: b"%b%d" % (m[1], int(m[2]) + by), text)
+    text = _THROUGHPUT.sub(lambda m: b"%b%d" % (m[1], int(m[2]) + by % 211), text)
+    return _PORT.sub(lambda m: b"%b%d" % (m[1], 1024 + (int(m[2]) + 7 * by) % 64000), text)
+
+
+def _pieces(size: int) -> Iterator[tuple[bytes, int]]:
+    """Starts and working hours, in order, until every recording has had its share of `size` bytes."""
+    clock = _Clock(dt.datetime(2026, 1, 1))  # noqa: DTZ001
+    for path in RECORDINGS:
+        recording = _Recording.read(path)
+        yield clock.shift(recording.start), 1
+        written = turn = 0
+        while written < size // len(RECORDINGS):
+            turn += 1
+            piece = _varied(clock.shift(recording.work), turn)
+            written += len(piece)
+            yield piece, 0
+
+
+def write(path: Path, size: int) -> Corpus:
+    """Write a log of about `size` bytes to `path`."""
+    lines = written = starts = 0
+    with path.open("wb") as file:
+        for piece, start in _pieces(size):
+            file.write(piece)
+            lines += piece.count(b"\n")
+            written += len(piece)
+            starts += start
+    return Corpus(path, lines, written, starts)

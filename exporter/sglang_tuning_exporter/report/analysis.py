@@ -1,0 +1,203 @@
+"""What happened in a log: the live core driven by the lines' own times, over the whole span, not a window. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
+from sglang_tuning_exporter.guide.table import Failures, Reserve, RetractionRate, Share
+from sglang_tuning_exporter.sglang.events import (
+    DecodeBatch,
+    Event,
+    Limits,
+    OutOfMemory,
+    PrefillBatch,
+    Rank,
+    Retraction,
+    ServerArgs,
+)
+from sglang_tuning_exporter.state import ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.signals import Signal
+    from sglang_tuning_exporter.window import Totals
+
+_SERVING: tuple[Signal, str] = ("activity", "serving")
+_RETRACTION = "retraction"
+_RESERVE = "reserve"
+
+
+@dataclass(slots=True)
+class LastLine:
+    """What the last batch lines of one DP rank said; `None` where none did."""
+
+    running: int | None = None
+    queued: int | None = None
+    usage: float | None = None
+
+
+class _Ranks:
+    """Counts batch lines and start-up memory of one start by rank: only the lowest TP rank's are the scheduler's own.
+
+    The whole start is known here before anything is told, so no repetition counts, whichever rank prints first.
+    """
+
+    def __init__(self) -> None:
+        self.batches: Counter[tuple[str, Rank]] = Counter()
+        self.available: list[tuple[Rank, float]] = []
+
+    def own_batches(self, kind: str) -> int:
+        own = _own({rank for name, rank in self.batches if name == kind})
+        return sum(number for (name, rank), number in self.batches.items() if name == kind and rank in own)
+
+    def own_available(self) -> list[float]:
+        own = _own({rank for rank, _ in self.available})
+        return [gigabytes for rank, gigabytes in self.available if rank in own]
+
+
+def _own(ranks: set[Rank]) -> set[Rank]:
+    lowest: dict[tuple[int | None, int | None], int] = {}
+    for rank in ranks:
+        if rank.tp is not None:
+            lowest[rank.dp, rank.pp] = min(rank.tp, lowest.get((rank.dp, rank.pp), rank.tp))
+    return {rank for rank in ranks if rank.tp is None or rank.tp == lowest[rank.dp, rank.pp]}
+
+
+class Analysis:
+    """Takes events in time order and tells what they mean together. Times are seconds that never run backwards."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.state = ServerState(profile, 0.0)
+        self.state.log_tells_retractions = True
+        self.serving_seconds = 0.0  # in which any rank served; `totals` adds the ranks up
+        self.graph: bool | None = None  # of the last decode line
+        self._begin: float | None = None
+        self._now = 0.0
+        self._counts: Counter[str] = Counter()
+        self._available: list[float] = []
+        self._ranks = _Ranks()
+        self._last: dict[int | None, LastLine] = {}
+        self._restarted = False
+        self._printed: float | None = None
+        self._first_seen: dict[Hashable, float] = {}
+        self._last_seen: dict[Hashable, float] = {}
+
+    def take(self, moment: float, event: Event | None) -> None:
+        """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
+        if moment != -inf and (self._begin is None or moment > self._now):
+            self._pass(moment)
+        if event is None:
+            return
+        self._printed = event.time if event.time is not None else self._printed
+        if isinstance(event, ServerArgs):
+            self._end_start()
+        self.state.observe(event, self._now)
+        self._note(event)
+
+    def _pass(self, moment: float) -> None:
+        """Let time pass for every rank at once, so that what all served together can be told from what each did."""
+        if self._begin is None:
+            self._begin = self._now = moment
+        before = {dp: rank.totals.seconds[_SERVING] for dp, rank in self.state.ranks.items()}
+        self.state.advance(moment)
+        gained = [self.state.ranks[dp].totals.seconds[_SERVING] - seconds for dp, seconds in before.items()]
+        # Every rank's serving time stands at the start of the interval, so the longest covers the others.
+        self.serving_seconds += max(gained, default=0.0)
+        self._now = moment
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, (DecodeBatch, PrefillBatch)):
+            self._note_batch(event)
+        elif isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
+            self._ranks.available.append((event.rank, event.available_gb))
+            self._see(_RESERVE)
+        elif isinstance(event, Retraction) and not event.testing:
+            self._see(_RETRACTION)
+        elif isinstance(event, OutOfMemory):
+            self._see(event.phase)
+
+    def _note_batch(self, line: DecodeBatch | PrefillBatch) -> None:
+        self._ranks.batches["decode" if isinstance(line, DecodeBatch) else "prefill", line.rank] += 1
+        if self._restarted:
+            self._last, self._restarted = {}, False
+        if isinstance(line, DecodeBatch):
+            self.graph = line.graph
+        last = self._last.setdefault(line.rank.dp, LastLine())
+        last.running = line.running if line.running is not None else last.running
+        last.queued = line.queued if line.queued is not None else last.queued
+        last.usage = line.full_usage if line.full_usage is not None else last.usage
+        rank = self.state.ranks.get(line.rank.dp)
+        if rank is not None and self._printed is not None:
+            for item in rank.states.items():
+                self._first_seen.setdefault(item, self._printed)
+                self._last_seen[item] = self._printed
+
+    def _see(self, what: Hashable) -> None:
+        if self._printed is not None:
+            self._first_seen.setdefault(what, self._printed)
+            self._last_seen[what] = self._printed
+
+    def _end_start(self) -> None:
+        for kind in ("decode", "prefill"):
+            self._counts[kind] += self._ranks.own_batches(kind)
+        self._available += self._ranks.own_available()
+        self._ranks = _Ranks()
+        self._restarted = True
+
+    @property
+    def seconds(self) -> float:
+        """How long the span is; 0 without printed times."""
+        return 0.0 if self._begin is None else self._now - self._begin
+
+    def batches(self, kind: str) -> int:
+        """`decode` or `prefill` lines, those of repeating TP ranks left out."""
+        return self._counts[kind] + self._ranks.own_batches(kind)
+
+    @property
+    def available_gb(self) -> list[float]:
+        """`available_gpu_mem` of every start and scheduler as printed, GB."""
+        return self._available + self._ranks.own_available()
+
+    @property
+    def last(self) -> LastLine:
+        """The last lines of all DP ranks together: requests added up, usage of the fullest."""
+        running = [line.running for line in self._last.values() if line.running is not None]
+        queued = [line.queued for line in self._last.values() if line.queued is not None]
+        usages = [line.usage for line in self._last.values() if line.usage is not None]
+        return LastLine(
+            sum(running) if running else None, sum(queued) if queued else None, max(usages) if usages else None
+        )
+
+    @property
+    def totals(self) -> Totals:
+        """Seconds and counts of all ranks, added up."""
+        return self.state.totals()
+
+    def conclude(self) -> tuple[str, list[Finding]]:
+        """Tell the verdict and the findings, over the whole span."""
+        past = Past(self.totals, self.state.out_of_memory, self.seconds, self.state.facts, self.profile)
+        found = findings(past)
+        return verdict(found, past), found
+
+    def seen(self, finding: Finding) -> tuple[float | None, float | None]:
+        """When what a finding rests on was first and last printed, unix seconds."""
+        condition = finding.diagnosis.condition
+        keys: list[Hashable] = []
+        if isinstance(condition, Share):
+            keys = [(condition.signal, condition.state)]
+        elif isinstance(condition, RetractionRate):
+            keys = [_RETRACTION]
+        elif isinstance(condition, Reserve):
+            keys = [_RESERVE]
+        elif isinstance(condition, Failures):
+            keys = list(condition.phases)
+        first = [self._first_seen[key] for key in keys if key in self._first_seen]
+        last = [self._last_seen[key] for key in keys if key in self._last_seen]
+        return min(first, default=None), max(last, default=None)

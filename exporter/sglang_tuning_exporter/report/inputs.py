@@ -1,0 +1,349 @@
+"""The logs a report is made of, as events in time order: files, globs, standard input, gzip, rotation sets, many ranks.
+
+Every log is read in blocks, so memory does not grow with its size. Printed times are read as UTC.
+"""
+
+from __future__ import annotations
+
+import glob
+import heapq
+import os
+import re
+import stat
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from sglang_tuning_exporter.sglang.events import Event
+
+STDIN = "-"
+# A release that prints no date (0.3.0) gives seconds since the midnight before its first line.
+FIRST_DATED_SECOND = 1e9
+# Processes write one log a little out of order; what jumps back further was set by somebody.
+JITTER_SECONDS = 60.0
+
+_LINES_SEARCHED = 4096
+_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.gz)?$")
+_SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
+_SERVED_KINDS = ("access", "request")
+
+
+def shown(name: str) -> str:
+    """Write a file's name on one line, whatever its characters."""
+    return "".join(char if char.isprintable() else "?" for char in name)
+
+
+def printed_time(line: bytes) -> tuple[float | None, float | None]:
+    """Read when a line was printed: unix seconds, and seconds since midnight where it has a time without a date.
+
+    A container runtime's time is not used: its clock may be in another zone than the one the server prints.
+    """
+    text = line[:LONGEST_LINE]
+    prefix = parse_plain_prefix(text)
+    if prefix is None:
+        text = unwrap(text).text
+        prefix = parse_plain_prefix(text) or parse_own_prefix(text)
+    return (None, None) if prefix is None else (prefix.time, prefix.clock)
+
+
+def _first_time(block: bytes) -> float | None:
+    outer = None
+    for line in block.split(b"\n", _LINES_SEARCHED)[:_LINES_SEARCHED]:
+        time, clock = printed_time(line)
+        if time is not None or clock is not None:
+            return time if time is not None else clock
+        if outer is None and line[:1] in b"{0123456789":
+            outer = unwrap(line).time
+    return outer
+
+
+def _last_time(block: bytes, before: float) -> float | None:
+    """Find the time of the last line that has one; `before` is the last time known, for a time without a date."""
+    for line in reversed(block.rsplit(b"\n", _LINES_SEARCHED)):
+        time, clock = printed_time(line)
+        if time is not None:
+            return time
+        if clock is not None:
+            if before == -inf:
+                return clock
+            time = before // DAY * DAY + clock
+            return time + DAY if time < before - DAY / 2 else time
+    return None
+
+
+class Clock:
+    """One log's printed times as a time that never runs backwards, seconds.
+
+    After the clock was set back, time goes on from where it was; one line with an old time changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.now = -inf
+        self._shift = self._shift_before = 0.0
+
+    def read(self, time: float | None) -> float:
+        """Take the printed time of the next line; `None` is the time of the line before."""
+        if time is None:
+            return self.now
+        if time + self._shift_before >= self.now - JITTER_SECONDS:
+            self._shift = self._shift_before
+        elif time + self._shift < self.now - JITTER_SECONDS:
+            self._shift_before = self._shift
+            self._shift = self.now - time
+        self.now = max(self.now, time + self._shift)
+        return self.now
+
+
+@dataclass(slots=True)
+class Source:
+    """One file or stream. A pipe can be read once, so its first block is kept."""
+
+    name: str
+    stream: IO[bytes] | None = None  # of a pipe
+    first: float | None = None  # the first line's printed time
+    empty: bool = False
+    notes: list[str] = field(default_factory=list)
+    _held: Iterator[bytes] | None = None
+    _head: bytes = b""
+
+    def look(self) -> None:
+        """Read the start. Raises `UsageError` when it cannot be read."""
+        with _told(self.name):
+            blocks = self._read()
+            self._head = next(blocks, b"")
+            self.first = _first_time(self._head)
+            self.empty = not self._head
+            if self.stream is not None:
+                self._held = blocks
+            else:
+                blocks.close()
+                self._head = b""
+
+    def blocks(self) -> Iterator[bytes]:
+        """Give everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
+        with _told(self.name):
+            if self._held is None:
+                yield from self._read()
+                return
+            yield self._head
+            self._head = b""
+            yield from self._held
+            if self.stream is not None and self.name != STDIN:
+                self.stream.close()
+
+    def _read(self) -> Generator[bytes, None, None]:
+        if self.stream is not None:
+            yield from whole_lines(self._chunks(self.stream))
+        else:
+            with Path(self.name).open("rb") as stream:
+                yield from whole_lines(self._chunks(stream))
+
+    def _chunks(self, stream: IO[bytes]) -> Iterator[bytes]:
+        first = stream.read(BLOCK)
+        if not first.startswith(GZIP):
+            yield first
+            while chunk := stream.read(BLOCK):
+                yield chunk
+            return
+        rest = b""
+        try:
+            for chunk in unzip(first, stream):
+                # The last line may be cut: half a figure is a wrong figure.
+                end = chunk.rfind(b"\n") + 1
+                if rest:
+                    yield rest
+                yield chunk[:end]
+                rest = chunk[end:]
+        except Damaged as reason:
+            note = f"{shown(self.name)}: {reason}; only what comes before it was read"
+            if note not in self.notes:
+                self.notes.append(note)
+        else:
+            yield rest
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn what the system says about a file into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{shown(name)}: {error.strerror or error}; give a log that can be read") from None
+
+
+def _because(sources: Sequence[Source]) -> str:
+    """Give the notes, to stand behind an error."""
+    return "".join(f" ({note})" for source in sources for note in source.notes)
+
+
+def _files(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
+    found: list[Source] = []
+    known: set[tuple[int, int]] = set()
+    for argument in arguments:
+        if argument == STDIN:
+            if stdin is None:
+                raise UsageError("-: there is no standard input; give a file")
+            if not any(source.name == STDIN for source in found):
+                found.append(Source(STDIN, stdin))
+            continue
+        names = [argument]
+        if glob.has_magic(argument) and not Path(argument).exists():
+            matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
+            names = [name for name in matches if not Path(name).is_dir()]
+            if not names:
+                raise UsageError(f"{shown(argument)}: no file matches; give a path, a glob, or -")
+        for name in names:
+            with _told(name):
+                status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
+            if (status.st_dev, status.st_ino) in known:
+                continue
+            known.add((status.st_dev, status.st_ino))
+            if stat.S_ISDIR(status.st_mode):
+                raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
+            with _told(name):
+                pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
+            found.append(Source(name, pipe))
+    return found
+
+
+def _rotation_order(name: str) -> tuple[int, int]:
+    match = _ROTATED.search(name)
+    if match is None or not (match["date"] or match["number"]):
+        return (2, 0)
+    return (0, int(re.sub(r"\D", "", match["date"]))) if match["date"] else (1, -int(match["number"]))
+
+
+def _logs(sources: Sequence[Source]) -> list[list[Source]]:
+    """Group the files that one reader takes one after the other, in time order.
+
+    A file with dates is a log by itself. Without dates only the names tell how a rotation set goes on.
+    """
+    logs: list[list[Source]] = []
+    rotations: dict[str, list[Source]] = {}
+    for source in sources:
+        if source.stream is None and (source.first is None or source.first < FIRST_DATED_SECOND):
+            rotations.setdefault(_ROTATED.sub("", source.name, count=1), []).append(source)
+        else:
+            logs.append([source])
+    logs.extend(sorted(group, key=lambda source: _rotation_order(source.name)) for group in rotations.values())
+    return sorted(logs, key=lambda log: -inf if log[0].first is None else log[0].first)
+
+
+class Logs:
+    """All logs of one report. `readers` hold their counts once `events` has been read to its end."""
+
+    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None) -> None:
+        """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty."""
+        if stdin is None and STDIN in arguments and sys.stdin is not None:
+            stdin = sys.stdin.buffer
+        sources = _files(arguments, stdin)
+        for source in sources:
+            source.look()
+        self._told = [source for source in sources if not source.empty]
+        if not self._told:
+            reason = "is empty" if len(sources) == 1 else "all are empty"
+            raise UsageError(f"{self._names(sources)}: {reason}{_because(sources)}")
+        self._logs = _logs(self._told)
+        self.readers = [LogReader() for _ in self._logs]
+        self.ends: list[float] = []  # the last printed time of each log
+
+    @staticmethod
+    def _names(sources: Sequence[Source]) -> str:
+        return ", ".join(shown(source.name) for source in sources[:3]) + (", …" if len(sources) > 3 else "")
+
+    @property
+    def names(self) -> list[str]:
+        """What was read, in time order."""
+        return [shown(source.name) for log in self._logs for source in log]
+
+    def read_from(self, path: Path) -> bool:
+        """Whether `path` is one of the files."""
+        return path.exists() and any(source.stream is None and path.samefile(source.name) for source in self._told)
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be read of a log that was read."""
+        return [note for source in self._told for note in source.notes]
+
+    @property
+    def first(self) -> float | None:
+        """The first printed time, unix seconds (below `FIRST_DATED_SECOND`: since a midnight)."""
+        return min((log[0].first for log in self._logs if log[0].first is not None), default=None)
+
+    @property
+    def lines(self) -> int:
+        """Physical lines read."""
+        return sum(sum(reader.counts.values()) for reader in self.readers)
+
+    @property
+    def unrecognised(self) -> int:
+        """Lines and fields that look like SGLang's and could not be read."""
+        return sum(sum(reader.unrecognised.values()) for reader in self.readers)
+
+    def events(self) -> Iterator[tuple[float, Event | None]]:
+        """Give every event with its time, seconds, in time order; lines without a time follow the line before.
+
+        Each log's first and last printed time come with no event. The time is `-inf` while none was printed.
+        Raises `UsageError` when the input cannot be read, or, at its end, is no log of SGLang.
+        """
+        waiting = list(range(len(self._logs)))[::-1]
+        heap: list[tuple[float, int, Event | None, Iterator[tuple[float, Event | None]]]] = []
+        while heap or waiting:
+            while waiting and (not heap or self._first_of(waiting[-1]) <= heap[0][0]):
+                index = waiting.pop()
+                events = self._read(index)
+                moment, event = next(events)
+                heapq.heappush(heap, (moment, index, event, events))
+            moment, index, event, events = heap[0]
+            yield moment, event
+            following = next(events, None)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (following[0], index, following[1], events))
+        self._check()
+
+    def _first_of(self, index: int) -> float:
+        first = self._logs[index][0].first
+        return -inf if first is None else first
+
+    def _read(self, index: int) -> Iterator[tuple[float, Event | None]]:
+        clock, reader = Clock(), self.readers[index]
+        last = self._logs[index][0].first
+        yield clock.read(last), None
+        end: float | None = None
+        for source in self._logs[index]:
+            before = block = b""
+            for following in source.blocks():
+                before, block = block, following
+                for event in reader.feed(block):
+                    last = event.time if event.time is not None else last
+                    yield clock.read(event.time), event
+            if last is not None:
+                # The last block may be a single line without its end.
+                found = [_last_time(part, last) for part in (block, before)]
+                end = next((time for time in found if time is not None), end)
+        if last is not None:
+            self.ends.append(last if end is None else end)
+            yield clock.read(self.ends[-1]), None
+
+    def _check(self) -> None:
+        found = sum(reader.counts[kind] for reader in self.readers for kind in _SGLANG_KINDS)
+        served = sum(reader.counts[kind] for reader in self.readers for kind in _SERVED_KINDS)
+        # Any web server's log has access lines; only SGLang's puts its own prefix before them.
+        if not found and not (served and self.first is not None):
+            raise UsageError(
+                f"{self._names(self._told)}: no line of SGLang's in it; give a server's log{_because(self._told)}"
+            )

@@ -1,0 +1,1 @@
+"""Mutated input, time-boxed: `python -m fuzz`."""

@@ -1,0 +1,73 @@
+"""`python -m fuzz [--lines N] [--seconds S] [--seed N]`: spoiled lines through reader, state, findings and exposition. Exit status 1 on a failure.
+
+No line may raise, and memory may not grow: both are checked at every block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import sys
+import time
+import traceback
+
+from fuzz.lines import mutators, seeds
+from sglang_tuning_exporter.guide.findings import Past, findings, verdict
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+
+BLOCK_LINES = 2000
+# What the interpreter's arenas may take on top after the first blocks have warmed every cache.
+GROWTH_MIB = 64
+
+
+def run(lines: int, seconds: float, seed: int) -> int:
+    """Feed spoiled lines until `lines` or `seconds` are reached. Returns the exit status."""
+    rng = random.Random(seed)
+    clean = [line[:4000] for line in seeds()]
+    ways = mutators(rng, clean)
+    reader, state = LogReader(), ServerState(PROFILES["offline"], 0.0)
+    begin, done, now, events = time.monotonic(), 0, 0.0, 0
+    warm = 0
+    while done < lines and time.monotonic() - begin < seconds:
+        block = b"".join(rng.choice(ways)(rng.choice(clean)) + b"\n" for _ in range(BLOCK_LINES))
+        now += 1.0
+        try:
+            for event in reader.feed(block):
+                state.observe(event, now)
+                events += 1
+            past = Past(state.recent(now), state.recent_failures(now, 600.0), 600.0, state.facts, state.profile)
+            verdict(findings(past), past)
+        except Exception:  # noqa: BLE001 - any exception is what is looked for
+            traceback.print_exc()
+            print(f"failed: seed {seed}, after {done} lines; the block is in fuzz-failure.log", file=sys.stderr)
+            with open("fuzz-failure.log", "wb") as file:  # noqa: PTH123
+                file.write(block)
+            return 1
+        done += BLOCK_LINES
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        warm = memory if done <= 50 * BLOCK_LINES else warm
+        if memory - warm > GROWTH_MIB:
+            print(f"failed: memory grew from {warm} to {memory} MiB after {done} lines, seed {seed}", file=sys.stderr)
+            return 1
+        if sys.stderr.isatty() and done % (50 * BLOCK_LINES) == 0:
+            print(f"\r{done:,} lines, {events:,} events, {memory} MiB", end="", file=sys.stderr)
+    took = time.monotonic() - begin
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"{done:,} spoiled lines, {events:,} events, no exception, {warm} → {memory} MiB, {took:.0f} s, seed {seed}")
+    return 0
+
+
+def main() -> int:
+    """Read the flags."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    parser.add_argument("--lines", type=int, default=10_000_000, help="stop after this many (default ten million)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after this long (default 600)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="repeat a run")
+    arguments = parser.parse_args()
+    return run(arguments.lines, arguments.seconds, arguments.seed)
+
+
+sys.exit(main())

@@ -1,0 +1,285 @@
+"""What several test files share: an SGLang made of a socket, a running exporter, a watcher behind a real port."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeAlias
+
+import pytest
+import requests
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_tuning_exporter.config import Address, Config
+from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.serving import bind, uvicorn_config
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.web.app import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+DATA = Path(__file__).parent / "data"
+SERVING = (DATA / "metrics" / "0.5.23_tp8-retract.prom").read_bytes()
+SERVING_WITH_DP_RANKS = (DATA / "metrics" / "0.5.12_dp2-retract.prom").read_bytes()
+RETRACTION = (
+    b"[2025-11-20 11:40:10] KV cache pool is full. Retract requests. "
+    b"#retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783\n"
+)
+DECODE = (
+    b"[2025-11-20 11:40:13] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, "
+    b"cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: 4\n"
+)
+Answer: TypeAlias = "Callable[[socket.socket], None]"
+
+
+def reply(
+    body: bytes, status: str = "200 OK", content_type: str = "text/plain; version=0.0.4", more: str = ""
+) -> Answer:
+    """An answer as a well-behaved server gives it."""
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode()
+    return raw(head + body)
+
+
+def raw(text: bytes) -> Answer:
+    """These bytes, then the connection is closed."""
+    return lambda connection: connection.sendall(text)
+
+
+def hang(connection: socket.socket) -> None:
+    """No answer until the asker gives up."""
+    connection.settimeout(20)
+    with suppress(OSError):
+        connection.recv(1)
+
+
+def drip(head: bytes) -> Answer:
+    """This beginning, then a byte now and then for as long as the asker listens."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(head)
+        for _ in range(200):
+            connection.sendall(b"x")
+            time.sleep(0.1)
+
+    return answer
+
+
+@dataclass
+class FakeSGLang:
+    """A port that answers as it is told to; `asked` has the head of every request. It can go away and come back."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    port: int = 0
+    _listener: socket.socket | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def stop(self) -> None:
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+
+    def count(self, path: str) -> int:
+        return sum(head.startswith(f"GET {path} ") for head in self.asked)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            head = b""
+            while b"\r\n\r\n" not in head and (piece := connection.recv(65536)):
+                head += piece
+            text = head.decode()
+            self.asked.append(text)
+            path = text.split(" ")[1]
+            self.answers.get(path, reply(b"{}", "404 Not Found", "application/json"))(connection)
+            connection.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def sglang() -> Iterator[FakeSGLang]:
+    """An SGLang that serves one page and knows nothing else."""
+    fake = FakeSGLang({"/metrics": reply(SERVING)})
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+class Page:
+    """One /metrics page, parsed strictly."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The value of the one series with these labels, None without it."""
+        found = [s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
+        assert len(found) <= 1, f"{name}{labels} is not one series"
+        return found[0] if found else None
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        return [s.labels for s in self.samples if s.name == name]
+
+    @property
+    def error(self) -> str | None:
+        """The reason why SGLang could not be scraped."""
+        reasons = [labels["reason"] for labels in self.labels("sglang_tuning_scrape_error_info")]
+        assert len(reasons) <= 1
+        return reasons[0] if reasons else None
+
+
+class Exporter:
+    """A running `serve` and what it says on standard error."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.said: list[str] = []
+        self._addresses: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        url = self._addresses.get(timeout=30)
+        assert url is not None, "it did not start: " + "".join(self.said)
+        self.url = url
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.decode())
+            if b"listening on " in line:
+                self._addresses.put(line.decode().split("listening on ")[1].split(",")[0])
+        self._addresses.put(None)
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> requests.Response:
+        return requests.get(self.url + path, headers=headers, timeout=12)
+
+    def page(self, within: str = "5") -> Page:
+        answer = self.get("/metrics", {"X-Prometheus-Scrape-Timeout-Seconds": within})
+        assert answer.status_code == 200
+        return Page(answer.text)
+
+    def end(self) -> int:
+        """Have it end as an orchestrator does; its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(timeout=10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            for stream in (self.process.stdin, self.process.stderr):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without settings of ours, and with `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_TUNING_")}
+    return kept | variables
+
+
+@contextmanager
+def running_exporter(*flags: str, stdin: int | IO[bytes] = subprocess.DEVNULL, **variables: str) -> Iterator[Exporter]:
+    """`serve` with these flags on a free port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *flags],
+        stdin=stdin,
+        stderr=subprocess.PIPE,
+        env=environment(**variables),
+    )
+    exporter = Exporter(process)
+    try:
+        yield exporter
+    finally:
+        exporter.end()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Until it holds; fails when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def config(**values: object) -> Config:
+    """Settings as `resolve` would give them, with these instead of the defaults."""
+    defaults: Mapping[str, object] = {
+        "sglang_url": None,
+        "log_file": (),
+        "profile": "online",
+        "listen_address": Address("127.0.0.1", 0),
+        "scrape_timeout": 5.0,
+        "metrics_path": "/metrics",
+        "passthrough": True,
+        "from_start": False,
+        "api_key_file": None,
+    }
+    return Config(**{**defaults, **values})  # type: ignore[arg-type]  # the tests name fields of their own type
+
+
+def watched_retractions(directory: Path, **settings: object) -> Watcher:
+    """A watcher, not yet started, that has just seen the `retract` recording, lines and scrapes at their times."""
+    recording = load(packaged("retract"))
+    log = directory / "server.log"
+    log.touch()
+    watcher = Watcher(config(**{"sglang_url": "http://127.0.0.1:9", "log_file": (str(log),), **settings}))
+    begin = time.monotonic() - recording.length_seconds
+    state = watcher.state = ServerState(watcher.profile, begin)
+    reader = LogReader()
+    moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
+    moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes]
+    for position, text, is_line in sorted(moments, key=lambda moment: moment[0]):
+        if is_line:
+            for event in reader.feed(text):
+                state.observe(event, begin + position)
+        else:
+            state.observe_scrape(facts.read(text.decode()), begin + position)
+    return watcher
+
+
+@contextmanager
+def web(watcher: Watcher) -> Iterator[str]:
+    """The watcher behind a real port of this process; its address."""
+    listener = bind(Address("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn_config(make_app(watcher)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=5)
+        listener.close()
+        watcher.stop()

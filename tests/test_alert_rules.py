@@ -1,0 +1,131 @@
+"""The alert rules as Prometheus runs them: `promtool` plays every scenario; the rules say all that a person needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sglang_tuning_exporter.guide.table import DIAGNOSES
+
+ALERTS = Path(__file__).parents[1] / "alerts"
+RULE_FILE = ALERTS / "rules" / "sglang-tuning.rules.yml"
+SCENARIO_FILES = sorted((ALERTS / "tests").glob("*.yml"))
+GROUPS: list[dict[str, Any]] = yaml.safe_load(RULE_FILE.read_text())["groups"]
+RULES: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule
+}
+
+
+def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.fail(
+            "promtool is missing: install Prometheus 2.42 or newer (Debian: apt install prometheus)", pytrace=False
+        )
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+
+def scenarios(path: Path) -> list[dict[str, Any]]:
+    tests: list[dict[str, Any]] = yaml.safe_load(path.read_text())["tests"]
+    return tests
+
+
+def cases() -> tuple[Counter[str], Counter[str]]:
+    """Count, for every alert, the moments at which it must fire and those at which it must not."""
+    firing: Counter[str] = Counter()
+    silent: Counter[str] = Counter()
+    for path in SCENARIO_FILES:
+        for scenario in scenarios(path):
+            for case in scenario.get("alert_rule_test", []):
+                (firing if case.get("exp_alerts") else silent)[case["alertname"]] += 1
+    return firing, silent
+
+
+def test_prometheus_accepts_the_rules() -> None:
+    checked = promtool("check", "rules", str(RULE_FILE))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("path", SCENARIO_FILES, ids=lambda path: path.stem)
+def test_every_scenario_ends_as_its_words_say(path: Path) -> None:
+    played = promtool("test", "rules", str(path))
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
+def test_a_wrong_expectation_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    shutil.copy(RULE_FILE, tmp_path / "rules")
+    document = yaml.safe_load((ALERTS / "tests" / "memory.yml").read_text())
+    [document["tests"][0]["alert_rule_test"][0]["exp_alerts"][0]["exp_annotations"]["suggested"]] = ["0.5"]
+    document["tests"] = document["tests"][:1]
+    document["rule_files"] = ["rules/*.yml"]
+    (tmp_path / "wrong.yml").write_text(yaml.safe_dump(document))
+    played = promtool("test", "rules", str(tmp_path / "wrong.yml"))
+    assert played.returncode == 1
+    assert "SGLangMemoryReserveTooSmall" in played.stdout + played.stderr
+
+
+def test_there_is_an_alert_for_every_row_of_the_table() -> None:
+    assert list(RULES) == [row.alert for row in DIAGNOSES]
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_has_a_scenario_that_fires_it(alert: str) -> None:
+    firing, _ = cases()
+    assert firing[alert] >= 1
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_has_at_least_as_many_silent_cases_as_firing_ones(alert: str) -> None:
+    firing, silent = cases()
+    assert silent[alert] >= firing[alert]
+
+
+def test_no_scenario_speaks_of_an_alert_that_is_not_there() -> None:
+    firing, silent = cases()
+    assert set(firing) | set(silent) <= set(RULES)
+
+
+@pytest.mark.parametrize("path", SCENARIO_FILES, ids=lambda path: path.stem)
+def test_every_scenario_opens_with_its_words(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    openings = [number for number, line in enumerate(lines) if line.startswith("  - interval:")]
+    assert len(openings) == len(scenarios(path))
+    assert all(lines[number - 1].startswith("  # ") for number in openings)
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_says_how_urgent_it_is(alert: str) -> None:
+    assert RULES[alert]["labels"]["severity"] in {"critical", "warning", "info"}
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_says_what_is_seen_what_to_do_why_and_when_that_will_not_help(alert: str) -> None:
+    notes = RULES[alert]["annotations"]
+    assert all(
+        notes[key].strip() for key in ("summary", "description", "suggested", "why", "will_not_help_if", "guide")
+    )
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_a_summary_is_the_same_words_each_time(alert: str) -> None:
+    assert "{{" not in RULES[alert]["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_advice_to_turn_a_flag_tells_its_present_value(alert: str) -> None:
+    notes = RULES[alert]["annotations"]
+    computed = "sglang_tuning_recommended_arg" in notes.get("flag", "")
+    assert computed == ("current" in notes)
+    assert computed == ("sglang_tuning_recommended_arg" in notes["suggested"])
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_no_rule_looks_at_a_series_of_sglang_itself(alert: str) -> None:
+    assert "sglang:" not in RULES[alert]["expr"]

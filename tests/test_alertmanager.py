@@ -1,0 +1,334 @@
+"""A real Alertmanager as configured: what people read by mail and webhook, and what is left out as its cause is told.
+
+The configuration is used as generated but for the addresses (a mail sink and a webhook on loopback) and shorter waits.
+"""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import shutil
+import socketserver
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+import yaml
+
+from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.generate import alerts
+from sglang_tuning_exporter.guide.table import DIAGNOSES
+from sglang_tuning_exporter.notifications import Receiver, as_text
+from sglang_tuning_exporter.stack import Process, free_port, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from email.message import EmailMessage
+    from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+MISSING = "is missing: install Alertmanager 0.25 or newer (Debian: apt install prometheus-alertmanager)"
+ROWS = {row.alert: row for row in DIAGNOSES}
+FIGURES = {"flag": "--schedule-conservativeness", "current": "0.1", "suggested": "1.3"}
+
+
+class MailSink:
+    """An SMTP server on loopback that takes every message and keeps it."""
+
+    def __init__(self) -> None:
+        sink = self
+        self.messages: list[EmailMessage] = []
+
+        class Session(socketserver.StreamRequestHandler):
+            timeout = 10
+
+            def handle(self) -> None:
+                self.wfile.write(b"220 sink\r\n")
+                for line in self.rfile:
+                    verb = line.split()[0].upper() if line.split() else b""
+                    if verb == b"DATA":
+                        self.wfile.write(b"354 go on\r\n")
+                        sink.keep(self._body())
+                    self.wfile.write(b"221 bye\r\n" if verb == b"QUIT" else b"250 ok\r\n")
+                    if verb == b"QUIT":
+                        return
+
+            def _body(self) -> bytes:
+                lines = []
+                for line in self.rfile:
+                    if line == b".\r\n":
+                        break
+                    lines.append(line.removeprefix(b"."))
+                return b"".join(lines)
+
+        self._server = socketserver.ThreadingTCPServer((LOOPBACK, 0), Session)
+        self._server.daemon_threads = True
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def keep(self, body: bytes) -> None:
+        self.messages.append(email.message_from_bytes(body, policy=email.policy.default))
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Alertmanager:
+    """Alertmanager with a mail sink and a webhook, and what has arrived at both."""
+
+    def __init__(self, url: str, mail: MailSink, received: list[Any]) -> None:
+        self.url, self.mail, self.received = url, mail, received
+
+    def send(self, *alerts_to_send: dict[str, Any]) -> None:
+        with requests.Session() as session:
+            session.trust_env = False
+            answer = session.post(f"{self.url}/api/v2/alerts", json=list(alerts_to_send), timeout=5)
+        assert answer.status_code == 200, answer.text
+
+    def names(self, instance: str) -> list[list[str]]:
+        """Give the alert names of every webhook message about a server, in order of arrival."""
+        return [
+            sorted(alert["labels"]["alertname"] for alert in message["alerts"])
+            for message in self.received
+            if message["commonLabels"].get("instance") == instance
+        ]
+
+    def mails(self, instance: str) -> list[EmailMessage]:
+        return [mail for mail in self.mail.messages if str(mail["Subject"]).endswith(f"({instance})")]
+
+
+def wait_until(condition: Any, words: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {words}"
+        time.sleep(0.05)
+
+
+def alert(
+    name: str, instance: str, annotations: Mapping[str, str] | None = None, *, ended: bool = False
+) -> dict[str, Any]:
+    """Give an alert as Prometheus posts it: the table's own words, and figures as the rules fill them in."""
+    row = ROWS[name]
+    now = datetime.now(timezone.utc)
+    words = {
+        "summary": row.summary,
+        "description": f"{instance}: {row.seen.format(value='4.0')}.",
+        "suggested": row.turn.fallback,
+        "why": row.turn.why,
+        "will_not_help_if": row.turn.will_not_help_if,
+        "guide": row.guide,
+    }
+    return {
+        "labels": {
+            "alertname": name,
+            "job": "sglang",
+            "instance": instance,
+            "severity": row.severity,
+            "diagnosis": row.id,
+        },
+        "annotations": {**words, **(annotations or {})},
+        # Alertmanager does not wait for a group's other alerts when the first is older than group_wait.
+        "startsAt": (now - timedelta(minutes=2) if ended else now).isoformat(),
+        "endsAt": (now + timedelta(minutes=-1 if ended else 5)).isoformat(),
+    }
+
+
+@pytest.fixture(scope="module")
+def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the generated configuration and templates to a directory of their own."""
+    directory = tmp_path_factory.mktemp("alertmanager")
+    for name, text in alerts.files().items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory / "alerts" / "alertmanager.yml"
+
+
+@contextmanager
+def _running(configuration: Path) -> Iterator[Alertmanager]:
+    path = program("alertmanager")
+    if path is None:
+        pytest.fail(f"prometheus-alertmanager {MISSING}", pytrace=False)
+    mail, received = MailSink(), []  # type: tuple[MailSink, list[Any]]
+    webhook = Receiver(Address(LOOPBACK, 0), received.append)
+    document = yaml.safe_load(configuration.read_text())
+    document["global"]["smtp_smarthost"] = mail.address
+    document["route"] |= {"receiver": "both", "group_wait": "1s", "group_interval": "1s"}
+    by_name = {receiver["name"]: receiver for receiver in document["receivers"]}
+    hook = {**by_name["terminal"]["webhook_configs"][0], "url": webhook.url}
+    both = {"name": "both", "email_configs": by_name["email"]["email_configs"], "webhook_configs": [hook]}
+    document["receivers"].append(both)
+    copy = configuration.with_name("copy.yml")
+    copy.write_text(yaml.safe_dump(document))
+    url = f"http://{LOOPBACK}:{free_port()}"
+    command = [
+        path, f"--config.file={copy}", f"--storage.path={configuration.parent / 'data'}", "--cluster.listen-address=",
+        f"--web.listen-address={url.removeprefix('http://')}",
+    ]  # fmt: skip
+    mail.start()
+    webhook.start()
+    process = Process("alertmanager", command, configuration.parent / "alertmanager.log")
+    try:
+        wait_until(lambda: process.ended or _answers(f"{url}/-/ready"), "Alertmanager")
+        assert not process.ended, process.last_words()
+        yield Alertmanager(url, mail, received)
+    finally:
+        process.stop()
+        webhook.stop()
+        mail.stop()
+
+
+def _answers(url: str) -> bool:
+    with requests.Session() as session:
+        session.trust_env = False
+        try:
+            return session.get(url, timeout=2).status_code == 200
+        except requests.RequestException:
+            return False
+
+
+@pytest.fixture(scope="module")
+def manager(configuration: Path) -> Iterator[Alertmanager]:
+    with _running(configuration) as running:
+        yield running
+
+
+def test_amtool_accepts_the_configuration_and_its_templates(configuration: Path) -> None:
+    amtool = shutil.which("amtool")
+    if amtool is None:
+        pytest.fail(f"amtool {MISSING}", pytrace=False)
+    checked = subprocess.run(
+        [amtool, "check-config", str(configuration)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "1 templates" in checked.stdout
+
+
+def test_the_mail_says_which_flag_to_turn_from_what_to_what_and_why(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangRetractingTooOften", "mail:1", FIGURES))
+    wait_until(lambda: manager.mails("mail:1"), "the mail")
+    mail = manager.mails("mail:1")[0]
+    row = ROWS["SGLangRetractingTooOften"]
+    plain = mail.get_body(("plain",))
+    assert plain is not None
+    words = plain.get_content()
+    assert mail["Subject"] == f"{row.summary} (mail:1)"
+    assert "mail:1: 4.0 retractions a minute." in words
+    assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in words
+    assert f"Why: {row.turn.why}" in words
+    assert f"It will not help if {row.turn.will_not_help_if}." in words
+
+
+def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manager: Alertmanager) -> None:
+    hostile = "<script>alert(1)</script>"
+    manager.send(alert("SGLangRetractingTooOften", "html:1", {**FIGURES, "description": hostile}))
+    wait_until(lambda: manager.mails("html:1"), "the mail")
+    body = manager.mails("html:1")[0].get_body(("html",))
+    assert body is not None
+    html = body.get_content()
+    assert "<strong>Turn --schedule-conservativeness: now 0.1, try 1.3.</strong>" in html
+    assert "&lt;script&gt;" in html
+    assert hostile not in html
+
+
+def test_advice_to_people_is_mailed_without_a_flag(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangQueueTooLong", "people:1"))
+    wait_until(lambda: manager.mails("people:1"), "the mail")
+    body = manager.mails("people:1")[0].get_body(("plain",))
+    assert body is not None
+    words = body.get_content()
+    assert "Do: fewer requests at once, or another replica." in words
+    assert "Turn" not in words
+
+
+def test_a_flag_without_a_present_value_is_mailed_with_what_to_do(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangMetricsDisabled", "flag:1", {"flag": "--enable-metrics"}))
+    wait_until(lambda: manager.mails("flag:1"), "the mail")
+    body = manager.mails("flag:1")[0].get_body(("plain",))
+    assert body is not None
+    assert "Turn --enable-metrics: add --enable-metrics --enable-cache-report." in body.get_content()
+
+
+def test_the_webhooks_message_reads_as_text(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangRetractingTooOften", "hook:1", FIGURES))
+    wait_until(lambda: manager.names("hook:1"), "the message")
+    [message] = [m for m in manager.received if m["commonLabels"]["instance"] == "hook:1"][:1]
+    text = as_text(message)
+    assert text.startswith("[warning] SGLangRetractingTooOften on hook:1\n")
+    assert "  Turn --schedule-conservativeness: now 0.1, try 1.3.\n" in text
+
+
+def test_the_end_of_an_alert_is_told(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangQueueTooLong", "ended:1"))
+    wait_until(lambda: manager.mails("ended:1"), "the mail")
+    manager.send(alert("SGLangQueueTooLong", "ended:1", ended=True))
+    wait_until(lambda: len(manager.mails("ended:1")) > 1, "the mail of its end")
+    last = manager.mails("ended:1")[-1]
+    body = last.get_body(("plain",))
+    assert body is not None
+    assert str(last["Subject"]).startswith("Resolved: ")
+    assert body.get_content().strip() == f"[resolved] {ROWS['SGLangQueueTooLong'].summary}"
+
+
+def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manager: Alertmanager) -> None:
+    manager.send(
+        alert("SGLangMemoryReserveTooLarge", "group:1"),
+        alert("SGLangCudaGraphNotCovering", "group:1"),
+        alert("SGLangCudaGraphNotCovering", "group:2"),
+    )
+    wait_until(lambda: manager.names("group:1") and manager.names("group:2"), "both messages")
+    assert manager.names("group:1") == [["SGLangCudaGraphNotCovering", "SGLangMemoryReserveTooLarge"]]
+    assert manager.names("group:2") == [["SGLangCudaGraphNotCovering"]]
+
+
+OUT_OF_MEMORY = ("SGLangOutOfMemoryPrefill", "SGLangOutOfMemoryDecode", "SGLangOutOfMemory")
+EXPORTER_DOWN = "SGLangTuningExporterDown"
+CAUSES = [
+    *[("SGLangServerDown", name) for name in ROWS if name not in {"SGLangServerDown", EXPORTER_DOWN, *OUT_OF_MEMORY}],
+    ("SGLangRetractingTooOften", "SGLangAdmissionTooConservative"),
+    ("SGLangRetractingTooOften", "SGLangRunningAtLimit"),
+    ("SGLangRetractingTooOften", "SGLangQueueTooLong"),
+    ("SGLangRunningAtLimit", "SGLangAdmissionTooConservative"),
+    ("SGLangRunningAtLimit", "SGLangQueueTooLong"),
+    ("SGLangAdmissionTooConservative", "SGLangQueueTooLong"),
+    (EXPORTER_DOWN, "SGLangLogSilent"),
+    *[(cause, name) for cause in OUT_OF_MEMORY for name in ("SGLangRetractingTooOften", "SGLangMemoryReserveTooSmall")],
+]  # fmt: skip
+
+
+def test_a_consequence_is_not_told_while_its_cause_is(manager: Alertmanager) -> None:
+    instances = {f"cause:{number}": pair for number, pair in enumerate(CAUSES)}
+    manager.send(*[alert(name, instance) for instance, pair in instances.items() for name in pair])
+    wait_until(lambda: all(manager.names(instance) for instance in instances), "a message about each")
+    assert {instance: manager.names(instance) for instance in instances} == {
+        instance: [[cause]] for instance, (cause, _) in instances.items()
+    }
+
+
+def test_a_cause_at_another_server_hides_nothing(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangServerDown", "other:1"), alert("SGLangQueueTooLong", "other:2"))
+    wait_until(lambda: manager.names("other:1") and manager.names("other:2"), "both messages")
+    assert manager.names("other:2") == [["SGLangQueueTooLong"]]
+
+
+def test_the_failure_that_took_a_server_down_is_told_beside_it(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangServerDown", "oom:1"), alert("SGLangOutOfMemoryDecode", "oom:1"))
+    wait_until(lambda: manager.names("oom:1"), "the message")
+    assert manager.names("oom:1") == [["SGLangOutOfMemoryDecode", "SGLangServerDown"]]
+
+
+def test_what_does_not_explain_each_other_is_told_together(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangRetractingTooOften", "both:1"), alert("SGLangLogSilent", "both:1"))
+    wait_until(lambda: manager.names("both:1"), "the message")
+    assert manager.names("both:1") == [["SGLangLogSilent", "SGLangRetractingTooOften"]]

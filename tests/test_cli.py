@@ -1,0 +1,186 @@
+"""The real program: a mistake is one line and status 2, and it ends when told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import RETRACTION, SERVING, FakeSGLang, environment, hang, reply, running_exporter, wait_for
+from sglang_tuning_exporter import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def program(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=environment(**variables),
+    )
+
+
+def complaint(*arguments: str, **variables: str) -> str:
+    """What it says on being refused: one line, status 2."""
+    ended = program(*arguments, **variables)
+    assert ended.returncode == 2, ended
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sglang-url", "localhost:30000"], ["--sglang-url=localhost:30000", "http://127.0.0.1:30000"]),
+        (["--sglang-url", "http://[::1"], ["--sglang-url=http://[::1", "http://127.0.0.1:30000"]),
+        (["--sglang-url", "http://h:99999"], ["--sglang-url=http://h:99999", "http://127.0.0.1:30000"]),
+        (["--sglang-url", "http://u:hunter2@h"], ["--sglang-url=…@h", "--api-key-file"]),
+        (["--log-file", ""], ["--log-file=", "give a path"]),
+        (["--log-file", "-", "--log-file", "-"], ["--log-file=['-', '-']", "only once"]),
+        (["--profile", "fast"], ["--profile=fast", "online, offline, long_context, multi_turn"]),
+        (["--listen-address", "9741"], ["--listen-address=9741", "0.0.0.0:9741"]),
+        (["--listen-address", "host:70000"], ["--listen-address=host:70000", "65535"]),
+        (["--scrape-timeout", "soon"], ["--scrape-timeout=soon", "seconds above 0"]),
+        (["--metrics-path", "metrics"], ["--metrics-path=metrics", "starts with /"]),
+        (["--api-key-file", "no/such"], ["--api-key-file=no/such", "give a file"]),
+        (["--config", "no/such.yml"], ["--config=no/such.yml", "No such file"]),
+        (["--log-file", "x", "--listen-address", "n" * 64 + ":1"], ["--listen-address=nnn", "another port or address"]),
+        ([], ["nothing to watch", "--sglang-url", "--log-file"]),
+        (["--no-such-flag"], ["--no-such-flag", "--help"]),
+    ],
+)
+def test_a_wrong_flag_is_one_line_with_key_value_and_remedy(arguments: list[str], words: list[str]) -> None:
+    said = complaint("serve", *arguments)
+    assert all(word in said for word in words), said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SGLANG_TUNING_PROFILE", "fast"), ("SGLANG_TUNING_PASSTHROUGH", "maybe"), ("SGLANG_TUNING_SGLANG_URL", "h:1")],
+)
+def test_a_wrong_variable_is_named_as_it_was_given(variable: str, value: str) -> None:
+    assert f"{variable}={value}: give " in complaint("serve", **{variable: value})
+
+
+def test_a_wrong_file_is_one_line_even_where_yaml_says_more(tmp_path: Path) -> None:
+    file = tmp_path / "config.yml"
+    file.write_text("profile: [online\nlog_file: x\n")
+    assert f"--config={file}: not YAML" in complaint("serve", "--config", str(file))
+
+
+def test_a_taken_port_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"--listen-address={address}: " in complaint("serve", "--log-file", "x", "--listen-address", address)
+
+
+def test_a_command_that_is_none_is_one_line() -> None:
+    assert "watch-it" in complaint("watch-it")
+
+
+def test_the_version_is_told() -> None:
+    assert program("--version").stdout == f"sglang-tuning-exporter {__version__}\n"
+
+
+def test_help_names_every_variable() -> None:
+    said = program("serve", "--help").stdout
+    assert "SGLANG_TUNING_LOG_FILE" in said
+    assert "SGLANG_TUNING_CONFIG" in said
+
+
+def test_whoever_stops_reading_the_output_sees_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sglang_tuning_exporter", "generate", "--check", "--output", "/nonexistent"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=environment(PYTHONUNBUFFERED="1"),
+    ) as process:
+        os.close(writer)
+        _, said = process.communicate(timeout=30)
+    assert b"Traceback" not in said
+    assert process.returncode != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order_although_sglang_hangs(number: signal.Signals, sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = hang
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        port = int(exporter.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as asking:  # a scrape under way
+            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_for(lambda: sglang.count("/metrics") > 0)
+            begin = time.monotonic()
+            exporter.process.send_signal(number)
+            assert exporter.process.wait(timeout=10) == 0
+            assert time.monotonic() - begin < 2.5
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+    assert "Traceback" not in "".join(exporter.said)
+
+
+def test_a_scraper_that_hangs_up_does_not_end_it(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = reply(b"".join(b'sglang:x{n="%d"} 1\n' % n for n in range(200_000)))
+    with running_exporter("--sglang-url", sglang.url) as exporter, socket.socket() as asking:
+        # Only so does a write meet SIGPIPE: the answer is longer than all buffers, the asker says that it will send
+        # no more, and hangs up with most of it unread.
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        asking.connect(("127.0.0.1", int(exporter.url.rpartition(":")[2])))
+        asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert asking.recv(1000)
+        asking.shutdown(socket.SHUT_WR)
+        time.sleep(0.2)
+        asking.close()
+        sglang.answers["/metrics"] = reply(SERVING)
+        time.sleep(0.2)
+        assert exporter.process.poll() is None
+        assert exporter.page().value("sglang_tuning_up") == 1
+
+
+def test_standard_input_is_a_log() -> None:
+    reader, writer = os.pipe()
+    with running_exporter("--log-file", "-", stdin=reader) as exporter:
+        os.close(reader)
+        assert exporter.page().value("sglang_tuning_log_up", file="-") == 1
+        os.write(writer, RETRACTION)
+        wait_for(lambda: exporter.page().value("sglang_tuning_retraction_events_total") == 1)
+        os.close(writer)
+        wait_for(lambda: exporter.page().value("sglang_tuning_log_up", file="-") == 0)
+        assert exporter.page().value("sglang_tuning_retraction_events_total") == 1
+
+
+def test_a_closed_standard_input_is_said_and_no_traceback() -> None:
+    ended = subprocess.Popen(
+        [
+            "sh",
+            "-c",
+            'exec "$0" -m sglang_tuning_exporter serve --log-file - --listen-address 127.0.0.1:0 0<&-',
+            sys.executable,
+        ],
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert ended.stderr is not None
+    said = b""
+    while b"listening on" not in said:
+        line = ended.stderr.readline()
+        assert line, said
+        said += line
+    ended.terminate()
+    said += ended.communicate(timeout=10)[1]
+    assert ended.returncode == 0
+    assert b"Traceback" not in said

@@ -1,0 +1,178 @@
+"""A setting comes from a flag, a variable, the file or its default; a wrong one is a line that says what is right."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sglang_tuning_exporter.config import (
+    OPTIONS,
+    Address,
+    Config,
+    UsageError,
+    add_arguments,
+    environment_names,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCES = ("flag", "environment", "file", "default")
+
+
+def resolved(*flags: str, file: Path | None = None, **environment: str) -> Config:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    named = [] if file is None else ["--config", str(file)]
+    return resolve(parser.parse_args([*flags, *named]), environment)
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "config.yml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(*flags: str, file: Path | None = None, **environment: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        resolved(*flags, file=file, **environment)
+    return str(caught.value)
+
+
+# name: (as written in flag, variable and file, as it comes out), one pair for each source
+VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
+    "sglang_url": (
+        ("http://flag:1", "http://flag:1"),
+        ("http://var:2/", "http://var:2"),
+        ("https://file", "https://file"),
+    ),
+    "log_file": (("flag.log", ("flag.log",)), ("a.log,b.log", ("a.log", "b.log")), ("[x, y]", ("x", "y"))),
+    "profile": (("offline", "offline"), ("long_context", "long_context"), ("multi_turn", "multi_turn")),
+    "listen_address": (
+        ("flag:1", Address("flag", 1)),
+        ("[::1]:2", Address("::1", 2)),
+        ("':3'", Address("0.0.0.0", 3)),
+    ),
+    "scrape_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "metrics_path": (("/flag", "/flag"), ("/var", "/var"), ("/file", "/file")),
+    "passthrough": (("", False), ("true", True), ("false", False)),
+    "from_start": (("", True), ("no", False), ("yes", True)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("winner", SOURCES)
+def test_flag_beats_environment_beats_file_beats_default(name: str, winner: str, tmp_path: Path) -> None:
+    option = next(option for option in OPTIONS if option.name == name)
+    (flag, from_flag), (variable, from_variable), (stored, from_file) = VALUES[name]
+    rank = SOURCES.index(winner)
+    flags = ([option.flag] if option.switch else [option.flag, flag]) if rank == 0 else []
+    variables = {option.variable: variable} if rank <= 1 else {}
+    watched = "log_file: other.log" if name == "sglang_url" else "sglang_url: http://other"
+    file = written(tmp_path, watched + (f"\n{name}: {stored}\n" if rank <= 2 else "\n"))
+    config = resolved(*flags, file=file, **variables)
+    assert getattr(config, name) == (from_flag, from_variable, from_file, option.default)[rank]
+
+
+def test_the_key_file_comes_from_every_source_too(tmp_path: Path) -> None:
+    for name in ("flag", "variable", "stored"):
+        (tmp_path / name).write_text("secret\n")
+    file = written(tmp_path, f"log-file: x\napi-key-file: {tmp_path / 'stored'}\n")
+    variable = {"SGLANG_TUNING_API_KEY_FILE": str(tmp_path / "variable")}
+    assert resolved("--api-key-file", str(tmp_path / "flag"), file=file, **variable).api_key_file == tmp_path / "flag"
+    assert resolved(file=file, **variable).api_key_file == tmp_path / "variable"
+    assert resolved(file=file).api_key_file == tmp_path / "stored"
+    assert resolved("--log-file", "x").api_key_file is None
+
+
+def test_every_option_is_among_the_tested_ones() -> None:
+    assert set(VALUES) | {"api_key_file"} == {option.name for option in OPTIONS}
+
+
+def test_the_file_itself_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    file = written(tmp_path, "log_file: x\nprofile: offline\n")
+    assert resolved(SGLANG_TUNING_CONFIG=str(file)).profile == "offline"
+    assert "SGLANG_TUNING_CONFIG" in environment_names()
+
+
+def test_an_empty_variable_counts_as_none() -> None:
+    assert resolved("--log-file", "x", SGLANG_TUNING_PROFILE="").profile == "online"
+
+
+def test_log_files_given_again_add_up() -> None:
+    assert resolved("--log-file", "a", "--log-file", "b,c", "--log-file", "-").log_file == ("a", "b,c", "-")
+
+
+def test_keys_of_the_file_may_have_dashes(tmp_path: Path) -> None:
+    assert resolved(file=written(tmp_path, "log-file: x\nscrape-timeout: 7\n")).scrape_timeout == 7.0
+
+
+def test_a_key_without_a_value_counts_as_none(tmp_path: Path) -> None:
+    assert resolved(file=written(tmp_path, "log_file: x\nprofile:\n")).profile == "online"
+
+
+def test_the_exposition_lies_under_the_servers_address() -> None:
+    assert resolved("--sglang-url", "http://h:1/base/", "--metrics-path", "/m").metrics_url == "http://h:1/base/m"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sglang_url", "[http://a]"),
+        ("log_file", "{a: b}"),
+        ("log_file", "[a, '']"),
+        ("profile", "[offline]"),
+        ("profile", "2025-11-20"),
+        ("listen_address", "9741"),
+        ("listen_address", "{host: x}"),
+        ("scrape_timeout", "true"),
+        ("scrape_timeout", ".nan"),
+        ("scrape_timeout", "[1]"),
+        ("metrics_path", "[/m]"),
+        ("passthrough", "[]"),
+        ("from_start", "2"),
+        ("api_key_file", "[x]"),
+    ],
+)
+def test_a_value_of_the_wrong_shape_in_the_file_is_refused_by_key(key: str, value: str, tmp_path: Path) -> None:
+    said = refusal(file=written(tmp_path, f"{key}: {value}\n"))
+    assert f": {key}=" in said
+    assert "give " in said
+
+
+@pytest.mark.parametrize("text", ["a: [", "profile: 2025-13-45", "[" * 500, "- a\n- b", "just words", "a: \x01"])
+def test_a_file_that_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
+    file = written(tmp_path, text)
+    assert refusal(file=file).startswith(f"--config={file}: ")
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_bytes(b"profile: \xff\xfe\n")
+    assert "not YAML" in refusal(file=tmp_path / "config.yml")
+
+
+def test_an_unknown_key_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    said = refusal(file=written(tmp_path, "log_files: x\n"))
+    assert "unknown key log_files" in said
+    assert "log_file" in said.split("known are")[1]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://u:hunter2@h:1", "http://:hunter2@h", "http://u:hun/ter2@h", "http://u:hunter2@[::1", "ftp://u:hunter2@h"],
+)
+def test_a_password_in_an_address_is_refused_without_repeating_it(url: str) -> None:
+    said = refusal("--sglang-url", url)
+    assert "--api-key-file" in said
+    assert "hun" not in said
+
+
+@pytest.mark.parametrize("secret", [b"", b"\n \n", b"two\nlines", b"\xff\xfe", "schlüssel".encode()])
+def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(secret: bytes, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(secret)
+    said = refusal("--log-file", "x", "--api-key-file", str(tmp_path / "key"))
+    assert said.startswith("--api-key-file=")
+    assert "lines" not in said

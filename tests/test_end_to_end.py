@@ -1,0 +1,113 @@
+"""From a recorded server to the words that reach a person: the real exporter, Prometheus, Alertmanager and a webhook.
+
+The recordings are played ten times as fast or more, and every duration of the rules is divided by the same figure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sglang_tuning_exporter import recording
+from sglang_tuning_exporter.notifications import as_text
+from sglang_tuning_exporter.replay import ReplayServer, packaged
+from sglang_tuning_exporter.stack import Stack, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SPEED = 15.0
+PROGRAMS = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
+EVERY_ALERT_SEEN = 'count by (alertname, alertstate) (count_over_time(ALERTS{alertname=~"SGLang.*"}[10m]))'
+
+
+class Run:
+    """A chain at work and the alerts that its webhook has been told of."""
+
+    def __init__(self, stack: Stack, replay: ReplayServer, messages: list[Any]) -> None:
+        self.stack, self.replay, self._messages = stack, replay, messages
+
+    def told(self) -> list[dict[str, Any]]:
+        return [alert for message in list(self._messages) for alert in message["alerts"]]
+
+    def texts(self) -> str:
+        return "\n".join(as_text(message) for message in list(self._messages))
+
+    def seen(self, state: str) -> set[str]:
+        """Give the names of all alerts that were in this state at any evaluation of the run."""
+        found = [series["metric"] for series in self.stack.query(EVERY_ALERT_SEEN)]
+        return {labels["alertname"] for labels in found if labels["alertstate"] == state}
+
+
+@contextmanager
+def chain(name: str, directory: Path) -> Iterator[Run]:
+    """Play a packaged recording again and again into the whole chain; at the end all of it is gone."""
+    for needed, package in PROGRAMS.items():
+        if program(needed) is None:
+            pytest.fail(f"{needed} is missing: install it (Debian: apt install {package})", pytrace=False)
+    log = directory / "server.log"
+    log.touch()
+    messages: list[Any] = []
+    replay = ReplayServer(recording.load(packaged(name)), log_path=log, speed=SPEED, loop=True)
+    replay.start()
+    stack = Stack(
+        directory,
+        sglang_url=replay.url,
+        log_file=log,
+        profile="online",
+        time_scale=SPEED,
+        on_message=messages.append,
+    )
+    pids: list[int] = []
+    try:
+        stack.start()
+        pids = [stack.process(process).pid for process in ("exporter", "prometheus", "alertmanager")]
+        yield Run(stack, replay, messages)
+    finally:
+        stack.stop()
+        replay.stop()
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_lower_it(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    with chain("retract", tmp_path) as run:
+        while not run.told():
+            assert time.monotonic() - begin < 60, f"no notification; Prometheus says {run.stack.alerts()}"
+            time.sleep(0.2)
+        [alert] = run.told()
+        assert alert["labels"]["alertname"] == "SGLangRetractingTooOften"
+        assert alert["labels"]["instance"] == run.stack.exporter_url.removeprefix("http://")
+        notes = alert["annotations"]
+        assert (notes["flag"], notes["current"], notes["suggested"]) == ("--schedule-conservativeness", "0.1", "1.3")
+        assert notes["direction"] == "raise"
+        assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in run.texts()
+        # A retraction leaves the pool half empty: held back most of the time, and yet nobody is told to lower the flag.
+        shares = run.stack.query('instance:sglang_tuning_state:share10m{signal="admission", state="held_back"}')
+        assert float(shares[0]["value"][1]) > 0.5
+        assert "SGLangAdmissionTooConservative" not in run.seen("firing")
+        assert run.stack.query('sglang_tuning_recommended_arg{arg="schedule_conservativeness"} < 1') == []
+
+
+def test_a_healthy_online_server_fires_nothing(tmp_path: Path) -> None:
+    with chain("steady", tmp_path) as run:
+        # Eleven minutes of the rules' time: enough for every share and every `for`.
+        time.sleep(11 * 60 / SPEED)
+        assert run.stack.query("sglang_tuning_up")[0]["value"][1] == "1"
+        busy = run.stack.query('instance:sglang_tuning_serving_seconds:increase10m{signal="activity"}')
+        assert float(busy[0]["value"][1]) > 60 / SPEED
+        assert run.seen("firing") == set()
+        assert run.told() == []

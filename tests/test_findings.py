@@ -1,0 +1,328 @@
+"""What limits a server, from a past made of figures: each row just above its threshold, and silent just below."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, Failures, Reserve, RetractionRate, RuleOnly, Share
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.signals import SIGNALS, STATES, Signal
+from sglang_tuning_exporter.window import Totals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHARE_ROWS = [(row.id, row.condition) for row in DIAGNOSES if isinstance(row.condition, Share)]
+FAILURE_ROWS = [(row.id, row.condition) for row in DIAGNOSES if isinstance(row.condition, Failures)]
+# Where nothing is wrong; `other` is a state that no row speaks of.
+QUIET: dict[Signal, str] = {
+    "activity": "serving",
+    "queue": "in_range",
+    "token_usage": "below_target",
+    "admission": "pool_full",
+    "cuda_graph": "replayed",
+}
+ARGS: dict[str, object] = {
+    "schedule_conservativeness": 1.0,
+    "mem_fraction_static": 0.85,
+    "max_running_requests": 64,
+    "chunked_prefill_size": 8192,
+    "cuda_graph_max_bs": 160,
+    "device": "cuda",
+}
+NO_SHARES: Mapping[tuple[Signal, str], float] = {}
+
+
+def totals(
+    served: float = 200.0, observations: int = 100, shares: Mapping[tuple[Signal, str], float] = NO_SHARES
+) -> Totals:
+    """Give `served` seconds, each signal in its quiet state but for the shares told."""
+    made = Totals()
+    for signal in SIGNALS:
+        told = {state: share * served for (of, state), share in shares.items() if of == signal}
+        made.seconds[signal, QUIET[signal]] = served - sum(told.values())
+        for state, spent in told.items():
+            made.seconds[signal, state] += spent
+    made.integrals.update(usage=0.3 * served, usage_seconds=served)
+    made.running_seconds[200] = served
+    made.counts["observations"] = observations
+    return made
+
+
+def past(
+    recent: Totals | None = None,
+    *,
+    failures: Mapping[str, int] | None = None,
+    profile: str = "offline",
+    reserve: float | None = None,
+    watched: float = 600.0,
+    **args: object,
+) -> Past:
+    facts = ServerFacts(args={**ARGS, **args})
+    if reserve is not None:
+        facts.available_gb[None] = reserve
+        facts.memory_before_weights_gb = 80.0
+    return Past(recent or totals(), failures or {}, watched, facts, PROFILES[profile])
+
+
+def ids(of: Past) -> list[str]:
+    return [finding.diagnosis.id for finding in findings(of)]
+
+
+def retracted(count: float, served: float = 120.0) -> Past:
+    recent = totals(served)
+    recent.counts["retraction_events"] = count
+    return past(recent)
+
+
+def test_a_past_in_which_nothing_is_wrong_has_no_findings() -> None:
+    assert ids(past()) == []
+
+
+@pytest.mark.parametrize(("diagnosis", "condition"), SHARE_ROWS)
+def test_a_state_held_more_than_half_of_the_serving_time_is_a_finding_and_half_is_none(
+    diagnosis: str, condition: Share
+) -> None:
+    for share, expected in ((0.51, True), (0.5, False)):
+        found = ids(past(totals(shares={(condition.signal, condition.state): share})))
+        assert (diagnosis in found) is expected
+
+
+@pytest.mark.parametrize(("diagnosis", "condition"), FAILURE_ROWS)
+def test_one_out_of_memory_failure_is_a_finding_even_without_load(diagnosis: str, condition: Failures) -> None:
+    for phase in condition.phases:
+        assert ids(past(Totals(), failures={phase: 1})) == [diagnosis]
+
+
+@pytest.mark.parametrize(
+    ("reserve", "expected"),
+    [
+        (4.99, ["memory_reserve_too_small"]),
+        (5.0, []),
+        (8.0, []),
+        (10.0, []),
+        (10.01, ["memory_reserve_too_large"]),
+        (None, []),
+    ],
+)
+def test_a_reserve_outside_the_range_is_a_finding_and_eight_to_ten_is_neither(
+    reserve: float | None, expected: list[str]
+) -> None:
+    assert ids(past(reserve=reserve)) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, []), (3, ["retracting_too_often"])])
+def test_one_retraction_a_minute_is_tolerated_and_more_is_not(count: int, expected: list[str]) -> None:
+    assert ids(retracted(count)) == expected
+
+
+def test_one_burst_in_half_a_minute_of_load_is_judged_as_a_minute() -> None:
+    assert ids(retracted(1, served=30.0)) == []
+
+
+def test_where_only_the_metrics_tell_retracted_requests_are_the_rate() -> None:
+    recent = totals(120.0)
+    recent.counts["native_retracted_requests"] = 3
+    assert ids(past(recent)) == ["retracting_too_often"]
+
+
+def test_the_rate_is_the_whole_servers_however_many_schedulers_served() -> None:
+    recent = totals(8 * 600.0)
+    recent.counts["retraction_events"] = 11
+    assert ids(past(recent)) == ["retracting_too_often"]
+
+
+def test_every_row_is_judged_live_or_by_rule_alone() -> None:
+    kinds = (Share, RetractionRate, Reserve, Failures, RuleOnly)
+    assert all(isinstance(row.condition, kinds) for row in DIAGNOSES)
+
+
+@pytest.mark.parametrize(
+    ("served", "observations", "expected"),
+    [(20.0, 10, ["queue_too_long"]), (19.9, 10, []), (20.0, 9, [])],
+)
+def test_twenty_seconds_and_ten_observations_are_enough_and_less_is_not(
+    served: float, observations: int, expected: list[str]
+) -> None:
+    assert ids(past(totals(served, observations, {("queue", "above_range"): 0.9}))) == expected
+
+
+def test_retractions_without_enough_load_are_no_finding() -> None:
+    assert ids(retracted(30, served=19.0)) == []
+
+
+def test_seconds_of_eight_schedulers_are_no_more_than_those_watched() -> None:
+    assert ids(past(totals(80.0, shares={("queue", "above_range"): 0.9}), watched=10.0)) == []
+
+
+def test_an_empty_queue_is_a_finding_offline_only() -> None:
+    empty = totals(shares={("queue", "empty"): 1.0})
+    assert ids(past(empty)) == ["client_too_slow"]
+    for profile in ("online", "long_context", "multi_turn"):
+        assert ids(past(empty, profile=profile)) == []
+
+
+def test_a_server_that_retracts_and_holds_back_is_told_to_raise_conservativeness_only() -> None:
+    recent = totals(shares={("admission", "held_back"): 0.91})
+    recent.counts["retraction_events"] = 15
+    (finding,) = findings(past(recent, schedule_conservativeness=0.1))
+    assert finding.diagnosis.id == "retracting_too_often"
+    assert [(advice.flag, advice.current, advice.suggested) for advice in finding.advice] == [
+        ("--schedule-conservativeness", 0.1, 1.3)
+    ]
+
+
+def test_requests_held_back_by_prompts_are_not_held_back_by_conservativeness() -> None:
+    recent = totals(shares={("admission", "held_back"): 0.9})
+    assert ids(past(recent)) == ["admission_too_conservative"]
+    recent.integrals["prefill_bound"] = 0.5 * 200.0
+    assert ids(past(recent)) == []
+
+
+def test_no_memory_is_given_to_the_pool_after_a_failure() -> None:
+    assert ids(past(reserve=15.0, failures={"prefill": 1})) == ["out_of_memory_prefill"]
+
+
+def test_no_memory_is_given_to_the_pool_where_larger_graphs_need_it() -> None:
+    recent = totals(shares={("cuda_graph", "beyond_captured"): 0.9})
+    assert ids(past(recent, reserve=15.0)) == ["cuda_graph_not_covering"]
+    assert ids(past(recent, reserve=3.0)) == ["cuda_graph_not_covering", "memory_reserve_too_small"]
+
+
+def test_a_failure_is_told_even_where_no_advice_is_left() -> None:
+    (finding,) = findings(past(failures={"startup": 1}, mem_fraction_static=0.1))
+    assert (finding.diagnosis.id, finding.advice) == ("out_of_memory_any", ())
+
+
+def test_a_flag_that_is_where_the_guide_wants_it_is_no_finding() -> None:
+    assert ids(past(totals(shares={("admission", "held_back"): 0.9}), schedule_conservativeness=0.3)) == []
+
+
+def test_findings_come_in_the_tables_order_of_urgency() -> None:
+    recent = totals(shares={("queue", "above_range"): 0.9, ("admission", "running_limit"): 0.9})
+    found = ids(past(recent, failures={"prefill": 1, "startup": 1}, reserve=3.0))
+    places = [list(BY_ID).index(each) for each in found]
+    assert len(found) == 4  # the reserve is left to the failure, which turns its flag already
+    assert all(before < after for before, after in pairwise(places))
+
+
+@pytest.mark.parametrize(("served", "expected"), [(59.0, "low"), (60.0, "medium"), (120.0, "high")])
+def test_confidence_grows_with_the_time_served(served: float, expected: str) -> None:
+    (finding,) = findings(past(totals(served, shares={("queue", "above_range"): 1.0})))
+    assert finding.confidence == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "sentence"),
+    [
+        (
+            past(totals(shares={("queue", "above_range"): 0.91})),
+            "91 % of the serving time with the queue above its range",
+        ),
+        (retracted(9), "4.5 retractions a minute"),
+        (past(failures={"prefill": 2}), "2 out-of-memory failure(s) in prefill"),
+        (past(reserve=4.64), "4.6 GB left on the GPU at start-up"),
+    ],
+)
+def test_a_finding_says_what_is_seen_with_its_figure(of: Past, sentence: str) -> None:
+    (finding,) = findings(of)
+    assert finding.sentence == sentence
+
+
+def judged(of: Past) -> str:
+    return verdict(findings(of), of)
+
+
+def test_the_verdict_is_the_most_urgent_finding() -> None:
+    recent = totals(shares={("admission", "running_limit"): 0.9, ("queue", "above_range"): 0.9})
+    assert judged(past(recent)) == "running_at_limit"
+
+
+def test_mere_information_is_no_verdict_but_a_slow_client_is() -> None:
+    empty = totals(shares={("queue", "empty"): 1.0})
+    assert judged(past(empty, reserve=15.0, profile="online")) == "healthy"
+    assert judged(past(empty, reserve=15.0)) == "client_too_slow"
+
+
+def test_an_empty_queue_online_is_healthy() -> None:
+    assert judged(past(totals(shares={("queue", "empty"): 0.6}), profile="online")) == "healthy"
+
+
+def test_a_queue_in_the_guides_range_is_healthy_offline_and_undecided_online() -> None:
+    assert (judged(past()), judged(past(profile="online"))) == ("healthy", "no_clear_bottleneck")
+
+
+def test_requests_held_back_where_no_flag_is_left_to_turn_are_no_health() -> None:
+    recent = totals(shares={("admission", "held_back"): 0.9})
+    assert judged(past(recent, schedule_conservativeness=0.3)) == "no_clear_bottleneck"
+
+
+def test_a_server_with_nothing_to_do_is_idle() -> None:
+    recent = totals(5.0)
+    recent.seconds["activity", "idle"] = 100.0
+    assert judged(past(recent)) == "idle"
+
+
+def test_a_server_that_served_too_little_has_not_enough_data() -> None:
+    assert (judged(past(totals(5.0))), judged(past(Totals()))) == ("not_enough_data", "not_enough_data")
+
+
+_args: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {
+        "schedule_conservativeness": st.sampled_from([None, 0.03, 0.1, 0.3, 0.39, 1.0, 1.299, 1.3, 1.5, 4.33]),
+        "mem_fraction_static": st.none() | st.floats(0.05, 0.99).map(lambda value: round(value, 3)),
+        "max_running_requests": st.none() | st.integers(1, 5000),
+        "chunked_prefill_size": st.sampled_from([None, -1, 512, 2048, 2049, 4096, 8192]),
+        "cuda_graph_max_bs": st.none() | st.integers(1, 800),
+        "enable_dp_attention": st.booleans(),
+        "dp_size": st.sampled_from([1, 2, 8]),
+        "tp_size": st.sampled_from([1, 8]),
+    }
+)
+
+
+@st.composite
+def _pasts(draw: st.DrawFn) -> Past:
+    recent = Totals()
+    for signal in SIGNALS:
+        for state in STATES[signal]:
+            recent.seconds[signal, state] = draw(st.sampled_from([0.0, 1.0, 50.0, 1000.0]))
+    served = max(recent.serving_seconds(), 1.0)
+    recent.counts.update(observations=50, retraction_events=draw(st.sampled_from([0, 1, 500])))
+    if draw(st.booleans()):
+        recent.integrals.update(usage=served * draw(st.floats(0, 1)), usage_seconds=served)
+        recent.running_seconds[draw(st.integers(1, 4000))] = served
+    facts = ServerFacts(args=draw(_args))
+    if draw(st.booleans()):
+        facts.running_limits = {None: draw(st.integers(1, 4096))}
+    if draw(st.booleans()):
+        facts.available_gb = {None: draw(st.floats(0, 100))}
+        facts.memory_before_weights_gb = draw(st.none() | st.floats(8, 300))
+    failures: dict[str, int] = {phase: draw(st.integers(0, 1)) for phase in OUT_OF_MEMORY_PHASES}
+    return Past(recent, failures, 600.0, facts, PROFILES[draw(st.sampled_from(list(PROFILES)))])
+
+
+@settings(max_examples=150, deadline=None)
+@given(_pasts())
+def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
+    found: list[Finding] = findings(of)
+    advice = [each for finding in found for each in finding.advice if each.arg]
+    assert len({each.arg for each in advice}) == len(advice)
+    assert all(each.suggested != each.current for each in advice if each.suggested is not None)
+    for each in advice:
+        if each.suggested is None or each.current is None:
+            continue
+        if each.arg == "mem_fraction_static" and each.suggested > each.current:
+            assert not any(of.failures.values())
+        if each.arg == "schedule_conservativeness" and each.suggested < each.current:
+            assert of.retractions_per_minute <= of.profile.retractions_per_minute
+        assert each.suggested > 0
+    assert verdict(found, of) in {*BY_ID, "healthy", "idle", "no_clear_bottleneck", "not_enough_data"}

@@ -1,0 +1,155 @@
+"""Everything generated is committed, checked, and written where it is asked for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.generate import alerts, files, run
+
+ROOT = Path(__file__).parents[1]
+RULES = "alerts/rules/sglang-tuning.rules.yml"
+DURATION = re.compile(r"(?<![\w.])(\d+)(ms|s|m|h)(?![\w.])")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Make a copy of every committed generated file, and of the pages that hold a generated part."""
+    for name in files():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", "generate", *arguments],
+        capture_output=True, text=True, timeout=60, check=False, cwd=cwd,
+    )  # fmt: skip
+
+
+def test_what_is_committed_is_what_would_be_written() -> None:
+    checked = command("--check", cwd=ROOT)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_an_edited_file_is_named_and_left_as_it_is(tree: Path) -> None:
+    edited = (tree / RULES).read_text() + "# by hand\n"
+    (tree / RULES).write_text(edited)
+    checked = command("--check", cwd=tree)
+    assert checked.returncode == 1
+    assert checked.stderr.splitlines() == [f"stale: {RULES}", "run: sglang-tuning-exporter generate"]
+    assert (tree / RULES).read_text() == edited
+
+
+def test_a_missing_file_is_stale(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "alerts/alertmanager.yml").unlink()
+    assert run(tree, check=True) == 1
+    assert capsys.readouterr().err.startswith("stale: alerts/alertmanager.yml\n")
+
+
+def test_generating_mends_the_edited_file_and_names_no_other(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / RULES).write_text("groups: []\n")
+    assert run(tree, check=False) == 0
+    assert capsys.readouterr().out == f"written: {RULES}\n"
+    assert (tree / RULES).read_text() == (ROOT / RULES).read_text()
+
+
+def test_output_may_be_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    made = command("--output", "new/place", cwd=tmp_path)
+    assert made.returncode == 0
+    assert {name: (tmp_path / "new/place" / name).read_text() for name in files()} == files()
+
+
+def test_an_output_that_is_a_file_is_one_line_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    refused = command("--output", "taken", cwd=tmp_path)
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert "--output=taken: " in line
+    assert line.endswith("give a directory that can be written")
+
+
+def test_an_output_where_nobody_may_write_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="give a directory that can be written"):
+        run(Path("/proc/generated"), check=False)
+
+
+@pytest.mark.parametrize("time_scale", ["0", "-1", "nan"])
+def test_a_time_scale_that_is_none_is_refused(time_scale: str, tmp_path: Path) -> None:
+    refused = command(f"--time-scale={time_scale}", "--output", str(tmp_path), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr == f"sglang-tuning-exporter: --time-scale={time_scale}: give a number above 0\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "scaled"),
+    [
+        ("increase(x[10m])", "increase(x[60s])"),
+        ("30s", "3s"),
+        ("1h", "360s"),
+        ("x offset 15m", "x offset 90s"),
+        ("0m", "0s"),
+        ("45s", "4500ms"),
+    ],
+)
+def test_a_duration_is_divided(text: str, scaled: str) -> None:
+    assert alerts.scaled(text, 10) == scaled
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "instance:sglang_tuning_state:share10m > 0.5",
+        "sum without (dp_rank) (x) / 5",
+        'x{phase=~"prefill"} > 2.5',
+        "5 to 8 GB, E5, 0.5m2, v10s_total",
+    ],
+)
+def test_what_is_no_duration_is_left_alone(text: str) -> None:
+    assert alerts.scaled(text, 10) == text
+
+
+def _durations(text: str) -> list[float]:
+    return [int(number) * SECONDS[unit] for number, unit in DURATION.findall(text)]
+
+
+def _spoken_of_by_prometheus(text: str) -> str:
+    """Give the parts of a rule file that hold durations: without comments and annotations, which are words."""
+    document = yaml.safe_load(text)
+    parts = [
+        f"{rule['expr']} {rule.get('for', '')} {rule.get('keep_firing_for', '')}"
+        for group in document["groups"]
+        for rule in group["rules"]
+    ]
+    return "\n".join(parts)
+
+
+def test_every_duration_of_the_rules_is_scaled() -> None:
+    plain = _durations(_spoken_of_by_prometheus(alerts.files()[RULES]))
+    fast = _durations(_spoken_of_by_prometheus(alerts.files(10)[RULES]))
+    assert len(plain) >= 40
+    assert fast == pytest.approx([seconds / 10 for seconds in plain])
+
+
+def test_rules_for_a_faster_clock_have_the_same_names_and_words() -> None:
+    plain, fast = (yaml.safe_load(alerts.files(scale)[RULES])["groups"] for scale in (1.0, 10.0))
+    for a, b in zip(plain, fast, strict=True):
+        assert [rule.get("record", rule.get("alert")) for rule in a["rules"]] == [
+            rule.get("record", rule.get("alert")) for rule in b["rules"]
+        ]
+        assert [rule.get("annotations") for rule in a["rules"]] == [rule.get("annotations") for rule in b["rules"]]
+
+
+def test_alertmanager_waits_shorter_on_a_faster_clock_and_repeats_as_before() -> None:
+    route = yaml.safe_load(alerts.files(10)["alerts/alertmanager.yml"])["route"]
+    assert (route["group_wait"], route["group_interval"], route["repeat_interval"]) == ("3s", "6s", "4h")

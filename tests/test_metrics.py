@@ -1,0 +1,235 @@
+"""The /metrics page: every family of the contract, nothing twice, nothing that the server does not tell."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import requests
+
+from conftest import (
+    RETRACTION,
+    SERVING,
+    SERVING_WITH_DP_RANKS,
+    FakeSGLang,
+    Page,
+    config,
+    reply,
+    wait_for,
+    watched_retractions,
+    web,
+)
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.metrics import PREFIX
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.signals import SIGNALS, STATES
+from sglang_tuning_exporter.watcher import Watcher
+
+# Every family of the contract, with its labels, that the retract recording can tell. In HELP's name, without _total.
+FAMILIES: dict[str, set[str]] = {
+    "up": set(),
+    "scrape_error_info": {"reason"},
+    "scrape_duration_seconds": set(),
+    "build_info": {"version"},
+    "sources_info": {"metrics", "log"},
+    "log_up": {"file"},
+    "log_lines": {"kind"},
+    "log_unrecognised": set(),
+    "server_info": {"version", "model_name", "engine_type", "profile"},
+    "server_arg": {"arg"},
+    "server_starts": set(),
+    "queued_requests": set(),
+    "running_requests": set(),
+    "running_requests_limit": set(),
+    "token_usage_ratio": {"pool"},
+    "kv_pool_tokens": set(),
+    "decode_batches": {"graph"},
+    "cuda_graph_coverage_ratio": set(),
+    "retraction_events": set(),
+    "retracted_requests": set(),
+    "new_token_ratio": set(),
+    "out_of_memory": {"phase"},
+    "generation_tokens_per_second": set(),
+    "state": {"signal", "state"},
+    "state_seconds": {"signal", "state"},
+    "diagnosis_active": {"diagnosis"},
+    "recommended_arg": {"arg", "diagnosis"},
+    "threshold": {"signal", "bound"},
+    "queue_wait_seconds": set(),
+}
+
+
+def page_of(watcher: Watcher) -> Page:
+    with web(watcher) as url:
+        return Page(requests.get(url + "/metrics", timeout=10).text)
+
+
+@pytest.fixture(scope="module")
+def retracting(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """After the retract recording, SGLang having ended, as a recording does."""
+    watcher = watched_retractions(tmp_path_factory.mktemp("retract"))
+    watcher.start()
+    return page_of(watcher)
+
+
+def native(sglang: FakeSGLang, body: bytes = SERVING, **settings: object) -> Page:
+    sglang.answers["/metrics"] = reply(body)
+    return page_of(Watcher(config(sglang_url=sglang.url, **settings)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_of_the_contract_is_there_with_its_labels(name: str, retracting: Page) -> None:
+    family = retracting.families[PREFIX + name]
+    assert {frozenset(sample.labels) for sample in family.samples} == {frozenset(FAMILIES[name])}
+    assert family.documentation
+
+
+def test_there_is_no_other_family(retracting: Page) -> None:
+    assert {name.removeprefix(PREFIX) for name in retracting.families} <= set(FAMILIES)
+
+
+def test_counters_end_in_total_and_gauges_do_not(retracting: Page) -> None:
+    for family in retracting.families.values():
+        assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
+
+
+def test_retractions_are_counted_as_events_and_as_requests(retracting: Page) -> None:
+    events = retracting.value("sglang_tuning_retraction_events_total")
+    requests_put_back = retracting.value("sglang_tuning_retracted_requests_total")
+    assert events is not None
+    assert requests_put_back is not None
+    assert 1 < events <= requests_put_back
+    assert all(sample.value == 0 for sample in retracting.families["sglang_tuning_out_of_memory"].samples)
+
+
+def test_a_diagnosis_that_holds_names_the_value_to_try(retracting: Page) -> None:
+    assert retracting.value("sglang_tuning_diagnosis_active", diagnosis="retracting_too_often") == 1
+    tried = retracting.value("sglang_tuning_recommended_arg", diagnosis="retracting_too_often")
+    now = retracting.value("sglang_tuning_server_arg", arg="schedule_conservativeness")
+    assert now == 0.1
+    assert tried == 1.3
+
+
+def test_every_signal_is_in_one_state_and_its_seconds_add_up_to_the_same(retracting: Page) -> None:
+    sums = []
+    for signal in SIGNALS:
+        states = [retracting.value("sglang_tuning_state", signal=signal, state=state) for state in STATES[signal]]
+        assert sorted(states, key=lambda value: value or 0) == [0.0] * (len(states) - 1) + [1.0]
+        seconds = [
+            retracting.value("sglang_tuning_state_seconds_total", signal=signal, state=state) or 0
+            for state in STATES[signal]
+        ]
+        sums.append(sum(seconds))
+    assert sums == pytest.approx([sums[0]] * len(sums))
+    assert sums[0] > 60
+
+
+def test_a_server_that_is_away_is_told_with_status_200(retracting: Page) -> None:
+    assert retracting.value("sglang_tuning_up") == 0
+    assert retracting.error == "connection_refused"
+    assert retracting.value("sglang_tuning_build_info", version=__version__) == 1
+
+
+def test_sglangs_own_series_come_exactly_once_and_unchanged(sglang: FakeSGLang) -> None:
+    page = native(sglang)
+    lines = [line for line in SERVING.decode().splitlines() if re.match(r"sglang:(?!.*_created)", line)]
+    served = [line for line in page.text.splitlines() if line.startswith("sglang:")]
+    assert len(lines) > 20
+    assert Counter(served) == Counter(lines)
+
+
+def test_no_series_comes_twice_and_none_of_ours_has_a_native_name(sglang: FakeSGLang) -> None:
+    page = native(sglang)
+    series = Counter(line.rpartition(" ")[0] for line in page.text.splitlines() if not line.startswith("#"))
+    assert series.most_common(1)[0][1] == 1
+    declared = Counter(line.split()[2] for line in page.text.splitlines() if line.startswith("# TYPE"))
+    assert declared.most_common(1)[0][1] == 1
+    assert all(name.startswith(("sglang:", PREFIX)) for name in page.families)
+
+
+def test_an_exporter_behind_another_does_not_collide_with_itself(sglang: FakeSGLang) -> None:
+    page = native(sglang, SERVING + b"sglang_tuning_up 7\nprocess_cpu_seconds_total 5\n")
+    assert page.value("sglang_tuning_up") == 1
+    assert "process_cpu" not in page.text
+
+
+def test_without_passthrough_only_ours_are_left(sglang: FakeSGLang) -> None:
+    page = native(sglang, passthrough=False)
+    assert page.value("sglang_tuning_up") == 1
+    assert all(name.startswith(PREFIX) for name in page.families)
+
+
+def test_ranks_are_a_label_only_where_the_server_has_dp_ranks(sglang: FakeSGLang) -> None:
+    page = native(sglang, SERVING_WITH_DP_RANKS)
+    for name in ("queued_requests", "running_requests", "token_usage_ratio", "state"):
+        assert {labels["dp_rank"] for labels in page.labels(PREFIX + name)} == {"0", "1"}
+    assert {"dp_rank"} & set(page.labels("sglang_tuning_diagnosis_active")[0]) == set()
+    single = native(sglang)
+    assert not [s for s in single.samples if s.name.startswith(PREFIX) and "dp_rank" in s.labels]
+
+
+def test_the_memory_left_is_told_for_every_dp_rank() -> None:
+    watcher = Watcher(config(sglang_url="http://127.0.0.1:9"))
+    watcher.state.facts.available_gb = {0: 5.5, 1: 4.5}
+    page = page_of(watcher)
+    assert page.value("sglang_tuning_available_gpu_memory_bytes") == 4.5 * 2**30
+    watcher.state.rank(0, time.monotonic())
+    page = page_of(watcher)
+    assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="1") == 4.5 * 2**30
+    assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="0") == 5.5 * 2**30
+
+
+def test_counters_of_the_log_start_at_zero(tmp_path: Path) -> None:
+    (tmp_path / "server.log").touch()
+    page = page_of(Watcher(config(log_file=(str(tmp_path / "server.log"),))))
+    assert page.value("sglang_tuning_retraction_events_total") == 0
+    assert page.value("sglang_tuning_retracted_requests_total") == 0
+    assert page.value("sglang_tuning_out_of_memory_total", phase="decode") == 0
+    assert page.value("sglang_tuning_log_lines_total", kind="decode") in (0, None)
+    assert "sglang_tuning_decode_batches_total" not in page.text
+
+
+@pytest.mark.parametrize("name", [r"\ud800", r"\x00", '"}\\n# TYPE up gauge\\nup 5\\n{x="', "ü" * 300])
+def test_a_hostile_model_name_costs_neither_the_page_nor_a_series(name: str, sglang: FakeSGLang) -> None:
+    watcher = Watcher(config(sglang_url=sglang.url, log_file=("/nonexistent/server.log",)))
+    line = f"[2025-11-20 11:38:20] server_args={{'model_path': '{name}', 'tp_size': 8}}\n"
+    for event in LogReader().feed(line.encode()):
+        watcher.state.observe(event, time.monotonic())
+    sglang.stop()
+    page = page_of(watcher)
+    assert page.value("sglang_tuning_server_arg", arg="tp_size") == 8
+    assert len(page.labels("sglang_tuning_server_info")) == 1
+    assert all(family.startswith(PREFIX) for family in page.families)
+
+
+def test_a_log_whose_name_is_not_utf8_does_not_cost_the_page(tmp_path: Path) -> None:
+    odd = str(tmp_path) + "/\udcff.log"
+    Path(odd).touch()
+    watcher = Watcher(config(log_file=(odd,)))
+    watcher.start()
+    with Path(odd).open("ab") as log:
+        log.write(RETRACTION)
+    wait_for(lambda: watcher.health.last_line_at is not None)
+    with web(watcher) as url:
+        page = Page(requests.get(url + "/metrics", timeout=10).text)
+        assert requests.get(url + "/", timeout=10).status_code == 200
+    assert [labels["file"][-9:] for labels in page.labels("sglang_tuning_log_up")] == [r"\udcff.log"[-9:]]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("passthrough", [True, False])
+def test_promtool_finds_nothing_wrong_with_ours_and_can_read_all(passthrough: bool, sglang: FakeSGLang) -> None:  # noqa: FBT001 - a parameter of the test
+    page = native(sglang, passthrough=passthrough)
+    ended = subprocess.run(
+        ["promtool", "check", "metrics"], input=page.text, capture_output=True, text=True, check=False
+    )
+    said = ended.stdout + ended.stderr
+    assert "error" not in said, said
+    assert PREFIX not in said, said
+    if not passthrough:
+        assert (ended.returncode, said) == (0, "")

@@ -1,0 +1,178 @@
+"""A webhook message of Alertmanager in, text for a terminal out; and the port that takes such messages."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from sglang_tuning_exporter.config import Address, UsageError
+from sglang_tuning_exporter.notifications import MOST_BYTES, Receiver, as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIRING = {
+    "status": "firing",
+    "labels": {"alertname": "SGLangRetractingTooOften", "instance": "gpu1:9741", "severity": "warning"},
+    "annotations": {
+        "summary": "Requests are taken out again.",
+        "description": "gpu1:9741: 4.0 retractions a minute.",
+        "flag": "--schedule-conservativeness",
+        "current": "0.1",
+        "suggested": "1.3",
+        "why": "The pool is full.",
+        "will_not_help_if": "it is above 1.43",
+    },
+}
+
+
+def message(*alerts: object) -> dict[str, object]:
+    return {"version": "4", "status": "firing", "alerts": list(alerts)}
+
+
+def notes(**changed: str) -> dict[str, Any]:
+    return {**FIRING, "annotations": {**FIRING["annotations"], **changed}}  # type: ignore[dict-item]  # a mapping, above
+
+
+def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> None:
+    assert as_text(message(FIRING)) == (
+        "[warning] SGLangRetractingTooOften on gpu1:9741\n"
+        "  Requests are taken out again.\n"
+        "  gpu1:9741: 4.0 retractions a minute.\n"
+        "  Turn --schedule-conservativeness: now 0.1, try 1.3.\n"
+        "  Why: The pool is full.\n"
+        "  It will not help if it is above 1.43.\n"
+    )
+
+
+def test_advice_to_people_names_no_flag() -> None:
+    text = as_text(message(notes(flag="", current="", suggested="fewer requests at once")))
+    assert "  Do: fewer requests at once.\n" in text
+    assert "Turn" not in text
+
+
+def test_a_resolved_alert_is_told_in_two_lines() -> None:
+    assert as_text(message({**FIRING, "status": "resolved"})) == (
+        "[resolved] SGLangRetractingTooOften on gpu1:9741\n  Requests are taken out again.\n"
+    )
+
+
+def test_several_alerts_are_told_one_after_the_other() -> None:
+    text = as_text(message(FIRING, {**FIRING, "status": "resolved"}))
+    assert [line for line in text.splitlines() if line.startswith("[")] == [
+        "[warning] SGLangRetractingTooOften on gpu1:9741",
+        "[resolved] SGLangRetractingTooOften on gpu1:9741",
+    ]
+
+
+def test_an_alert_without_annotations_invents_no_figure() -> None:
+    text = as_text(message({"labels": {"alertname": "A"}}))
+    assert text.startswith("[firing] A on ?\n")
+    assert "try" not in text
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\x1b]0;owned\x07\x1b[2J", "a\nWhy: trust me", "a\r\x08b", "\u202eevil", "\x9b31m"]
+)
+def test_control_characters_in_a_label_never_reach_the_terminal(hostile: str) -> None:
+    text = as_text(message({**FIRING, "labels": {"alertname": hostile, "instance": hostile, "severity": hostile}}))
+    assert all(character.isprintable() for character in text.replace("\n", ""))
+    assert len(text.splitlines()) == 6
+
+
+def test_a_huge_annotation_stays_on_its_line() -> None:
+    text = as_text(message(notes(summary="x" * 1_000_000)))
+    assert len(text.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        3,
+        "text",
+        [],
+        [1],
+        {},
+        {"alerts": None},
+        {"alerts": {}},
+        {"alerts": "abc"},
+        message(),
+        message(None, 3, "x", []),
+    ],
+)
+def test_what_is_no_message_gives_no_text(payload: object) -> None:
+    assert as_text(payload) == ""
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [], "text", {"alertname": {"a": [1]}, "summary": None, "flag": 7}])
+def test_labels_and_annotations_of_a_wrong_kind_do_not_stop_the_text(wrong: object) -> None:
+    assert as_text(message({"status": wrong, "labels": wrong, "annotations": wrong})).endswith("\n")
+
+
+@contextmanager
+def receiver(received: list[Any], arrived: threading.Event) -> Iterator[Receiver]:
+    def take(payload: Any) -> None:
+        received.append(payload)
+        arrived.set()
+
+    webhook = Receiver(Address("127.0.0.1", 0), take)
+    webhook.start()
+    try:
+        yield webhook
+    finally:
+        webhook.stop()
+
+
+def post(url: str, body: bytes) -> int:
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.post(url, data=body, timeout=5).status_code
+
+
+def test_a_message_posted_to_the_port_arrives_as_objects() -> None:
+    received: list[Any] = []
+    with receiver(received, threading.Event()) as webhook:
+        assert post(webhook.url, json.dumps(message(FIRING)).encode()) == 200
+    assert received == [message(FIRING)]
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    received: list[Any] = []
+    with receiver(received, threading.Event()) as webhook:
+        assert post(webhook.url, body) == 400
+        assert post(webhook.url, b"{}") == 200
+    assert received == [{}]
+
+
+@pytest.mark.parametrize("length", [b"-5", b"many", str(MOST_BYTES * 1000).encode()])
+def test_a_length_that_lies_is_refused(length: bytes) -> None:
+    received: list[Any] = []
+    with receiver(received, threading.Event()) as webhook:
+        host, _, port = webhook.url.removeprefix("http://").rstrip("/").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n{")
+            connection.shutdown(socket.SHUT_WR)
+            assert b" 400 " in connection.recv(1000).split(b"\r\n")[0] + b" "
+    assert received == []
+
+
+def test_looking_at_the_port_says_what_it_waits_for() -> None:
+    with receiver([], threading.Event()) as webhook, requests.Session() as session:
+        session.trust_env = False
+        assert session.get(webhook.url, timeout=5).text == "waiting for Alertmanager\n"
+
+
+def test_a_port_that_is_taken_is_a_usage_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UsageError, match="give another port or address"):
+            Receiver(Address("127.0.0.1", taken.getsockname()[1]), lambda _: None)

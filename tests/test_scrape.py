@@ -1,0 +1,220 @@
+"""Whatever SGLang answers or does not, a scrape ends in time with one word for the reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import (
+    RETRACTION,
+    SERVING,
+    Answer,
+    Exporter,
+    FakeSGLang,
+    drip,
+    hang,
+    raw,
+    reply,
+    running_exporter,
+    wait_for,
+)
+from sglang_tuning_exporter.sources.scrape import Client, Outcome, ScrapeError, Scraper
+from sglang_tuning_exporter.web.app import patience
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+ENDLESS = OK_HEAD + b"Content-Length: 100000000\r\n\r\n" + b"sglang:num_queue_reqs 1\n" * 3_000_000
+WEB_PAGE = reply(b"<html>sglang:num_queue_reqs 1</html>", content_type="text/html")
+COMPRESSED = reply(SERVING, more="Content-Encoding: gzip\r\n")
+TO_ITSELF = reply(b"", "302 Found", more="Location: /metrics\r\n")
+TO_ANOTHER = reply(b"", "307 Temporary Redirect", more="Location: http://127.0.0.2:1/metrics\r\n")
+TO_NOWHERE = reply(b"", "301 Moved Permanently", more="Location: http://[::1/\r\n")
+
+FAILURES: dict[str, tuple[Answer, str]] = {
+    "503": (reply(b"", "503 Service Unavailable"), "not_ready"),
+    "404": (reply(b"{}", "404 Not Found"), "metrics_disabled"),
+    "401": (reply(b"", "401 Unauthorized"), "http_status"),
+    "500": (reply(b"Internal Server Error", "500 Internal Server Error"), "http_status"),
+    "a web page": (WEB_PAGE, "invalid"),
+    "JSON": (reply(b'{"detail": "hello"}', content_type="application/json"), "invalid"),
+    "another program's page": (reply(b"python_gc_collections_total 1\nup 1\n"), "invalid"),
+    "noise": (reply(bytes(range(256)) * 20, content_type="application/octet-stream"), "invalid"),
+    "an empty page": (reply(b""), "not_ready"),
+    "compressed": (COMPRESSED, "invalid"),
+    "no answer": (hang, "timeout"),
+    "a body that drips": (drip(OK_HEAD + b"Content-Length: 100000\r\n\r\n"), "timeout"),
+    "a body without a length that drips": (drip(OK_HEAD + b"\r\n" + SERVING), "timeout"),
+    "headers that drip": (drip(b"HTTP/1.1 200 OK\r\nX: "), "timeout"),
+    "a redirect to itself": (TO_ITSELF, "http_status"),
+    "a redirect to another server": (TO_ANOTHER, "http_status"),
+    "a redirect to nowhere": (TO_NOWHERE, "invalid"),
+    "more than 64 MiB": (raw(ENDLESS), "too_large"),
+    "no HTTP": (raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "invalid"),
+    "a hundred thousand headers": (raw(OK_HEAD + b"X: y\r\n" * 100_000 + b"\r\n"), "invalid"),
+    "nothing and hangs up": (raw(b""), "unreachable"),
+    "half a page and hangs up": (raw(OK_HEAD + b"Content-Length: 99999\r\n\r\n" + SERVING), "unreachable"),
+}
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    log.touch()
+    return log
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeSGLang]:
+    server = FakeSGLang({"/metrics": reply(SERVING)})
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def exporter(fake: FakeSGLang, logged: Path) -> Iterator[Exporter]:
+    """One exporter for all the ways in which an SGLang can fail; it must outlive every one."""
+    with running_exporter("--sglang-url", fake.url, "--log-file", str(logged)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_failure_has_its_reason_and_the_page_comes_in_time(
+    what: str, fake: FakeSGLang, exporter: Exporter, logged: Path
+) -> None:
+    before = exporter.page().value("sglang_tuning_retraction_events_total") or 0
+    fake.answers["/metrics"], reason = FAILURES[what]
+    with logged.open("ab") as log:
+        log.write(RETRACTION)
+    time.sleep(0.4)
+    begin = time.monotonic()
+    within = 3.0 if reason == "too_large" else 1.0
+    page = exporter.page(within=str(within))
+    # What is announced is the scraper's whole patience: past it, Prometheus has gone.
+    assert time.monotonic() - begin < within
+    assert page.value("sglang_tuning_up") == 0
+    assert page.error == reason
+    assert page.value("sglang_tuning_retraction_events_total") == before + 1, "the log half goes on"
+    assert "sglang:" not in page.text
+    fake.answers["/metrics"] = reply(SERVING)
+    wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1)
+    assert exporter.page().error is None
+
+
+def test_a_server_that_went_away_is_refused_and_its_return_clears_the_error(
+    fake: FakeSGLang, exporter: Exporter
+) -> None:
+    fake.stop()
+    page = exporter.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
+    fake.start()
+    page = exporter.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (1, None)
+    assert page.value("sglang_tuning_scrape_duration_seconds") is not None
+
+
+def test_a_broken_byte_costs_its_line_at_most(fake: FakeSGLang, exporter: Exporter) -> None:
+    fake.answers["/metrics"] = reply(SERVING + b'sglang:odd{model_name="\xff\xfe"} 1\nsglang:\xff 2\n')
+    page = exporter.page()
+    assert page.value("sglang_tuning_up") == 1
+    assert page.labels("sglang:odd") == [{"model_name": "\N{REPLACEMENT CHARACTER}" * 2}]
+
+
+def test_a_right_page_under_a_wrong_content_type_is_read(fake: FakeSGLang, exporter: Exporter) -> None:
+    fake.answers["/metrics"] = reply(SERVING, content_type="application/octet-stream")
+    assert exporter.page().value("sglang_tuning_up") == 1
+
+
+def test_a_redirect_on_the_same_server_is_followed(fake: FakeSGLang, exporter: Exporter) -> None:
+    fake.answers["/metrics"] = reply(b"", "307 Temporary Redirect", more="Location: /metrics/\r\n")
+    fake.answers["/metrics/"] = reply(SERVING)
+    assert exporter.page().value("sglang_tuning_up") == 1
+
+
+def test_one_scrape_of_us_is_one_scrape_of_sglang(fake: FakeSGLang, exporter: Exporter) -> None:
+    fake.answers["/metrics"] = reply(SERVING)
+    exporter.page()
+    before = fake.count("/metrics")
+    for _ in range(5):
+        exporter.page()
+    assert fake.count("/metrics") == before + 5
+
+
+def test_scrapes_that_overlap_share_one(fake: FakeSGLang, exporter: Exporter) -> None:
+    def slowly(connection: socket.socket) -> None:
+        time.sleep(0.7)
+        reply(SERVING)(connection)
+
+    exporter.page()
+    fake.answers["/metrics"] = slowly
+    before = fake.count("/metrics")
+    ups: list[float | None] = []
+    threads = [threading.Thread(target=lambda: ups.append(exporter.page().value("sglang_tuning_up"))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fake.answers["/metrics"] = reply(SERVING)
+    assert ups == [1] * 5
+    assert fake.count("/metrics") == before + 1
+
+
+def test_the_old_text_format_is_asked_for_and_no_compression(fake: FakeSGLang, exporter: Exporter) -> None:
+    exporter.page()
+    head = [each for each in fake.asked if each.startswith("GET /metrics ")][-1]
+    assert "Accept: text/plain;version=0.0.4\r\n" in head
+    assert "Accept-Encoding: identity\r\n" in head
+    assert "Authorization" not in head
+
+
+def test_a_proxy_of_the_environment_is_not_used(fake: FakeSGLang) -> None:
+    with running_exporter(
+        "--sglang-url", fake.url, http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9"
+    ) as other:
+        assert other.page().value("sglang_tuning_up") == 1
+
+
+def test_a_fetch_that_drips_is_ended_and_its_thread_with_it(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = drip(OK_HEAD + b"\r\n")
+    with pytest.raises(ScrapeError) as caught:
+        Client(sglang.url, sglang.url + "/metrics").metrics(0.3)
+    assert caught.value.reason == "timeout"
+
+
+def test_a_scraper_that_is_stopped_lets_its_callers_go(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = hang
+    client = Client(sglang.url, sglang.url + "/metrics")
+    outcomes: list[Outcome] = []
+    scraper = Scraper(client.metrics, outcomes.append, client.cut)
+    caller = threading.Thread(target=scraper.scrape, args=(30,))
+    caller.start()
+    wait_for(lambda: sglang.count("/metrics") == 1)
+    scraper.stop()
+    caller.join(timeout=2)
+    assert not caller.is_alive()
+    assert scraper.scrape(30).text is None
+
+
+@pytest.mark.parametrize(
+    ("announced", "most", "seconds"),
+    [
+        (None, 10, 10),
+        ("10", 10, 9.5),
+        ("1", 10, 0.9),
+        ("30", 10, 10),
+        ("0.01", 10, 0.05),
+        ("soon", 10, 10),
+        ("nan", 10, 10),
+        ("-1", 10, 10),
+        ("inf", 10, 10),
+    ],
+)
+def test_the_scrapers_patience_less_a_margin_is_ours(announced: str | None, most: float, seconds: float) -> None:
+    assert patience(announced, most) == pytest.approx(seconds)

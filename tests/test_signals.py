@@ -1,0 +1,107 @@
+"""What a server is doing, in one word for each signal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.guide.profiles import PROFILES, Profile
+from sglang_tuning_exporter.signals import SIGNALS, STATES, Observation, classify
+
+ONLINE, OFFLINE = PROFILES["online"], PROFILES["offline"]
+BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, running_limit=64, largest_captured=256)
+
+
+@given(
+    st.builds(
+        Observation,
+        serving=st.booleans(),
+        running=st.none() | st.floats(0, 1e5),
+        queued=st.none() | st.floats(0, 1e5),
+        usage=st.none() | st.floats(0, 1),
+        graph=st.none() | st.booleans(),
+        queue_wait_seconds=st.none() | st.floats(0, inf),
+        running_limit=st.none() | st.floats(0, 1e5),
+        largest_captured=st.none() | st.integers(0, 1000),
+        graphs_disabled=st.booleans(),
+    ),
+    st.sampled_from(list(PROFILES.values())),
+)
+def test_every_signal_is_always_in_one_of_its_states(seen: Observation, profile: Profile) -> None:
+    states = classify(seen, profile)
+    assert tuple(states) == SIGNALS
+    assert all(states[signal] in STATES[signal] for signal in SIGNALS)
+
+
+def test_a_server_with_nothing_to_do_is_idle_in_every_signal() -> None:
+    assert set(classify(replace(BUSY, serving=False), ONLINE).values()) == {"idle"}
+
+
+@pytest.mark.parametrize(
+    ("queued", "state"),
+    [
+        (0, "empty"),
+        (1, "below_range"),
+        (99, "below_range"),
+        (100, "in_range"),
+        (2000, "in_range"),
+        (2001, "above_range"),
+    ],
+)
+def test_offline_the_queue_is_judged_by_its_length(queued: int, state: str) -> None:
+    assert classify(replace(BUSY, queued=queued, queue_wait_seconds=inf), OFFLINE)["queue"] == state
+
+
+@pytest.mark.parametrize(
+    ("wait", "state"), [(None, "in_range"), (5.0, "in_range"), (5.1, "above_range"), (inf, "above_range")]
+)
+def test_online_the_queue_is_judged_by_the_wait_it_means(wait: float | None, state: str) -> None:
+    assert classify(replace(BUSY, queue_wait_seconds=wait), ONLINE)["queue"] == state
+
+
+def test_a_queue_that_is_not_told_is_unknown_and_so_is_what_holds_it() -> None:
+    states = classify(replace(BUSY, queued=None), ONLINE)
+    assert (states["queue"], states["admission"]) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize(("usage", "state"), [(None, "unknown"), (0.89, "below_target"), (0.9, "at_target")])
+def test_the_pool_is_well_used_from_nine_tenths_on(usage: float | None, state: str) -> None:
+    assert classify(replace(BUSY, usage=usage), ONLINE)["token_usage"] == state
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        (replace(BUSY, queued=0), "no_queue"),
+        (BUSY, "held_back"),
+        (replace(BUSY, usage=0.9), "pool_full"),
+        (replace(BUSY, usage=None), "unknown"),
+        (replace(BUSY, running=64), "running_limit"),
+        (replace(BUSY, running=61), "running_limit"),
+        (replace(BUSY, running=60), "held_back"),
+        (replace(BUSY, running=64, usage=0.95), "running_limit"),
+        (replace(BUSY, running=64, running_limit=None), "held_back"),
+    ],
+)
+def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:
+    assert classify(seen, ONLINE)["admission"] == state
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        (BUSY, "replayed"),
+        (replace(BUSY, graph=None), "unknown"),
+        (replace(BUSY, graph=False), "eager"),
+        (replace(BUSY, graph=False, running=256), "eager"),
+        (replace(BUSY, graph=False, running=257), "beyond_captured"),
+        (replace(BUSY, graph=False, running=257, largest_captured=None), "eager"),
+        (replace(BUSY, graph=False, running=257, graphs_disabled=True), "disabled"),
+    ],
+)
+def test_a_batch_without_a_graph_is_told_apart_by_its_reason(seen: Observation, state: str) -> None:
+    assert classify(seen, ONLINE)["cuda_graph"] == state

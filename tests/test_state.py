@@ -1,0 +1,495 @@
+"""One server's state over time: log lines and scrapes in, gauges, counters and seconds out.
+
+Figures are invented; the shapes (which release tells what) are those of the data directory.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang.events import (
+    DecodeBatch,
+    Event,
+    Limits,
+    Liveness,
+    OutOfMemory,
+    PrefillBatch,
+    Rank,
+    RankFigures,
+    Retraction,
+    Scrape,
+    ServerArgs,
+)
+from sglang_tuning_exporter.signals import SIGNALS
+from sglang_tuning_exporter.state import ServerState
+
+NO_RANK = Rank()
+STEADY_COUNTERS = ("retraction_events", "log_retracted_requests", "native_retracted_requests", "replayed", "eager")
+
+
+def decode(
+    running: int = 8, queued: int = 0, usage: float = 0.5, *, rank: Rank = NO_RANK, graph: bool | None = True
+) -> DecodeBatch:
+    return DecodeBatch(
+        None, rank, running, queued, 1000, usage, graph=graph, graph_device="cuda", generation_throughput=100.0
+    )
+
+
+def prefill(
+    running: int = 8,
+    queued: int = 0,
+    *,
+    new_tokens: int = 100,
+    sequences: int = 1,
+    cached: int = 0,
+    rank: Rank = NO_RANK,
+) -> PrefillBatch:
+    return PrefillBatch(None, rank, sequences, new_tokens, cached, running, queued, full_usage=0.5)
+
+
+def retraction(rank: Rank = NO_RANK, *, testing: bool = False) -> Retraction:
+    return Retraction(None, rank, 3, ratio_before=0.3, ratio_after=0.8, testing=testing)
+
+
+def args(**values: object) -> ServerArgs:
+    return ServerArgs(None, NO_RANK, dict(values))
+
+
+def scrape(*ranks: RankFigures, progress: float | None = None) -> Scrape:
+    return Scrape(list(ranks), progress=progress)
+
+
+def figures(running: float | None = 8, queued: float | None = 0, dp: int | None = None, **more: float) -> RankFigures:
+    made = RankFigures(dp, running, queued)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def new_state(profile: str = "online") -> ServerState:
+    return ServerState(PROFILES[profile], 0.0)
+
+
+def seconds(state: ServerState, signal: str = "activity") -> dict[str, float]:
+    return {name: value for (of, name), value in state.totals().seconds.items() if of == signal and value}
+
+
+def counts(state: ServerState) -> dict[str, float]:
+    return {name: state.totals().counts[name] for name in STEADY_COUNTERS if state.totals().counts[name]}
+
+
+_events = st.one_of(
+    st.builds(decode, st.integers(0, 300), st.integers(0, 3000), st.floats(0, 1), graph=st.none() | st.booleans()),
+    st.builds(prefill, st.integers(0, 300), st.integers(0, 3000), new_tokens=st.sampled_from([1, 100, 8192])),
+    st.just(retraction()),
+    st.just(OutOfMemory(None, NO_RANK, "decode")),
+    st.just(args(max_running_requests=64, chunked_prefill_size=8192)),
+    st.just(Limits(None, NO_RANK, 1000, 64)),
+    st.builds(scrape, st.builds(figures, st.integers(0, 3), st.integers(0, 3)), progress=st.integers(0, 9) | st.none()),
+    st.just(scrape()),
+)
+_steps = st.sampled_from([0.0, 0.0, 0.1, 5.0, 59.9, 60.0, 60.1, 3600.0, -0.5, -30.0, -100.0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(_steps, _events), min_size=1, max_size=30))
+def test_the_seconds_of_every_signal_add_up_to_wall_time_whatever_happens(
+    steps: list[tuple[float, Event | Scrape]],
+) -> None:
+    state, now, latest, begun = new_state(), 1000.0, 1000.0, None
+    for step, event in steps:
+        now += step
+        latest = max(now, latest)
+        if isinstance(event, Scrape):
+            state.observe_scrape(event, now)
+        else:
+            state.observe(event, now)
+        if begun is None and state.ranks:
+            begun = now
+            latest = now
+    state.advance(latest + 1.0)
+    for signal in SIGNALS:
+        spent = seconds(state, signal)
+        assert all(value >= 0 for value in spent.values())
+        assert sum(spent.values()) == pytest.approx(0.0 if begun is None else latest + 1.0 - begun)
+
+
+def test_an_observation_holds_for_a_minute_and_then_nothing_is_known() -> None:
+    state = new_state()
+    state.observe(decode(), 0.0)
+    state.advance(100.0)
+    assert seconds(state) == {"serving": 60.0, "unknown": 40.0}
+    assert state.ranks[None].states["activity"] == "unknown"
+
+
+def test_the_hold_is_the_same_however_often_somebody_looks() -> None:
+    state = new_state()
+    state.observe(decode(), 0.0)
+    for now in range(1, 101):
+        state.advance(float(now))
+    assert seconds(state) == {"serving": 60.0, "unknown": 40.0}
+
+
+def test_idle_time_is_no_serving_time() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(8)), 0.0)
+    state.observe_scrape(scrape(figures(0)), 10.0)
+    state.advance(40.0)
+    assert seconds(state) == {"serving": 10.0, "idle": 30.0}
+    assert state.totals().serving_seconds() == 10.0
+
+
+def test_a_health_probes_prefill_is_idle() -> None:
+    state = new_state()
+    state.observe(prefill(running=0, new_tokens=1), 0.0)
+    state.advance(30.0)
+    assert seconds(state) == {"idle": 30.0}
+
+
+def test_a_prefill_of_one_token_behind_running_requests_is_load() -> None:
+    state = new_state()
+    state.observe(prefill(running=3, new_tokens=1), 0.0)
+    state.advance(30.0)
+    assert seconds(state) == {"serving": 30.0}
+
+
+def test_zeros_in_a_scrape_are_believed_again_and_again() -> None:
+    state = new_state()
+    for now in range(0, 300, 15):
+        state.observe_scrape(scrape(figures(0), progress=5), float(now))
+    state.advance(300.0)
+    assert seconds(state) == {"idle": 300.0}
+
+
+def test_gauges_that_stand_still_are_the_old_observation() -> None:
+    state = new_state()
+    for now in range(0, 300, 15):
+        state.observe_scrape(scrape(figures(8, full_usage=0.5), progress=5), float(now))
+    state.advance(300.0)
+    assert seconds(state) == {"serving": 60.0, "unknown": 240.0}
+
+
+def test_equal_gauges_with_progress_beneath_them_are_a_new_observation() -> None:
+    state = new_state()
+    for now in range(0, 300, 15):
+        state.observe_scrape(scrape(figures(8, full_usage=0.5), progress=float(now)), float(now))
+    state.advance(300.0)
+    assert seconds(state) == {"serving": 300.0}
+
+
+def test_a_long_prompt_that_the_gauges_do_not_show_is_load() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(0), progress=0), 0.0)
+    state.observe_scrape(scrape(figures(0), progress=8192), 15.0)
+    assert state.ranks[None].states["activity"] == "serving"
+
+
+def test_a_probes_few_tokens_are_no_load() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(0), progress=0), 0.0)
+    state.observe_scrape(scrape(figures(0), progress=4), 15.0)
+    assert state.ranks[None].states["activity"] == "idle"
+
+
+def test_one_ranks_progress_does_not_wake_another() -> None:
+    state = new_state()
+    for now, progress in ((0.0, 0.0), (15.0, 9000.0), (30.0, 18_000.0)):
+        state.observe_scrape(scrape(figures(8, dp=0, used_tokens=now), figures(0, dp=1), progress=progress), now)
+    assert [state.ranks[dp].states["activity"] for dp in (0, 1)] == ["serving", "idle"]
+
+
+def test_a_rank_that_decoded_between_two_scrapes_was_serving() -> None:
+    state = new_state()
+    for now in (0.0, 15.0):
+        state.observe_scrape(scrape(figures(0, dp=0, graph_passes=40 * now), figures(0, dp=1, graph_passes=1)), now)
+    assert [state.ranks[dp].states["activity"] for dp in (0, 1)] == ["serving", "idle"]
+
+
+def test_requests_in_another_queue_are_load() -> None:
+    state = new_state()
+    waiting = figures(0)
+    waiting.queues["transfer"] = 3
+    state.observe_scrape(scrape(waiting), 0.0)
+    assert state.ranks[None].states["activity"] == "serving"
+
+
+def test_the_log_and_the_scrapes_of_one_server_are_one_scheduler() -> None:
+    state = new_state()
+    state.observe(decode(running=8, queued=3), 0.0)
+    state.observe_scrape(scrape(figures(9, 4, new_token_ratio=0.4)), 1.0)
+    rank = state.ranks[None]
+    assert list(state.ranks) == [None]
+    assert (rank.running, rank.queued, rank.new_token_ratio, rank.usage) == (9, 4, 0.4, 0.5)
+
+
+def test_whatever_was_said_last_is_the_state() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(0)), 0.0)
+    state.observe(decode(running=8), 1.0)
+    assert state.ranks[None].states["activity"] == "serving"
+    state.observe_scrape(scrape(figures(0)), 2.0)
+    assert state.ranks[None].states["activity"] == "idle"
+
+
+def test_gauges_disappear_when_nobody_tells_them_any_more() -> None:
+    state = new_state()
+    state.observe(decode(), 0.0)
+    state.advance(61.0)
+    rank = state.ranks[None]
+    assert (rank.running, rank.queued, rank.usages, rank.generation_throughput) == (None, None, {}, None)
+
+
+def test_gauges_stay_while_the_server_still_tells_them_and_disappear_after_the_last_scrape() -> None:
+    state = new_state()
+    for now in range(0, 100, 10):
+        state.observe_scrape(scrape(figures(8)), float(now))
+    assert state.ranks[None].running == 8
+    state.advance(151.0)
+    assert state.ranks[None].running is None
+
+
+def test_scrapes_that_tell_no_gauges_keep_none_alive() -> None:
+    state = new_state()
+    state.observe(decode(), 0.0)
+    for now in range(0, 100, 10):
+        state.observe_scrape(scrape(figures(None, None, kv_pool_tokens=1000)), float(now))
+    assert state.ranks[None].running is None
+
+
+def test_the_first_scrape_of_a_running_server_only_gives_the_base() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(graph_passes=5000, eager_passes=10, retracted_requests=7)), 0.0)
+    assert counts(state) == {}
+    state.observe_scrape(scrape(figures(graph_passes=5040, eager_passes=11, retracted_requests=9)), 15.0)
+    assert counts(state) == {"replayed": 40, "eager": 1, "native_retracted_requests": 2}
+
+
+def test_a_counter_that_was_absent_counts_from_zero() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(graph_passes=5000)), 0.0)
+    state.observe_scrape(scrape(figures(graph_passes=5000, retracted_requests=2)), 15.0)
+    assert counts(state) == {"native_retracted_requests": 2}
+
+
+def test_a_scheduler_that_an_earlier_scrape_did_not_show_counts_from_zero() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(), 0.0)
+    state.observe_scrape(scrape(figures(graph_passes=30)), 15.0)
+    assert counts(state) == {"replayed": 30}
+
+
+def test_a_counter_that_fell_counts_anew() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(graph_passes=5000)), 0.0)
+    state.observe_scrape(scrape(figures(graph_passes=30)), 15.0)
+    assert counts(state) == {"replayed": 30}
+
+
+def test_decode_batches_are_those_of_the_log_until_the_server_counts_them() -> None:
+    state = new_state()
+    state.observe(decode(graph=True), 0.0)
+    state.observe(decode(graph=False), 1.0)
+    assert counts(state) == {"replayed": 1, "eager": 1}
+    state.observe_scrape(scrape(figures(graph_passes=100)), 2.0)
+    state.observe(decode(graph=True), 3.0)
+    state.observe_scrape(scrape(figures(graph_passes=180)), 4.0)
+    assert counts(state) == {"replayed": 81, "eager": 1}
+
+
+def test_a_batch_that_the_log_told_is_not_counted_again_when_the_server_begins_to_count() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(), 0.0)
+    state.observe(decode(graph=True), 1.0)
+    state.observe_scrape(scrape(figures(graph_passes=40)), 2.0)
+    assert counts(state) == {"replayed": 40}
+
+
+def test_after_a_restart_the_log_counts_decode_batches_until_the_server_does() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(graph_passes=5000)), 0.0)
+    state.observe(args(), 1.0)
+    state.observe(decode(graph=True), 2.0)
+    assert counts(state) == {"replayed": 1}
+    state.observe_scrape(scrape(figures(graph_passes=60)), 3.0)
+    assert counts(state) == {"replayed": 60}
+
+
+def test_data_parallel_ranks_are_kept_apart() -> None:
+    state = new_state()
+    state.observe(decode(running=1, rank=Rank(dp=0)), 0.0)
+    state.observe(decode(running=2, rank=Rank(dp=1)), 0.0)
+    state.observe_scrape(scrape(figures(3, dp=0), figures(4, dp=1)), 5.0)
+    assert {dp: rank.running for dp, rank in state.ranks.items()} == {0: 3, 1: 4}
+    state.advance(10.0)
+    assert seconds(state) == {"serving": 20.0}
+
+
+def test_a_metric_without_ranks_does_not_blur_the_ranks_of_the_log() -> None:
+    state = new_state()
+    state.observe(decode(running=1, rank=Rank(dp=0)), 0.0)
+    state.observe_scrape(scrape(figures(9, kv_pool_tokens=5.0)), 5.0)
+    assert list(state.ranks) == [0]
+    assert state.ranks[0].running == 1
+
+
+def test_what_was_told_without_a_rank_is_left_out_once_there_are_ranks() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(9)), 0.0)
+    state.observe(decode(running=1, rank=Rank(dp=0)), 10.0)
+    state.advance(15.0)
+    assert seconds(state) == {"serving": 5.0}
+    assert state.recent(15.0).serving_seconds() == 5.0
+
+
+def test_a_retraction_of_eight_tensor_parallel_ranks_is_one_event() -> None:
+    state = new_state()
+    for tp in range(8):
+        state.observe(retraction(Rank(tp=tp)), 0.001 * tp)
+    assert counts(state) == {"retraction_events": 1, "log_retracted_requests": 3}
+    assert state.ranks[None].new_token_ratio == 0.8
+
+
+def test_a_retraction_for_testing_is_no_full_pool() -> None:
+    state = new_state()
+    state.observe(retraction(testing=True), 0.0)
+    assert counts(state) == {}
+
+
+def test_only_the_stats_ranks_batch_lines_count() -> None:
+    state = new_state()
+    for tp in (0, 1, 2, 3):
+        state.observe(decode(rank=Rank(tp=tp)), 0.0)
+        state.observe(prefill(rank=Rank(tp=tp)), 0.0)
+    assert counts(state) == {"replayed": 1}
+    assert state.totals().counts["observations"] == 2
+
+
+def test_a_restart_in_the_log_resets_gauges_and_no_counters() -> None:
+    state = new_state()
+    state.observe(args(max_running_requests=2), 0.0)
+    state.observe(decode(running=8), 10.0)
+    state.observe(retraction(), 11.0)
+    before = counts(state)
+    state.observe(args(max_running_requests=4), 20.0)
+    rank = state.ranks[None]
+    assert (rank.running, rank.states["activity"], rank.queue_wait_seconds(20.0)) == (None, "unknown", None)
+    assert (state.starts, state.facts.arg("max_running_requests"), counts(state)) == (2, 4, before)
+    assert seconds(state)["serving"] == 10.0
+
+
+def test_what_a_start_taught_is_gone_after_the_next() -> None:
+    state = new_state()
+    state.observe(Limits(None, NO_RANK, 1000, 64, available_gb=12.0, memory_device="gpu"), 0.0)
+    state.observe(decode(), 1.0)
+    state.observe(args(max_running_requests=128), 2.0)
+    assert (state.facts.running_limit(None), state.facts.reserve_gb) == (128, None)
+
+
+def test_a_restart_that_only_the_metrics_tell_is_a_start() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(graph_passes=100), progress=5000), 0.0)
+    state.observe_scrape(scrape(figures(graph_passes=3), progress=30), 15.0)
+    assert (state.starts, counts(state)) == (1, {"replayed": 3})
+
+
+@pytest.mark.parametrize("historical", [False, True])
+def test_a_restart_that_the_log_tells_is_not_told_again_by_the_metrics(*, historical: bool) -> None:
+    state = new_state()
+    if historical:
+        state.recall(args())
+    else:
+        state.observe(args(), 0.0)
+    state.observe_scrape(scrape(figures(), progress=5000), 1.0)
+    state.observe(args(), 10.0)
+    starts = state.starts
+    state.observe_scrape(scrape(figures(), progress=30), 15.0)
+    assert state.starts == starts
+
+
+def test_a_failure_of_eight_ranks_raised_again_is_counted_once() -> None:
+    state = new_state()
+    for repeat in range(2):
+        for tp in range(8):
+            state.observe(OutOfMemory(None, Rank(tp=tp), "decode"), repeat + 0.01 * tp)
+    assert dict(state.out_of_memory) == {"decode": 1}
+    assert state.recent_failures(5.0, 600.0) == {"decode": 1}
+
+
+@pytest.mark.parametrize("phases", [("unknown", "decode"), ("decode", "unknown")])
+def test_a_failure_of_unknown_phase_merges_into_the_known_one(phases: tuple[str, str]) -> None:
+    state = new_state()
+    for phase in phases:
+        state.observe(OutOfMemory(None, NO_RANK, phase), 0.0)  # type: ignore[arg-type]  # both are phases
+    assert +state.out_of_memory == {"decode": 1}
+    assert state.recent_failures(5.0, 600.0) == {"decode": 1}
+
+
+def test_a_failure_is_recent_for_as_long_as_asked_even_over_a_restart() -> None:
+    state = new_state()
+    state.observe(OutOfMemory(None, NO_RANK, "prefill"), 0.0)
+    state.observe(args(), 60.0)
+    assert state.recent_failures(600.0, 600.0) == {"prefill": 1}
+    assert state.recent_failures(601.0, 600.0) == {}
+
+
+def test_history_teaches_facts_and_counts_nothing() -> None:
+    state = new_state()
+    history: list[Event] = [
+        args(schedule_conservativeness=0.1),
+        Limits(None, NO_RANK, 2048, 32),
+        Liveness(None, NO_RANK, "ready"),
+        decode(),
+        prefill(),
+        retraction(),
+        OutOfMemory(None, NO_RANK, "decode"),
+    ]
+    for event in history:
+        state.recall(event)
+    assert (state.facts.arg("schedule_conservativeness"), state.facts.running_limit(None), state.facts.ready) == (
+        0.1,
+        32,
+        True,
+    )
+    assert (state.starts, dict(state.out_of_memory), dict(state.liveness), state.ranks) == (0, {}, {}, {})
+
+
+def test_the_wait_is_the_queue_over_the_rate_of_admission() -> None:
+    state = new_state()
+    for now in range(0, 61, 10):
+        state.observe(prefill(queued=100, sequences=20), float(now))
+    assert state.ranks[None].queue_wait_seconds(60.0) == pytest.approx(100 / (140 / 60))
+
+
+def test_nobody_waits_in_an_empty_queue() -> None:
+    state = new_state()
+    state.observe(decode(queued=0), 0.0)
+    assert state.ranks[None].queue_wait_seconds(0.0) == 0.0
+
+
+def test_the_servers_own_count_of_admissions_wins_over_prefill_lines() -> None:
+    state = new_state()
+    for now in range(0, 61, 10):
+        state.observe_scrape(scrape(figures(8, 60, admitted_requests=10.0 * now)), float(now))
+        state.observe(prefill(queued=60, sequences=500), now + 0.5)
+    assert state.ranks[None].queue_wait_seconds(60.0) == pytest.approx(6.0)
+
+
+def test_time_in_which_prompts_fill_every_batch_is_remembered_apart() -> None:
+    state = new_state()
+    state.observe(args(chunked_prefill_size=8192), 0.0)
+    state.observe(prefill(queued=5, new_tokens=8192), 10.0)
+    state.observe(prefill(queued=5, new_tokens=100), 20.0)
+    state.observe(decode(queued=5), 25.0)
+    state.advance(30.0)
+    assert seconds(state, "admission") == {"held_back": 20.0}
+    assert state.totals().integrals["prefill_bound"] == 10.0
+
+
+def test_the_window_ends_where_the_last_observation_ceased_to_hold() -> None:
+    state = new_state()
+    state.observe(decode(), 0.0)
+    state.observe(decode(), 3600.0)
+    assert state.recent(3600.0).serving_seconds() == 0.0

@@ -1,0 +1,269 @@
+"""The log and the metrics of one server, watched together and alone, by the running program and in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import (
+    DECODE,
+    RETRACTION,
+    SERVING,
+    Exporter,
+    FakeSGLang,
+    config,
+    hang,
+    reply,
+    running_exporter,
+    wait_for,
+)
+from sglang_tuning_exporter.watcher import Inquiry, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SERVER_ARGS = b"[2025-11-20 11:38:20] server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"
+EVENTS = "sglang_tuning_retraction_events_total"
+INFO = {"model_path": "tiny", "version": "0.5.23", "schedule_conservativeness": 0.7, "internal_states": [{}]}
+
+
+def info(**more: object) -> Callable[[Any], None]:
+    return reply(json.dumps(INFO | more).encode(), content_type="application/json")
+
+
+def append(path: Path, text: bytes) -> None:
+    with path.open("ab") as log:
+        log.write(text)
+
+
+@contextmanager
+def watching(self_scrape_seconds: float = 0.3, **settings: Any) -> Iterator[Watcher]:
+    """A started watcher that scrapes by itself when nobody has for so long."""
+    watcher = Watcher(config(**settings), self_scrape_seconds=self_scrape_seconds)
+    watcher.start()
+    try:
+        yield watcher
+    finally:
+        watcher.stop()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def following(directory: Path) -> Iterator[Exporter]:
+    """One exporter on the log alone: a file that is there, and one that is not yet."""
+    (directory / "server.log").write_bytes(RETRACTION)  # before its time: not counted
+    flags = ("--log-file", str(directory / "server.log"), "--log-file", str(directory / "late.log"))
+    with running_exporter(*flags) as exporter:
+        yield exporter
+
+
+def events(exporter: Exporter) -> float:
+    return exporter.page().value(EVENTS) or 0
+
+
+def test_what_was_in_the_log_before_is_not_counted(following: Exporter) -> None:
+    assert following.page().value(EVENTS) == 0
+
+
+def test_a_line_shows_within_a_second(following: Exporter, directory: Path) -> None:
+    before = events(following)
+    append(directory / "server.log", RETRACTION)
+    begin = time.monotonic()
+    wait_for(lambda: events(following) == before + 1, seconds=1.0)
+    assert time.monotonic() - begin < 1.0
+
+
+def test_a_rename_loses_nothing(following: Exporter, directory: Path) -> None:
+    log, before = directory / "server.log", events(following)
+    with log.open("ab", buffering=0) as writer:
+        writer.write(RETRACTION)
+        log.rename(directory / "server.log.1")
+        writer.write(_another(1))  # the writer has not been told yet
+        log.write_bytes(_another(2))
+        time.sleep(0.3)
+        writer.write(_another(3))
+        append(log, _another(4))
+    wait_for(lambda: events(following) == before + 5)
+
+
+def test_a_copied_and_truncated_log_loses_nothing(following: Exporter, directory: Path) -> None:
+    log, before = directory / "server.log", events(following)
+    append(log, _another(5) + _another(6))
+    wait_for(lambda: events(following) == before + 2)
+    (directory / "server.log.2").write_bytes(log.read_bytes())
+    with log.open("r+b") as writer:
+        writer.truncate(0)
+    append(log, _another(7))
+    wait_for(lambda: events(following) == before + 3)
+
+
+def test_a_missing_file_is_said_and_read_from_its_first_line_when_it_comes(
+    following: Exporter, directory: Path
+) -> None:
+    late, before = directory / "late.log", events(following)
+    assert following.page().value("sglang_tuning_log_up", file=str(late)) == 0
+    assert any(f"log {late}: missing" in line for line in following.said)
+    late.write_bytes(_another(8))
+    wait_for(lambda: following.page().value("sglang_tuning_log_up", file=str(late)) == 1)
+    wait_for(lambda: events(following) == before + 1)
+
+
+def _another(number: int) -> bytes:
+    """A retraction that no ledger can take for another rank's repetition of the last."""
+    return RETRACTION.replace(b"8950", b"%d" % (9000 + number))
+
+
+def test_without_metrics_their_families_are_absent(following: Exporter) -> None:
+    of_metrics = {"sglang_tuning_up", "sglang_tuning_scrape_duration_seconds", "sglang_tuning_scrape_error_info"}
+    page = following.page()
+    assert page.labels("sglang_tuning_sources_info") == [{"metrics": "no", "log": "yes"}]
+    assert not of_metrics & {sample.name for sample in page.samples}
+    assert "sglang:" not in page.text
+
+
+def test_without_a_log_its_families_are_absent_and_the_key_is_sent_but_never_shown(
+    sglang: FakeSGLang, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("sk-very-secret\n")
+    sglang.answers["/server_info"] = info(
+        api_key="sk-very-secret", admin_api_key="sk-admin", launch_command="--api-key sk-admin"
+    )
+    flags = ("--sglang-url", sglang.url, "--api-key-file", str(tmp_path / "key"))
+    with running_exporter(*flags) as exporter:
+        wait_for(lambda: exporter.page().value("sglang_tuning_server_arg", arg="schedule_conservativeness") == 0.7)
+        page = exporter.page()
+        shown = page.text + exporter.get("/").text + "".join(exporter.said)
+    names = {sample.name for sample in page.samples}
+    assert page.labels("sglang_tuning_sources_info") == [{"metrics": "yes", "log": "no"}]
+    assert not {name for name in names if name.startswith("sglang_tuning_log_")}
+    assert not {EVENTS, "sglang_tuning_out_of_memory_total"} & names
+    assert {"sglang_tuning_up", "sglang_tuning_queued_requests"} <= names
+    assert all("Authorization: Bearer sk-very-secret\r\n" in head for head in sglang.asked)
+    assert "sk-" not in shown
+
+
+def test_both_halves_are_said(sglang: FakeSGLang, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    with running_exporter("--sglang-url", sglang.url, "--log-file", str(log)) as exporter:
+        page = exporter.page()
+    assert page.labels("sglang_tuning_sources_info") == [{"metrics": "yes", "log": "yes"}]
+    assert page.value(EVENTS) == 0
+    assert page.value("sglang_tuning_up") == 1
+
+
+def test_it_scrapes_by_itself_only_while_nobody_else_does(sglang: FakeSGLang) -> None:
+    with watching(sglang_url=sglang.url, self_scrape_seconds=1.0) as watcher:
+        wait_for(lambda: sglang.count("/metrics") == 1)
+        for _ in range(10):
+            watcher.scrape(5)
+            time.sleep(0.1)
+        assert sglang.count("/metrics") == 11
+        wait_for(lambda: sglang.count("/metrics") == 12)
+
+
+def test_without_an_address_nothing_is_scraped(tmp_path: Path, sglang: FakeSGLang) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    with watching(log_file=(str(log),)) as watcher:
+        assert watcher.scrape(5) == ""
+        time.sleep(0.6)
+    assert watcher.health.up is None
+    assert sglang.asked == []
+
+
+def test_the_servers_arguments_are_asked_for_once_a_start(sglang: FakeSGLang, tmp_path: Path) -> None:
+    sglang.answers["/server_info"] = info()
+    log = tmp_path / "server.log"
+    log.touch()
+    with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
+        wait_for(lambda: watcher.state.facts.version == "0.5.23")
+        wait_for(lambda: sglang.count("/metrics") >= 4)
+        assert sglang.count("/server_info") == 1
+        append(log, SERVER_ARGS)
+        wait_for(lambda: sglang.count("/server_info") == 2)
+        wait_for(lambda: watcher.state.facts.arg("schedule_conservativeness") == 0.7)
+
+
+def test_a_server_that_comes_back_is_asked_again(sglang: FakeSGLang) -> None:
+    sglang.answers["/server_info"] = info()
+    with watching(sglang_url=sglang.url) as watcher:
+        wait_for(lambda: sglang.count("/server_info") == 1)
+        sglang.stop()
+        wait_for(lambda: watcher.health.up is False)
+        sglang.answers["/server_info"] = info(version="0.5.24")
+        sglang.start()
+        wait_for(lambda: watcher.state.facts.version == "0.5.24")
+        assert sglang.count("/server_info") == 2
+
+
+def test_a_late_answer_is_no_restart(sglang: FakeSGLang) -> None:
+    sglang.answers["/server_info"] = info()
+    with watching(sglang_url=sglang.url, scrape_timeout=0.3) as watcher:
+        wait_for(lambda: sglang.count("/server_info") == 1)
+        sglang.answers["/metrics"] = hang
+        wait_for(lambda: watcher.health.up is False)
+        sglang.answers["/metrics"] = reply(SERVING)
+        wait_for(lambda: watcher.health.up is True)
+        time.sleep(0.6)
+        assert sglang.count("/server_info") == 1
+
+
+def test_an_old_server_is_asked_under_the_old_name(sglang: FakeSGLang) -> None:
+    sglang.answers["/get_server_info"] = info(version="0.4.6")
+    with watching(sglang_url=sglang.url) as watcher:
+        wait_for(lambda: watcher.state.facts.version == "0.4.6")
+
+
+def test_a_server_without_metrics_is_asked_for_its_arguments_all_the_same(sglang: FakeSGLang) -> None:
+    sglang.answers = {"/server_info": info()}
+    with watching(sglang_url=sglang.url) as watcher:
+        wait_for(lambda: watcher.state.facts.version == "0.5.23")
+        assert watcher.health.reason == "metrics_disabled"
+
+
+def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: FakeSGLang) -> None:
+    sglang.answers["/server_info"] = hang
+    with watching(sglang_url=sglang.url, scrape_timeout=0.3):
+        wait_for(lambda: sglang.count("/server_info") == 1)
+        seen = sglang.count("/metrics")
+        wait_for(lambda: sglang.count("/metrics") > seen)
+
+
+def test_the_pauses_between_vain_questions_grow() -> None:
+    inquiry, now, asked = Inquiry(), 0.0, []
+    while now < 1000:
+        if inquiry.take(now):
+            asked.append(now)
+            inquiry.missed(now)
+        now += 1
+    assert asked == [0, 15, 45, 105, 225, 465, 765]
+
+
+def test_a_start_during_the_question_is_not_forgotten() -> None:
+    inquiry = Inquiry()
+    assert inquiry.take(5)
+    inquiry.want()
+    inquiry.missed(6)
+    assert inquiry.take(6)
+
+
+def test_a_log_that_works_while_sglang_hangs_feeds_the_state(sglang: FakeSGLang, tmp_path: Path) -> None:
+    sglang.answers["/metrics"] = hang
+    log = tmp_path / "server.log"
+    log.touch()
+    with watching(sglang_url=sglang.url, log_file=(str(log),), scrape_timeout=30.0) as watcher:
+        wait_for(lambda: sglang.count("/metrics") == 1)
+        append(log, DECODE)
+        wait_for(lambda: None in watcher.state.ranks and watcher.state.ranks[None].queued == 4)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 2, "stopping does not wait for the scrape"

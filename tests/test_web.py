@@ -1,0 +1,181 @@
+"""The page for people and the manners of the port: words from outside escaped, nothing to write to."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+
+from conftest import FakeSGLang, config, hang, watched_retractions, web
+from sglang_tuning_exporter.guide.findings import Evidence
+from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.web.page import headline, healthy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HEADLINE = BY_ID["retracting_too_often"].summary
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A watcher at the end of the retract recording, log read, SGLang gone."""
+    watcher = watched_retractions(tmp_path_factory.mktemp("retract"))
+    watcher.start()
+    watcher.scrape(5)
+    with web(watcher) as url:
+        yield url
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, in one line."""
+    body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def page_of(watcher: Watcher) -> str:
+    with web(watcher) as url:
+        answer = requests.get(url + "/", timeout=10)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def test_the_verdict_is_the_headline_and_is_said_once(address: str) -> None:
+    page = requests.get(address + "/", timeout=10).text
+    assert f'<h1 class="warn">{html.escape(HEADLINE)}</h1>' in page
+    assert text_of(page).count(HEADLINE) == 1
+
+
+def test_the_advice_names_flag_and_values(address: str) -> None:
+    page = requests.get(address + "/", timeout=10).text
+    assert "<code>--schedule-conservativeness 1.3</code>" in page
+    seen = text_of(page)
+    assert "Try --schedule-conservativeness 1.3 now 0.1" in seen
+    assert BY_ID["retracting_too_often"].turn.why in seen
+    assert "It will not help if it is already above 1.43" in seen
+    assert re.search(r"Seen: [\d.]+ retractions a minute; healthy: up to 1\.", seen)
+
+
+def test_the_sources_are_told(address: str) -> None:
+    seen = text_of(requests.get(address + "/", timeout=10).text)
+    assert "http://127.0.0.1:9/metrics connection refused: nothing listens at that address" in seen
+    assert "server.log following" in seen
+
+
+def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
+    seen = text_of(page_of(watched_retractions(tmp_path, sglang_url=None)))
+    assert seen.count(HEADLINE) == 1
+    assert "metrics not configured (--sglang-url)" in seen
+
+
+def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> None:
+    seen = text_of(page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),)))))
+    assert headline("not_enough_data") in seen
+    assert "not told" in seen
+
+
+def test_the_page_does_not_wait_for_a_server_that_hangs(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = hang
+    begin = time.monotonic()
+    assert "not scraped yet" in text_of(page_of(Watcher(config(sglang_url=sglang.url, scrape_timeout=60.0))))
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}"])
+def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
+    watcher = watched_retractions(tmp_path)
+    watcher.state.facts.model_name = name
+    page = page_of(watcher)
+    assert name in text_of(page).replace("  ", " ") or html.escape(name) in page
+    assert "<script" not in page
+    assert "<img" not in page
+
+
+def test_nothing_comes_from_elsewhere(address: str) -> None:
+    page = requests.get(address + "/", timeout=10).text
+    assert not re.search(r"(src|action|srcset)\s*=|url\(|@import|<script|<link", page)
+    assert re.findall(r'href="([^"]*)"', page) == ["metrics"]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready"])
+def test_head_tells_the_same_as_get_without_a_body(path: str, address: str) -> None:
+    answer = requests.head(address + path, timeout=10)
+    assert answer.status_code == requests.get(address + path, timeout=10).status_code == 200
+    assert answer.content == b""
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/docs", "/openapi.json", "/..%2f..%2fetc/passwd"])
+def test_an_unknown_path_is_404(path: str, address: str) -> None:
+    assert requests.get(address + path, timeout=10, allow_redirects=False).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_nothing_can_be_written(method: str, path: str, address: str) -> None:
+    assert requests.request(method, address + path, data=b"x", timeout=10).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/nothing"])
+def test_every_answer_is_safe_in_a_browser(path: str, address: str) -> None:
+    headers = requests.get(address + path, timeout=10).headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["Cache-Control"] == "no-store"
+    assert "Server" not in headers
+
+
+def test_metrics_are_in_the_text_format(address: str) -> None:
+    content_type = requests.get(address + "/metrics", timeout=10).headers["Content-Type"]
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_it_is_ready_only_while_it_watches(tmp_path: Path) -> None:
+    watcher = Watcher(config(log_file=(str(tmp_path / "x"),)))
+    with web(watcher) as url:
+        assert requests.get(url + "/-/ready", timeout=10).status_code == 503
+        assert requests.get(url + "/-/healthy", timeout=10).status_code == 200
+        watcher.start()
+        assert requests.get(url + "/-/ready", timeout=10).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (Evidence("queue", 0.7, 0.5, "share"), "up to 50 %"),
+        (Evidence("reserve", 3.1, 5.0, "GB"), "5.0 GB or more"),
+        (Evidence("reserve", 12.0, 10.0, "GB"), "up to 10.0 GB"),
+        (Evidence("oom", 2.0, 0.0, "failures"), "none"),
+    ],
+)
+def test_what_would_be_healthy_is_said_on_the_right_side(evidence: Evidence, words: str) -> None:
+    assert healthy(evidence) == words
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_it_and_runs_nothing(address: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}",
+            "--dump-dom",
+            address,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert HEADLINE in text_of(ended.stdout)
+    assert "--schedule-conservativeness 1.3" in text_of(ended.stdout)
