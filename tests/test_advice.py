@@ -170,7 +170,7 @@ def test_the_fraction_for_a_reserve_too_large_is_computed_with_its_gain_in_token
 
 
 def test_binary_fractions_do_not_lose_a_step() -> None:
-    assert turned("memory_reserve_too_large", reserve(14.5, fraction=0.19))[2] == 0.29
+    assert turned("memory_reserve_too_large", reserve(14.5, fraction=0.47))[2] == 0.57
 
 
 @pytest.mark.parametrize(("gigabytes", "suggested"), [(12.0, 0.86), (4.0, 0.84)])

@@ -395,18 +395,47 @@ def test_a_restart_that_only_the_metrics_tell_is_a_start() -> None:
     assert (state.starts, counts(state)) == (1, {"replayed": 3})
 
 
-@pytest.mark.parametrize("historical", [False, True])
-def test_a_restart_that_the_log_tells_is_not_told_again_by_the_metrics(*, historical: bool) -> None:
+def test_a_restart_that_the_log_tells_is_not_told_again_by_the_metrics() -> None:
     state = new_state()
-    if historical:
-        state.recall(args())
-    else:
-        state.observe(args(), 0.0)
-    state.observe_scrape(scrape(figures(), progress=5000), 1.0)
+    state.observe_scrape(scrape(figures(), progress=5000), 0.0)
     state.observe(args(), 10.0)
-    starts = state.starts
     state.observe_scrape(scrape(figures(), progress=30), 15.0)
-    assert state.starts == starts
+    assert state.starts == 1
+
+
+def test_a_log_whose_history_told_a_start_is_waited_for() -> None:
+    state = new_state()
+    state.recall(args())
+    state.observe_scrape(scrape(figures(), progress=5000), 0.0)
+    state.observe_scrape(scrape(figures(), progress=30), 15.0)
+    assert state.starts == 0
+    state.observe(args(), 16.0)
+    assert state.starts == 1
+
+
+def test_a_restarted_server_is_not_judged_by_the_admissions_of_the_last() -> None:
+    state = new_state()
+    for now in range(0, 61, 10):
+        state.observe(prefill(queued=100, sequences=20), float(now))
+    state.observe(args(), 61.0)
+    state.observe(decode(queued=5), 62.0)
+    assert state.ranks[None].queue_wait_seconds(62.0) is None
+
+
+def test_after_a_restart_another_rank_may_print_the_batches() -> None:
+    state = new_state()
+    state.observe(decode(rank=Rank(tp=0)), 0.0)
+    state.observe(args(), 1.0)
+    state.observe(decode(rank=Rank(tp=4)), 2.0)
+    assert counts(state) == {"replayed": 2}
+
+
+def test_a_server_that_fails_again_right_after_its_restart_failed_twice() -> None:
+    state = new_state()
+    for now in (0.0, 5.0):
+        state.observe(args(), now)
+        state.observe(OutOfMemory(None, NO_RANK, "startup"), now + 1.0)
+    assert dict(state.out_of_memory) == {"startup": 2}
 
 
 def test_a_failure_of_eight_ranks_raised_again_is_counted_once() -> None:

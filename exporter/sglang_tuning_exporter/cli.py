@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
         return USAGE_STATUS
     except KeyboardInterrupt:
         return 130

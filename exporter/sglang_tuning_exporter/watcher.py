@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.sglang import exposition, facts
-from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sources.scrape import Client, Outcome, Scraper
-from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.state import ServerState
 
 if TYPE_CHECKING:
@@ -25,29 +23,23 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
-INFO_RETRY_SECONDS = (
-    15.0,
-    300.0,
-)  # first and longest pause: every /server_info leaves a line in the log that is being read
-AWAY: frozenset[str] = frozenset(
-    {"connection_refused", "unreachable", "not_ready"}
-)  # another server may answer next time
+# First and longest pause: every /server_info leaves a line in the log that is being read.
+INFO_RETRY_SECONDS = (15.0, 300.0)
+# Another server may answer next time.
+AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
 @dataclass(slots=True)
-class SourceHealth:
-    """How the two sources do."""
+class ScrapeHealth:
+    """How scraping SGLang does."""
 
     up: bool | None = None  # None before the first scrape and without --sglang-url
     reason: str = ""
     message: str = ""
     scrape_seconds: float | None = None
-    files: list[FileStatus] = field(default_factory=list)
-    last_line_at: float | None = None  # unix seconds
-    lines: Counter[str] = field(default_factory=Counter)
-    unrecognised: int = 0
+    unrecognised: int = 0  # SGLang families on the last page that no known release has
 
 
 class Inquiry:
@@ -86,23 +78,21 @@ class Watcher:
     ) -> None:
         self.config = config
         self.profile = PROFILES[config.profile]
-        self.health = SourceHealth()
+        self.health = ScrapeHealth()
         self.state = ServerState(self.profile, time.monotonic())
         self.state.log_tells_retractions = bool(config.log_file)
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._readers: dict[str, LogReader] = {}
-        self._past_readers: dict[str, LogReader] = {}
         self._native = ""
         self.running = False
         self._inquiry = Inquiry()
         self._was_away = False
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
-        self._follower = (
-            LogFollower(config.log_file, stdin=stdin, from_start=config.from_start) if config.log_file else None
-        )
+        self.log = Logbook(config, stdin) if config.log_file else None
+        if self.log is not None:
+            self.log.restore(self.state, time.monotonic())
         self._informant: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
@@ -113,8 +103,8 @@ class Watcher:
 
     def start(self) -> None:
         """Begin to watch."""
-        if self._follower is not None:
-            self._poll(self._follower)  # what is there now is history; what comes after this line is news
+        if self.log is not None:
+            self._read_log(self.log)  # what is there now is history; what comes after this line is news
             self._thread(self._follow, "log")
         if self._scraper is not None:
             self._thread(self._scrape_when_alone, "self-scrape")
@@ -129,8 +119,8 @@ class Watcher:
             self._informant.cut()
         for thread in self._threads:
             thread.join(timeout=2.0)
-        if self._follower is not None:
-            self._follower.close()
+        if self.log is not None:
+            self.log.close()
 
     def _thread(self, target: object, name: str) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]  # both are plain methods
@@ -195,6 +185,7 @@ class Watcher:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health.up, self.health.reason, self.health.message = True, "", ""
             self.health.scrape_seconds = outcome.seconds
+            self.health.unrecognised = scrape.unrecognised
             self._native = native
             starts = self.state.starts
             self.state.observe_scrape(scrape, time.monotonic())
@@ -221,40 +212,14 @@ class Watcher:
             self._ask_server_info()
 
     def _follow(self) -> None:
-        assert self._follower is not None
+        assert self.log is not None
         while not self._stopping.wait(POLL_SECONDS):
-            self._poll(self._follower)
+            while self._read_log(self.log) and not self._stopping.is_set():
+                pass
 
-    def _poll(self, follower: LogFollower) -> None:
-        for block in follower.poll():
-            self._read(block)
-        with self._lock:
-            statuses = follower.status()
-            for status in statuses:
-                before = next((s for s in self.health.files if s.path == status.path), None)
-                if before is None or (before.up, before.reason) != (status.up, status.reason):
-                    logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
-            self.health.files = statuses
-
-    def _read(self, block: Block) -> None:
-        if block.historical:
-            events = self._past_readers.setdefault(block.path, LogReader()).feed(block.data)
-            with self._lock:
-                for event in events:
-                    self.state.recall(event)
-            return
-        reader = self._readers.setdefault(block.path, LogReader())
-        events = reader.feed(block.data)
-        with self._lock:
-            now = time.monotonic()
-            starts = self.state.starts
-            for event in events:
-                self.state.observe(event, now)
-            if self.state.starts != starts:
-                self._inquiry.want()
-            self.health.last_line_at = time.time()
-            lines: Counter[str] = Counter()
-            for each in self._readers.values():
-                lines.update(each.counts)
-            self.health.lines = lines
-            self.health.unrecognised = sum(sum(each.unrecognised.values()) for each in self._readers.values())
+    def _read_log(self, log: Logbook) -> bool:
+        starts = self.state.starts
+        behind = log.poll(self.state, self._lock)
+        if self.state.starts != starts:
+            self._inquiry.want()
+        return behind

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
-from sglang_tuning_exporter.sglang.events import BatchRun, DecodeBatch, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.events import NO_RANK, BatchRun, DecodeBatch, PrefillBatch, Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,16 +23,16 @@ PREFIX, OTHER = 0, 7
 
 _GRAPH = rb"(?:cuda|cpu|npu|musa) graph: "
 _ROW = re.compile(
-    rb"\n(?:(\[[^\]\n]{19,60}\] )(?:"
-    rb'INFO:     [^"\n]{0,200} - "[^\n]*'
+    rb"\n(?:(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\n]{0,40}\] )(?:"
+    rb'INFO:     [^ \n]{1,80} - "[^\n]*'
     rb"|(Decode batch[.,] #running-req: \d{1,9}, #token: \d{1,15}, token usage: [01]\.\d\d, "
     rb"(?:" + _GRAPH + rb"(True|False), )?"
-    rb"gen throughput \(token/s\): \d{1,9}\.\d\d, #queue-req: \d{1,9}(?:, ?)?)\r?"
+    rb"gen throughput \(token/s\): \d{1,9}\.\d\d, #queue-req: \d{1,9}(?:, ?)?)"
     rb"|(Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), "
     rb"token usage: [01]\.\d\d, #running-req: \d{1,9}, #queue-req: \d{1,9}"
     rb"(?:, #pending-token: \d{1,12})?(?:, " + _GRAPH + rb"(?:True|False))?"
-    rb"(?:, input throughput \(token/s\): \d{1,9}\.\d\d)?(?:, ?)?)\r?"
-    rb"))$|(\n[^\n]*)",
+    rb"(?:, input throughput \(token/s\): \d{1,9}\.\d\d)?(?:, ?)?)"
+    rb"))\r?$|(\n[^\n]*)",
     re.MULTILINE,
 )
 # The figures of a body that the expression above has found.
@@ -90,52 +90,17 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     return event
 
 
-class _Sums:
-    """What is kept of a scheduler's lines with one printed time until the last of them is known."""
-
-    __slots__ = (
-        "decode", "decodes", "eager", "origin", "prefill", "prefill_last", "prefills", "probes", "replayed",
-        "sequences", "sequences_before", "tokens", "tokens_before",
-    )  # fmt: skip
-
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin
-        self.decode = self.prefill = b""
-        self.prefill_last = False
-        self.decodes = self.replayed = self.eager = self.prefills = self.probes = 0
-        self.sequences = self.tokens = 0
-        self.sequences_before = self.tokens_before = 0  # until the last decode line
-
-    def event(self) -> BatchRun:
-        time, rank = self.origin
-        joined = self.prefill_last
-        return BatchRun(
-            time,
-            rank,
-            decode_batch(self.decode, time, rank) if self.decode else None,
-            prefill_batch(self.prefill, time, rank) if self.prefill else None,
-            joined,
-            self.decodes,
-            self.replayed,
-            self.eager,
-            self.prefills,
-            self.probes,
-            self.sequences,
-            self.sequences - self.sequences_before if joined else 0,
-            self.tokens - self.tokens_before if joined else 0,
-        )
-
-
 def runs(rows: list[Row], origin_of: Callable[[bytes], Origin | None]) -> tuple[list[BatchRun], int]:
     """Put rows that are no other lines together: the runs in the order in which they began, and how many rows were read.
 
     Stops at the first batch line whose prefix tells no time or whose ranks are not the server's.
     """
-    found: dict[bytes, _Sums] = {}
-    sums = _Sums((0.0, Rank()))
+    found: dict[bytes, _Open] = {}
+    run = _NOTHING
     last = b""
     read = 0
-    for prefix, decode, graph, prefill, sequences, new, cached, _ in rows:
+    for row in rows:
+        prefix, decode, graph, prefill, sequences, new, _, _ = row
         if decode or prefill:
             if prefix != last:
                 known = found.get(prefix)
@@ -143,25 +108,58 @@ def runs(rows: list[Row], origin_of: Callable[[bytes], Origin | None]) -> tuple[
                     origin = origin_of(prefix)
                     if origin is None:
                         break
-                    known = found[prefix] = _Sums(origin)
-                sums, last = known, prefix
+                    known = found[prefix] = _Open(origin)
+                run, last = known, prefix
             if decode:
-                sums.decodes += 1
-                sums.decode = decode
-                sums.prefill_last = False
+                run.decodes += 1
+                run.decode = decode
+                if run.joined:
+                    run.joined = []
                 if graph == b"True":
-                    sums.replayed += 1
+                    run.replayed += 1
                 elif graph:
-                    sums.eager += 1
+                    run.eager += 1
             else:
-                if not sums.prefill_last:
-                    sums.prefill_last = True
-                    sums.sequences_before, sums.tokens_before = sums.sequences, sums.tokens
-                sums.prefills += 1
-                sums.prefill = prefill
-                sums.sequences += int(sequences)
-                sums.tokens += int(new) + int(cached)
-                if new == b"1" and cached == b"0" and _IDLE in prefill:
-                    sums.probes += 1
+                run.prefills += 1
+                run.sequences += 1 if sequences == b"1" else int(sequences)
+                run.prefill = prefill
+                run.joined.append(row)
+                if new == b"1" and _IDLE in prefill:
+                    run.probes += row[6] == b"0"
         read += 1
-    return [each.event() for each in found.values()], read
+    return [each.run() for each in found.values()], read
+
+
+class _Open:
+    """What is kept of a scheduler's lines with one printed time until the last of them is known."""
+
+    __slots__ = (
+        "decode", "decodes", "eager", "joined", "prefill", "prefills", "probes", "rank", "replayed", "sequences", "time",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin) -> None:
+        self.time, self.rank = origin
+        self.decode = self.prefill = b""
+        self.decodes = self.replayed = self.eager = self.prefills = self.probes = self.sequences = 0
+        self.joined: list[Row] = []  # prefill lines after the last decode line
+
+    def run(self) -> BatchRun:
+        time, rank, joined = self.time, self.rank, self.joined
+        return BatchRun(
+            time,
+            rank,
+            decode_batch(self.decode, time, rank) if self.decode else None,
+            prefill_batch(self.prefill, time, rank) if self.prefill else None,
+            bool(joined),
+            self.decodes,
+            self.replayed,
+            self.eager,
+            self.prefills,
+            self.probes,
+            self.sequences,
+            sum([int(row[4]) for row in joined]),
+            sum([int(row[5]) + int(row[6]) for row in joined]),
+        )
+
+
+_NOTHING = _Open((0.0, NO_RANK))

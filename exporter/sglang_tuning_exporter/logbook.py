@@ -1,0 +1,148 @@
+"""The log half of the sidecar: follows files, reads their lines into a `ServerState`, and remembers across restarts where it was."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sources.statefile import StateFile
+from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from sglang_tuning_exporter.config import Config
+    from sglang_tuning_exporter.state import ServerState
+
+# A log that grows faster than one poll reads is read on at once.
+BEHIND_BYTES = 4 << 20
+
+logger = logging.getLogger("sglang_tuning_exporter")
+
+
+class Logbook:
+    """Reads what the followed files gained. One thread polls; what it learns goes into the state under the caller's lock.
+
+    With a state file, positions and counters are saved together after every block and before the lock is let go: nobody can have seen a counter that a
+    crash would take back, and nothing is read twice onto the same counter.
+    """
+
+    def __init__(self, config: Config, stdin: BinaryIO | None = None) -> None:
+        self.files: list[FileStatus] = []
+        self.last_line_at: float | None = None  # unix seconds
+        self.lines: Counter[str] = Counter()  # read, by kind
+        self.unrecognised: Counter[str] = Counter()  # lines and keys that no known release prints, by kind
+        self._before: Counter[str] = Counter()
+        self._unrecognised_before: Counter[str] = Counter()
+        self._readers: dict[str, LogReader] = {}
+        self._past_readers: dict[str, LogReader] = {}
+        self._state_file = _taken(config.state_file)
+        self._saved = self._state_file.load() if self._state_file else {}
+        positions = self._saved.get("positions")
+        self._follower = LogFollower(
+            config.log_file,
+            stdin=stdin,
+            from_start=config.from_start,
+            positions=positions if isinstance(positions, dict) else None,
+        )
+        self._said = ""
+        self._unsaved = True  # the first look has set positions
+        self._say_problem()
+
+    @property
+    def state_file_problem(self) -> str | None:
+        """What is wrong with the state file, empty when nothing; None without one."""
+        return None if self._state_file is None else self._state_file.problem
+
+    def restore(self, state: ServerState, now: float) -> None:
+        """Put back what had been counted when the positions were saved."""
+        self.lines = self._before = _counter(self._saved.get("lines"))
+        self.unrecognised = self._unrecognised_before = _counter(self._saved.get("unrecognised"))
+        saved = self._saved.get("state")
+        if isinstance(saved, dict):
+            state.restore(saved, now)
+        self._saved = {}
+
+    def poll(self, state: ServerState, lock: AbstractContextManager[Any]) -> bool:
+        """Read what is there now. True when there is so much that it should be called again at once."""
+        size = 0
+        for block in self._follower.poll():
+            size += len(block.data)
+            self._read(block, state, lock)
+        statuses = self._follower.status()
+        before = {status.path: (status.up, status.reason) for status in self.files}
+        for status in statuses:
+            if before.get(status.path) != (status.up, status.reason):
+                logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
+        with lock:
+            self.files = statuses
+            if size == 0 and self._unsaved:
+                self._save(state, time.monotonic())
+        return size >= BEHIND_BYTES
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._follower.close()
+        if self._state_file is not None:
+            self._state_file.release()
+
+    def _read(self, block: Block, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+        if block.historical:
+            events = self._past_readers.setdefault(block.path, LogReader()).feed(block.data)
+            with lock:
+                for event in events:
+                    state.recall(event)
+            return
+        events = self._readers.setdefault(block.path, LogReader()).feed(block.data)
+        with lock:
+            now = time.monotonic()
+            for event in events:
+                state.observe(event, now)
+            self.last_line_at = time.time()
+            self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
+            self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
+            self._save(state, now)
+
+    def _save(self, state: ServerState, now: float) -> None:
+        if self._state_file is None:
+            return
+        self._unsaved = not self._state_file.save(
+            {
+                "positions": self._follower.positions(),
+                "lines": self.lines,
+                "unrecognised": self.unrecognised,
+                "state": state.saved(now),
+            }
+        )
+        self._say_problem()
+
+    def _say_problem(self) -> None:
+        if self._state_file is not None and self._state_file.problem != self._said:
+            self._said = self._state_file.problem
+            logger.warning("state file %s: %s", self._state_file.path, self._said or "written again")
+
+
+def _taken(path: Path | None) -> StateFile | None:
+    if path is None:
+        return None
+    state_file = StateFile(path)
+    if state_file.acquire():
+        return state_file
+    logger.warning("state file %s: %s; going on without it", path, state_file.problem)
+    return None
+
+
+def _sum(counters: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _counter(saved: object) -> Counter[str]:
+    pairs = saved.items() if isinstance(saved, dict) else ()
+    return Counter({str(key): value for key, value in pairs if isinstance(value, int) and value >= 0})
