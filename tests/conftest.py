@@ -244,6 +244,7 @@ def config(**values: object) -> Config:
         "passthrough": True,
         "from_start": False,
         "api_key_file": None,
+        "state_file": None,
     }
     return Config(**{**defaults, **values})  # type: ignore[arg-type]  # the tests name fields of their own type
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from sglang_tuning_exporter.config import (
     environment_names,
     resolve,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOURCES = ("flag", "environment", "file", "default")
 
@@ -57,6 +55,7 @@ VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
         ("':3'", Address("0.0.0.0", 3)),
     ),
     "scrape_timeout": (("1", 1.0), ("2.5", 2.5), ("3", 3.0)),
+    "state_file": (("flag", Path("flag")), ("variable", Path("variable")), ("stored", Path("stored"))),
     "metrics_path": (("/flag", "/flag"), ("/var", "/var"), ("/file", "/file")),
     "passthrough": (("", False), ("true", True), ("false", False)),
     "from_start": (("", True), ("no", False), ("yes", True)),

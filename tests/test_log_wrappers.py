@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch, Event, PrefillBatch, Rank, Retraction, ServerArgs
+from sglang_tuning_exporter.sglang.events import (
+    NO_RANK,
+    DecodeBatch,
+    Event,
+    Limits,
+    PrefillBatch,
+    Rank,
+    Retraction,
+    ServerArgs,
+)
 from sglang_tuning_exporter.sglang.lines import LogReader
 
 if TYPE_CHECKING:
@@ -240,3 +249,86 @@ def test_all_optional_fields_together_are_known() -> None:
     assert event.queues == {"prealloc": 1, "transfer": 2, "retracted": 3, "host_receive": 4, "waiting_image": 5}
     assert (event.unknown_keys, event.graph, event.mamba_usage) == ((), False, 0.5)
     assert not any(reader.unrecognised.values())
+
+
+@pytest.mark.parametrize("key", ["message", "msg"])
+@pytest.mark.parametrize(
+    ("extra", "time"),
+    [
+        ('"levelname": "INFO", "asctime": "2025-11-20 11:40:14,000"', 1_763_638_814.0),
+        ('"level": "info", "ts": 1763638814.0', 1_763_638_814.0),
+        ('"@timestamp": "2025-11-20T19:40:14+08:00", "logger": "sglang"', 1_763_638_814.0),
+        ('"time": 1763638814000', 1_763_638_814.0),
+        ('"severity": "INFO"', None),
+    ],
+)
+def test_a_structured_loggers_line_is_unwrapped(key: str, extra: str, time: float | None) -> None:
+    line = f'{{{extra}, "{key}": "KV cache pool is full. Retract requests. #retracted_reqs: 3"}}\n'
+    events = LogReader().feed(line.encode())
+    assert [(event.time, getattr(event, "requests", None)) for event in events] == [(time, 3)]
+
+
+def test_a_structured_message_with_sglangs_own_prefix_has_its_time_and_ranks() -> None:
+    text = "[2025-11-20 11:40:13 TP3] KV cache pool is full. Retract requests. #retracted_reqs: 3"
+    events = LogReader().feed(json.dumps({"level": "info", "message": text}).encode())
+    assert [(event.time, event.rank.tp) for event in events] == [(1_763_638_813.0, 3)]
+
+
+def test_only_a_traceback_is_read_behind_the_first_line_of_a_structured_message() -> None:
+    text = (
+        "Model attempted to call undefined function: x\n[2025-11-20 11:40:13] KV cache pool is full. #retracted_reqs: 3"
+    )
+    assert LogReader().feed(json.dumps({"level": "info", "message": text}).encode()) == []
+    failure = (
+        'Scheduler hit an exception: Traceback (most recent call last):\n  File "x.py", line 1, in forward_extend\n'
+        "torch.OutOfMemoryError: CUDA out of memory."
+    )
+    events = LogReader().feed(json.dumps({"level": "error", "message": failure}).encode())
+    assert [type(event).__name__ for event in events] == ["Liveness", "OutOfMemory"]
+
+
+def test_a_json_request_log_is_no_structured_message() -> None:
+    line = {"timestamp": "2025-11-20T11:40:13", "event": "request.finished", "message": "KV cache pool is full."}
+    reader = LogReader()
+    assert reader.feed(json.dumps(line).encode()) == []
+    assert reader.counts["request"] == 1
+
+
+WHOLE_DECODE = (
+    "Decode batch, #running-req: 5, #token: 900, token usage: 0.90, cuda graph: True, "
+    "gen throughput (token/s): 87.00, #queue-req: 7"
+)
+WHOLE_RETRACTION = (
+    "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 9, "
+    "#new_token_ratio: 0.1000 -> 0.9000"
+)
+
+
+@pytest.mark.parametrize("first", [WHOLE_DECODE, WHOLE_RETRACTION])
+@pytest.mark.parametrize("second", [WHOLE_DECODE, WHOLE_RETRACTION])
+def test_two_processes_lines_written_without_an_end_between_them_are_two_events(first: str, second: str) -> None:
+    reader = LogReader()
+    line = f"[2025-11-20 11:40:13 TP0] {first}[2025-11-20 11:40:14 TP1] {second}\n"
+    events = reader.feed(line.encode())
+    assert [event.rank.tp for event in events] == [0, 1]
+    assert sum(reader.counts.values()) == 1
+
+
+def test_nothing_is_read_behind_a_line_that_had_not_ended() -> None:
+    line = f"[2025-11-20 11:40:13 TP0] {WHOLE_DECODE[:60]}[2025-11-20 11:40:14 TP1] {WHOLE_RETRACTION}\n"
+    reader = LogReader()
+    assert len(reader.feed(line.encode())) == 1
+    assert reader.unrecognised["batch_line"] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max_running_requests was reduced from the requested 512 to 96 (per dp worker) due to the available KV cache.",
+        "Post-capture KV sizing: max_running_requests 512 -> 96",
+        "max_running_requests is capped to 96 by the mamba state cache",
+    ],
+)
+def test_a_line_that_lowers_the_running_limit_tells_nothing_else(line: str) -> None:
+    events = LogReader().feed(f"[2025-11-20 11:40:13 DP1 TP0] {line}\n".encode())
+    assert events == [Limits(1_763_638_813.0, Rank(dp=1, tp=0), max_running_requests=96)]

@@ -39,7 +39,8 @@ FAMILIES: dict[str, set[str]] = {
     "sources_info": {"metrics", "log"},
     "log_up": {"file"},
     "log_lines": {"kind"},
-    "log_unrecognised": set(),
+    "log_unrecognised": {"kind"},
+    "log_suspicious": {"kind"},
     "server_info": {"version", "model_name", "engine_type", "profile"},
     "server_arg": {"arg"},
     "server_starts": set(),
@@ -61,6 +62,7 @@ FAMILIES: dict[str, set[str]] = {
     "recommended_arg": {"arg", "diagnosis"},
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
+    "sources_disagree": {"fact"},
 }
 
 
@@ -214,7 +216,7 @@ def test_a_log_whose_name_is_not_utf8_does_not_cost_the_page(tmp_path: Path) -> 
     watcher.start()
     with Path(odd).open("ab") as log:
         log.write(RETRACTION)
-    wait_for(lambda: watcher.health.last_line_at is not None)
+    wait_for(lambda: watcher.log is not None and watcher.log.last_line_at is not None)
     with web(watcher) as url:
         page = Page(requests.get(url + "/metrics", timeout=10).text)
         assert requests.get(url + "/", timeout=10).status_code == 200

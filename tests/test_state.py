@@ -506,15 +506,14 @@ def test_the_servers_own_count_of_admissions_wins_over_prefill_lines() -> None:
     assert state.ranks[None].queue_wait_seconds(60.0) == pytest.approx(6.0)
 
 
-def test_time_in_which_prompts_fill_every_batch_is_remembered_apart() -> None:
+def test_time_in_which_prompts_fill_every_batch_is_a_state_of_its_own() -> None:
     state = new_state()
     state.observe(args(chunked_prefill_size=8192), 0.0)
     state.observe(prefill(queued=5, new_tokens=8192), 10.0)
     state.observe(prefill(queued=5, new_tokens=100), 20.0)
     state.observe(decode(queued=5), 25.0)
     state.advance(30.0)
-    assert seconds(state, "admission") == {"held_back": 20.0}
-    assert state.totals().integrals["prefill_bound"] == 10.0
+    assert seconds(state, "admission") == {"prefill_bound": 10.0, "held_back": 10.0}
 
 
 def test_the_window_ends_where_the_last_observation_ceased_to_hold() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config import UsageError, add_arguments, resolve
+from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, resolve
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
@@ -57,6 +57,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(serve)
     serve.set_defaults(run=_serve)
+
+    report = commands.add_parser(
+        "report",
+        help="what limited a server, read from its log",
+        description="Read a log; say what limited the server and which flag to change. Status 0: nothing to change;"
+        " 1: findings; 2: not a log.",
+    )
+    report.add_argument(
+        "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
+    )
+    report.add_argument(
+        "--format", default=_variable("FORMAT", "text"), metavar="text|json", help="default text [SGLANG_TUNING_FORMAT]"
+    )
+    report.add_argument("--output", type=Path, metavar="FILE", help="where to write it (default: standard output)")
+    report.add_argument(
+        "--profile",
+        default=_variable("PROFILE", DEFAULT_PROFILE),
+        metavar="PROFILE",
+        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
+    )
+    report.set_defaults(run=_report)
 
     replay = commands.add_parser("replay", help="serve a recorded SGLang as if it were live")
     replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
@@ -123,6 +144,16 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     _log_to_stderr()
     return serve(config)
+
+
+def _variable(name: str, default: str) -> str:
+    return os.environ.get(ENVIRONMENT_PREFIX + name) or default
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from sglang_tuning_exporter import report  # noqa: PLC0415
+
+    return report.run(arguments.logs, format=arguments.format, output=arguments.output, profile=arguments.profile)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -51,6 +51,7 @@ class Config:
     passthrough: bool
     from_start: bool
     api_key_file: Path | None
+    state_file: Path | None
 
     @property
     def metrics_url(self) -> str | None:
@@ -143,6 +144,13 @@ def _word(value: Any) -> str:
     return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
+def _state_file(key: str, value: Any) -> Path:
+    path = Path(_word(value))
+    if not path.name or path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{key}={value}: give a path for a file in a directory that exists")
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One setting. `check(key, value)` turns what a source says into the field's value, or raises `UsageError`."""
@@ -224,6 +232,13 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         metavar="FILE",
         help="file with SGLang's --api-key, sent as a bearer token",
+    ),
+    Option(
+        "state_file",
+        _state_file,
+        default=None,
+        metavar="PATH",
+        help="where positions in the log and counters outlive a restart of the exporter",
     ),
 )
 assert tuple(option.name for option in OPTIONS) == tuple(field.name for field in fields(Config))

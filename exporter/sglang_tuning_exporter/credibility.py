@@ -24,6 +24,7 @@ REPEAT_SECONDS = 10.0
 # A failure for want of memory ends its process; a rank that goes on decoding this long afterwards did not have one.
 SURVIVAL_SECONDS = 2.0
 FATAL_SECONDS = 5.0
+DISAGREE_SECONDS = 60.0
 USAGE_ROUNDING = 0.011  # `token usage` is printed with two decimals
 FULL_SHARE = 0.9
 DEFAULT_LOG_INTERVAL = 40  # decode steps between two decode lines
@@ -78,7 +79,7 @@ class Witness:
         self._told: dict[tuple[int | None, int | None], float] = {}
         self._scraped: set[int | None] = set()
         self._confirming: set[int | None] = set()
-        self._mismatches = 0
+        self._agreed: dict[int | None, float] = {}
 
     def believes_batch(self, line: DecodeBatch | PrefillBatch, facts: ServerFacts) -> bool:
         """Whether a batch line's figures fit the server. Only lines after a raw sink are asked."""
@@ -100,7 +101,9 @@ class Witness:
             return False
         return abs(line.tokens / pool - line.full_usage) <= USAGE_ROUNDING
 
-    def retraction(self, line: Retraction, *, pool_can_be_full: bool, facts: ServerFacts, now: float) -> list[Retraction]:
+    def retraction(
+        self, line: Retraction, *, pool_can_be_full: bool, facts: ServerFacts, now: float
+    ) -> list[Retraction]:
         """The events to count now: `line` itself, or none while it waits or is not believed."""
         key = (line.rank.dp, line.rank.pp)
         if not pool_can_be_full:
@@ -140,18 +143,27 @@ class Witness:
             return []
         return self._take([each for each in self._pending if _figures(each.event) == _figures(line)])
 
-    def scraped(self, dp: int | None, gained: float | None, *, confirms: bool) -> list[Retraction]:
+    def scraped(self, dp: int | None, now: float, gained: float | None, *, confirms: bool) -> list[Retraction]:
         """A scrape: the server's counter of retracted requests grew by `gained` since the last (None: the first). Returns what it confirms."""
         self._scraped.add(dp)
         self._counted[dp] = self._counted.get(dp, 0.0) + (gained or 0.0)
         if confirms:
             self._confirming.add(dp)
+        told = max((requests for (rank, _), requests in self._told.items() if rank == dp), default=0.0)
+        if told >= self._counted[dp] or not confirms:
+            self._agreed[dp] = now
         mine = [each for each in self._pending if each.event.rank.dp == dp]
         for each in mine:
             each.scrapes += 1
         if dp not in self._confirming:
             return []
         return self._take([each for each in mine if self._spend((dp, each.event.rank.pp), each.event.requests)])
+
+    def disagrees(self, now: float) -> bool | None:
+        """Whether the server has counted retractions for a minute that its log does not show; None when it does not count them."""
+        if not self._confirming:
+            return None
+        return any(now - self._agreed.get(dp, now) > DISAGREE_SECONDS for dp in self._confirming)
 
     def unscraped(self) -> None:
         """SGLang could not be scraped: its counter confirms nothing until it answers again."""
@@ -193,7 +205,11 @@ class Witness:
 
     def survived(self, dp: int | None, now: float) -> None:
         """This scheduler decodes: a failure it is said to have had some seconds ago was none."""
-        kept = [(at, line) for at, line in self._failures if not (now - at > SURVIVAL_SECONDS and line.rank.dp in {dp, None})]
+        kept = [
+            (at, line)
+            for at, line in self._failures
+            if not (now - at > SURVIVAL_SECONDS and line.rank.dp in {dp, None})
+        ]
         self.suspicious["out_of_memory"] += len(self._failures) - len(kept)
         self._failures = kept
 
@@ -203,11 +219,17 @@ class Witness:
         self._failures = [(at, line) for at, line in self._failures if line not in due]
         return due
 
-    def restarted(self) -> None:
-        """The server started anew: nothing of before can be confirmed any more."""
-        self.suspicious["retraction"] += len(self._pending)
+    def believable(self) -> list[Retraction]:
+        """What waits and nothing speaks against."""
+        return [each.event for each in self._pending if not each.event.suspect]
+
+    def restarted(self) -> list[Retraction]:
+        """The server started anew and its counter with it: what waits is believed unless something speaks against it."""
+        believed = self.believable()
+        self.suspicious["retraction"] += len(self._pending) - len(believed)
         self._pending.clear()
         self._confirming.clear()
+        return believed
 
 
 def expected_ranks(facts: ServerFacts) -> int:
@@ -217,4 +239,12 @@ def expected_ranks(facts: ServerFacts) -> int:
 
 
 def _figures(line: Retraction) -> tuple[object, ...]:
-    return (line.rank.dp, line.rank.pp, line.requests, line.aborted, line.new_tokens_gained, line.ratio_before, line.ratio_after)
+    return (
+        line.rank.dp,
+        line.rank.pp,
+        line.requests,
+        line.aborted,
+        line.new_tokens_gained,
+        line.ratio_before,
+        line.ratio_after,
+    )

@@ -43,9 +43,14 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
         log = Path(scratch) / "server.log"
         log.touch()
         replay = ReplayServer(recorded, log_path=log, speed=speed, loop=True)
-        print(f"Replaying a recorded SGLang ({directory}) {speed:g} times as fast; every clock of the rules runs as fast.", flush=True)
+        print(
+            f"Replaying a recorded SGLang ({directory}) {speed:g} times as fast; every clock of the rules runs as fast.",
+            flush=True,
+        )
         replay.start()
-        stack = Stack(Path(scratch), sglang_url=replay.url, log_file=log, profile=profile, time_scale=speed, on_message=show)
+        stack = Stack(
+            Path(scratch), sglang_url=replay.url, log_file=log, profile=profile, time_scale=speed, on_message=show
+        )
         try:
             stack.start()
             _addresses(replay, stack, log)
@@ -65,7 +70,12 @@ def _addresses(replay: ReplayServer, stack: Stack, log: Path) -> None:
         ("SGLang (recorded)", f"{replay.url}/metrics"),
         ("its log", str(log)),
         ("exporter", stack.exporter_url),
-        ("Prometheus", f"{stack.prometheus_url}/alerts" if stack.prometheus_url else "not installed (Debian: apt install prometheus)"),
+        (
+            "Prometheus",
+            f"{stack.prometheus_url}/alerts"
+            if stack.prometheus_url
+            else "not installed (Debian: apt install prometheus)",
+        ),
         ("Alertmanager", stack.alertmanager_url or "not installed (Debian: apt install prometheus-alertmanager)"),
     ]
     for name, address in rows:
@@ -95,7 +105,9 @@ def _figure(stack: Stack, name: str) -> str:
     with requests.Session() as session:
         session.trust_env = False
         page = session.get(f"{stack.exporter_url}/metrics", timeout=2).text
-    return next((line.rsplit(" ", 1)[1].removesuffix(".0") for line in page.splitlines() if line.startswith(name + " ")), "0")
+    return next(
+        (line.rsplit(" ", 1)[1].removesuffix(".0") for line in page.splitlines() if line.startswith(name + " ")), "0"
+    )
 
 
 def _clear() -> None:

@@ -6,7 +6,9 @@ Pure; times are seconds on the caller's clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Rank, Retraction
@@ -47,6 +49,20 @@ class RetractionLedger:
             self._seen.popitem(last=False)
         return lines[line.rank.tp] > before
 
+    def saved(self, now: float) -> list[Any]:
+        """Give what may still be repeated, as plain JSON: figures, age in seconds, lines by TP rank."""
+        recent = [(key, now - last, lines) for key, (last, lines) in self._seen.items() if now - last <= REPEAT_SECONDS]
+        return [[list(key), age, [[tp, count] for tp, count in lines.items()]] for key, age, lines in recent]
+
+    def restore(self, saved: object, now: float) -> None:
+        """Go on from what `saved` gave; the time between two processes does not count."""
+        for entry in saved if isinstance(saved, list) else ():
+            try:
+                key, age, lines = entry
+                self._seen[tuple(key)] = (now - float(age), {tp: int(count) for tp, count in lines})
+            except (TypeError, ValueError):
+                continue
+
 
 class OutOfMemoryLedger:
     """Counts a fatal failure once, however many ranks print it and however often.
@@ -71,6 +87,16 @@ class OutOfMemoryLedger:
             del self._last["unknown"]
             return "explained"
         return "new"
+
+    def saved(self, now: float) -> dict[str, float]:
+        """Give the age in seconds of each phase's last line."""
+        return {phase: now - at for phase, at in self._last.items() if now - at <= REPEAT_SECONDS}
+
+    def restore(self, saved: object, now: float) -> None:
+        """Go on from what `saved` gave."""
+        for phase, age in saved.items() if isinstance(saved, dict) else ():
+            if phase in OUT_OF_MEMORY_PHASES and isinstance(age, (int, float)):
+                self._last[cast("OutOfMemoryPhase", phase)] = now - age
 
     def forget(self) -> None:
         """Start again with a new server: what follows repeats nothing."""
@@ -101,3 +127,13 @@ class StatsRanks:
     def forget(self) -> None:
         """Start again with a new server, perhaps with other ranks."""
         self._lowest.clear()
+
+    def saved(self) -> list[list[int | None]]:
+        """Give DP rank, PP rank and the TP rank that counts, for each."""
+        return [[dp, pp, tp] for (dp, pp), tp in self._lowest.items()]
+
+    def restore(self, saved: object) -> None:
+        """Go on from what `saved` gave."""
+        for entry in saved if isinstance(saved, list) else ():
+            if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], int):
+                self._lowest[entry[0], entry[1]] = entry[2]

@@ -18,10 +18,12 @@ from sglang_tuning_exporter.signals import SIGNALS, STATES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sglang_tuning_exporter.state import RankState
+    from sglang_tuning_exporter.scheduler import RankState
     from sglang_tuning_exporter.watcher import Watcher
 
 PREFIX = "sglang_tuning_"
+UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
+SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory")
 
 
 class WatcherCollector(Collector):
@@ -41,6 +43,7 @@ class WatcherCollector(Collector):
                 *self._states(),
                 *self._findings(now),
                 *self._thresholds(),
+                *self._agreement(now),
             ]
         return (family for family in families if family.samples)
 
@@ -67,27 +70,63 @@ class WatcherCollector(Collector):
         if health.scrape_seconds is not None:
             duration.add_metric([], health.scrape_seconds)
         yield duration
+        unknown = _gauge("metrics_unrecognised_families", "SGLang families on the last page that no known release has.")
+        if health.up:
+            unknown.add_metric([], health.unrecognised)
+        yield unknown
         yield from self._log()
 
     def _log(self) -> Iterable[Metric]:
-        health = self._watcher.health
-        if not self._watcher.config.log_file:
+        log = self._watcher.log
+        if log is None:
             return
         file_up = _gauge("log_up", "Whether this log file is being followed.", "file")
-        for status in health.files:
+        for status in log.files:
             file_up.add_metric([_sound(status.path)], float(status.up))
         yield file_up
         last = _gauge("log_last_line_timestamp_seconds", "When the last line of the log arrived, in unix seconds.")
-        if health.last_line_at is not None:
-            last.add_metric([], health.last_line_at)
+        if log.last_line_at is not None:
+            last.add_metric([], log.last_line_at)
         yield last
         lines = _counter("log_lines", "Lines read from the log, by what they are.", "kind")
         for kind in LINE_KINDS:
-            lines.add_metric([kind], health.lines.get(kind, 0))
+            lines.add_metric([kind], log.lines[kind])
         yield lines
-        unknown = _counter("log_unrecognised", "Log lines of a known head whose body or keys no known release prints.")
-        unknown.add_metric([], health.unrecognised)
+        unknown = _counter(
+            "log_unrecognised",
+            "Log lines of a known head whose body or keys no known release prints: SGLang's format has drifted.",
+            "kind",
+        )
+        for kind in UNRECOGNISED_KINDS:
+            unknown.add_metric([kind], log.unrecognised[kind])
         yield unknown
+        doubted = _counter(
+            "log_suspicious",
+            "Lines that looked like an event of the server and were not counted, because nothing else bore them out.",
+            "kind",
+        )
+        for kind in SUSPICIOUS_KINDS:
+            doubted.add_metric([kind], self._watcher.state.witness.suspicious[kind])
+        yield doubted
+        problem = _gauge("state_file_up", "Whether positions and counters can be saved in --state-file.")
+        if log.state_file_problem is not None:
+            problem.add_metric([], float(not log.state_file_problem))
+        yield problem
+
+    def _agreement(self, now: float) -> Iterable[Metric]:
+        """Compare what both sources tell."""
+        family = _gauge(
+            "sources_disagree",
+            "1 while log and metrics tell different figures for a fact: another server's log, or lines that do not arrive.",
+            "fact",
+        )
+        state = self._watcher.state
+        told = {"kv_pool_tokens": state.facts.pools_disagree, "retracted_requests": state.witness.disagrees(now)}
+        if self._watcher.log is not None:
+            for fact, differs in told.items():
+                if differs is not None:
+                    family.add_metric([fact], float(differs))
+        yield family
 
     def _server(self) -> Iterable[Metric]:
         state, facts = self._watcher.state, self._watcher.state.facts

@@ -32,11 +32,16 @@ def as_text(payload: object) -> str:
 def _alert(alert: dict[str, Any]) -> str:
     labels, notes = _strings(alert.get("labels")), _strings(alert.get("annotations"))
     state = "resolved" if alert.get("status") == "resolved" else labels.get("severity", "firing")
-    lines = [f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}", f"  {notes.get('summary', '')}"]
+    lines = [
+        f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}",
+        f"  {notes.get('summary', '')}",
+    ]
     if state != "resolved":
         lines.append(f"  {notes.get('description', '')}")
         if notes.get("flag"):
-            lines.append(f"  Turn {notes['flag']}: now {notes.get('current', 'not told')}, try {notes.get('suggested', '?')}.")
+            lines.append(
+                f"  Turn {notes['flag']}: now {notes.get('current', 'not told')}, try {notes.get('suggested', '?')}."
+            )
         elif notes.get("suggested"):
             lines.append(f"  Do: {notes['suggested']}.")
         lines.append(f"  Why: {notes.get('why', '')}")
@@ -77,7 +82,9 @@ class Receiver:
         try:
             self._server = ThreadingHTTPServer((address.host, address.port), Handler)
         except OSError as error:
-            raise UsageError(f"--listen-address={address}: {error.strerror or error}; give another port or address") from None
+            raise UsageError(
+                f"--listen-address={address}: {error.strerror or error}; give another port or address"
+            ) from None
         self._server.daemon_threads = True
 
     @property

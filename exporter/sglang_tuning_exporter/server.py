@@ -69,6 +69,8 @@ class ServerFacts:
     args: dict[str, object] = field(default_factory=dict)
     running_limits: dict[int | None, float] = field(default_factory=dict)  # by DP rank
     kv_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # by DP rank
+    logged_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # as the start-up line told them
+    scraped_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # as the metrics tell them
     kv_pool_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()
     graph_gb: float | None = None
@@ -97,6 +99,7 @@ class ServerFacts:
     def _apply_limits(self, event: Limits) -> None:
         if event.max_total_num_tokens is not None:
             self.kv_pool_tokens[event.rank.dp] = event.max_total_num_tokens
+            self.logged_pool_tokens[event.rank.dp] = event.max_total_num_tokens
         if event.max_running_requests is not None:
             self.running_limits[event.rank.dp] = event.max_running_requests
         if event.chunked_prefill_size is not None and self.args.get("chunked_prefill_size") is None:
@@ -116,7 +119,7 @@ class ServerFacts:
     def apply_figures(self, figures: RankFigures) -> None:
         """Learn the constants that a scrape tells."""
         if figures.kv_pool_tokens is not None:
-            self.kv_pool_tokens[figures.dp] = figures.kv_pool_tokens
+            self.kv_pool_tokens[figures.dp] = self.scraped_pool_tokens[figures.dp] = figures.kv_pool_tokens
         if figures.available_gpu_memory_gb is not None:
             self.available_gb[figures.dp] = figures.available_gpu_memory_gb
         if figures.kv_memory_gb is not None:
@@ -130,6 +133,19 @@ class ServerFacts:
         if running_limit_per_dp is not None:
             for dp in set(self.running_limits) | set(self.kv_pool_tokens) or {None}:
                 self.running_limits[dp] = running_limit_per_dp
+
+    def apply_load(self, dp: int | None, running_limit: float | None) -> None:
+        """Learn a scheduler's own limit from `/v1/loads`, which names its DP rank as `/server_info` does not."""
+        if running_limit:
+            self.running_limits[dp if dp in self.kv_pool_tokens else None] = running_limit
+
+    @property
+    def pools_disagree(self) -> bool | None:
+        """Whether log and metrics tell pools of different sizes: then they are not of one server. None unless both tell."""
+        both = self.logged_pool_tokens.keys() & self.scraped_pool_tokens.keys()
+        if not both:
+            return None
+        return any(self.logged_pool_tokens[dp] != self.scraped_pool_tokens[dp] for dp in both)
 
     def arg(self, name: str) -> float | None:
         """Give a numeric argument or switch, None when unset or not told."""

@@ -21,7 +21,7 @@ STATES: dict[Signal, tuple[str, ...]] = {
     "activity": ("serving", IDLE, UNKNOWN),
     "queue": ("empty", "below_range", "in_range", "above_range", IDLE, UNKNOWN),
     "token_usage": ("below_target", "at_target", IDLE, UNKNOWN),
-    "admission": ("no_queue", "held_back", "running_limit", "pool_full", IDLE, UNKNOWN),
+    "admission": ("no_queue", "held_back", "running_limit", "pool_full", "prefill_bound", IDLE, UNKNOWN),
     "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", IDLE, UNKNOWN),
 }
 SIGNALS: tuple[Signal, ...] = tuple(STATES)
@@ -39,6 +39,7 @@ class Observation:
     running: float | None = None
     queued: float | None = None
     usage: float | None = None  # of the fullest pool
+    prefill_full: bool = False  # the last batch was a prefill batch as large as they get
     graph: bool | None = None  # the last decode batch replayed a captured graph
     queue_wait_seconds: float | None = None  # estimate; inf when nothing was admitted for a whole window
     running_limit: float | None = None
@@ -91,7 +92,10 @@ def _admission(seen: Observation, profile: Profile) -> str:
         return "running_limit"
     if seen.usage is None:
         return UNKNOWN
-    return "pool_full" if seen.usage >= profile.token_usage_target else "held_back"
+    if seen.usage >= profile.token_usage_target:
+        return "pool_full"
+    # Prompts fill every batch, so requests wait for their turn, not for room (GUIDE, `prefill_bound`).
+    return "prefill_bound" if seen.prefill_full else "held_back"
 
 
 def _cuda_graph(seen: Observation) -> str:

@@ -43,7 +43,11 @@ class Process:
         self.name, self.output = name, output
         with output.open("wb") as sink:
             self._child = subprocess.Popen(  # noqa: S603 - programs of this machine with arguments of ours
-                list(command), stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, "NO_PROXY": "*"}
+                list(command),
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "NO_PROXY": "*"},
             )
 
     @property
@@ -184,7 +188,9 @@ class Stack:
         configuration: dict[str, Any] = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
             "rule_files": ["alerts/rules/*.yml"],
-            "scrape_configs": [{"job_name": "sglang", "static_configs": [{"targets": [self.exporter_url.removeprefix("http://")]}]}],
+            "scrape_configs": [
+                {"job_name": "sglang", "static_configs": [{"targets": [self.exporter_url.removeprefix("http://")]}]}
+            ],
         }
         if self.alertmanager_url:
             target = self.alertmanager_url.removeprefix("http://")

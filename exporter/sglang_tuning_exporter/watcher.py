@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.logbook import Logbook
+from sglang_tuning_exporter.server import version_tuple
 from sglang_tuning_exporter.sglang import exposition, facts
 from sglang_tuning_exporter.sources.scrape import Client, Outcome, Scraper
 from sglang_tuning_exporter.state import ServerState
@@ -80,7 +81,6 @@ class Watcher:
         self.profile = PROFILES[config.profile]
         self.health = ScrapeHealth()
         self.state = ServerState(self.profile, time.monotonic())
-        self.state.log_tells_retractions = bool(config.log_file)
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -165,8 +165,12 @@ class Watcher:
         assert outcome.error is not None
         if self.health.up is not False or self.health.reason != outcome.error.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, outcome.error)
+        self.state.lost_scrape()
         self.health.up = False
         self.health.reason, self.health.message = outcome.error.reason, str(outcome.error)
+        if outcome.error.reason in AWAY and self.state.starting(time.monotonic()):
+            # The port opens only when the model is loaded; the log tells that this is what it is doing.
+            self.health.reason, self.health.message = "not_ready", f"it is starting, says its log ({outcome.error})"
         self.health.scrape_seconds = outcome.seconds
         self._was_away = self._was_away or outcome.error.reason in AWAY
 
@@ -204,6 +208,13 @@ class Watcher:
                 self._inquiry.missed(time.monotonic())
             else:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+        # Which DP rank has which limit is told by /v1/loads alone, from 0.5.8 on.
+        version = version_tuple(info.version) if info is not None else None
+        if version is not None and version >= (0, 5, 8) and self.state.has_dp_ranks:
+            loads = self._informant.loads(self.config.scrape_timeout)
+            with self._lock:
+                for load in loads:
+                    self.state.facts.apply_load(load.dp, load.max_running_requests)
 
     def _scrape_when_alone(self) -> None:
         while not self._stopping.wait(0.25):

@@ -32,7 +32,7 @@ class Totals:
     """Cumulative figures of one scheduler, or their difference over a window.
 
     `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving
-    time (queued, usage, running), and `prefill_bound`: the seconds held back in which prompts filled every batch.
+    time (queued, usage, running).
     """
 
     seconds: defaultdict[tuple[Signal, str], float] = field(default_factory=_zeros)

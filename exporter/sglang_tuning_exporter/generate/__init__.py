@@ -39,7 +39,9 @@ def run(output: Path, *, check: bool, time_scale: float = 1.0) -> int:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written") from None
+            raise UsageError(
+                f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written"
+            ) from None
     for name in stale:
         print(f"{'stale' if check else 'written'}: {name}", file=sys.stderr if check else sys.stdout)
     if check and stale:

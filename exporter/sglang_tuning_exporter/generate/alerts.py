@@ -57,7 +57,9 @@ class Rule:
         if self.row.profiles:
             lines.append(f'and {ON} sglang_tuning_server_info{{profile=~"{"|".join(self.row.profiles)}"}}')
         for other in self.row.unless:
-            assert isinstance(BY_ID[other].condition, RetractionRate), "only retractions explain another finding away in a rule"
+            assert isinstance(BY_ID[other].condition, RetractionRate), (
+                "only retractions explain another finding away in a rule"
+            )
             lines.append(f"unless {ON} (")
             lines.append(scaled("  max_over_time(instance:sglang_tuning_retractions:rate5m[10m])", self.time_scale))
             lines.append(f"  > {ON} group_left () {_threshold('retractions_per_minute', 'upper')}")
@@ -78,7 +80,10 @@ class Rule:
         if isinstance(condition, Reserve):
             side, bound, least = (">", "upper", "max") if condition.side == "above" else ("<", "lower", "min")
             limit = _threshold("available_gpu_memory_bytes", bound)
-            return [f"{least} without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)", f"{side} {ON} group_left () {limit}"]
+            return [
+                f"{least} without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)",
+                f"{side} {ON} group_left () {limit}",
+            ]
         if isinstance(condition, Failures):
             phases = "|".join(condition.phases)
             return [f'sum without (phase) (increase(sglang_tuning_out_of_memory_total{{phase=~"{phases}"}}[10m])) > 0']
@@ -140,7 +145,11 @@ class Rule:
         value = "{{ . | first | value }}"
         plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, "not set")
         if arg in _IN_FORCE:
-            plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, _with(_query(_IN_FORCE[arg]), value + " (default)", "not set"))
+            plain = _with(
+                _query("sglang_tuning_server_arg", arg=arg),
+                value,
+                _with(_query(_IN_FORCE[arg]), value + " (default)", "not set"),
+            )
         # The recommended argument need not be the row's own: its value in force, not the row's.
         given = 'printf "sglang_tuning_server_arg{job=%q, instance=%q, arg=%q}" $labels.job $labels.instance (. | first | label "arg") | query'
         unset = "not set"

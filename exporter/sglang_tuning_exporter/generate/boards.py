@@ -64,6 +64,7 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "held_back": ("held back", WATCH),
     "running_limit": ("at the running limit", "yellow"),
     "pool_full": ("pool full", GOOD),
+    "prefill_bound": ("prompts fill the batches", "yellow"),
     "replayed": ("graph replayed", GOOD),
     "beyond_captured": ("batch beyond the graphs", WATCH),
     "eager": ("without graph", "yellow"),
@@ -549,7 +550,7 @@ def _shares() -> Shelf:
         names=_state_looks("admission"),
         metric="sglang_tuning_state_seconds_total",
         description="Why waiting requests did not run: the pool was full (good: the guide wants that), the running"
-        " limit was reached, or neither (held back: admission is too cautious, or prompts are long).",
+        " limit was reached, prompts filled every batch, or none of these (held back: admission is too cautious).",
     )
     return Shelf(7, (queue, admission))
 

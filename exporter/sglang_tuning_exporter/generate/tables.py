@@ -36,7 +36,10 @@ def sources_page() -> str:
         "| fact | metric | releases | over ranks |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {fact} | `{source}` | {versions} | {aggregation} |" for fact, source, versions, aggregation in facts.describe()]
+    lines += [
+        f"| {fact} | `{source}` | {versions} | {aggregation} |"
+        for fact, source, versions, aggregation in facts.describe()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -93,22 +93,11 @@ class Past:
         # Less than a minute of serving time is judged as a minute: one burst is no rate.
         return 60.0 * count / max(self.served_seconds, 60.0)
 
-    def share(self, condition: Share) -> float | None:
-        """Give the share of the serving time spent in the condition's state, 0-1; None without any.
-
-        Requests that wait while prompts fill every prefill batch are held back by the prompts, not by a reservation
-        that is too large (GUIDE, `prefill_bound`): that time is left out of `held_back`.
-        """
-        share = self.recent.share(condition.signal, condition.state)
-        if share is None or (condition.signal, condition.state) != ("admission", "held_back"):
-            return share
-        return share - self.recent.integrals["prefill_bound"] / self.recent.serving_seconds("admission")
-
 
 def _hold(condition: Condition, past: Past) -> Evidence | None:
     profile = past.profile
     if isinstance(condition, Share):
-        share = past.share(condition) if past.enough else None
+        share = past.recent.share(condition.signal, condition.state) if past.enough else None
         if share is not None and share > profile.frequent_share:
             return Evidence(
                 f"share of serving time {condition.signal} was {condition.state}",

@@ -343,6 +343,41 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
     ),
     Diagnosis(
+        id="sources_disagree",
+        alert="SGLangSourcesDisagree",
+        severity="warning",
+        condition=RuleOnly("max without (fact) (sglang_tuning_sources_disagree) == 1"),
+        summary="SGLang's log and its metrics tell different things.",
+        seen="pool size or retractions differ between the log and the metrics",
+        guide="not in the guide: figures of two servers, or half of a log, lead to wrong advice",
+        turn=Turn(
+            "",
+            "look",
+            "whether --log-file is the log of the server at --sglang-url, and whole",
+            "The exporter was given another server's log, or retraction lines do not reach the file.",
+            "several servers write into one log: give each its own",
+        ),
+    ),
+    Diagnosis(
+        id="format_drift",
+        alert="SGLangFormatDrift",
+        severity="info",
+        condition=RuleOnly(
+            "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0 or sglang_tuning_metrics_unrecognised_families > 0"
+        ),
+        summary="SGLang prints or exposes something that this exporter does not know.",
+        seen="lines, keys or metric names that no known release has",
+        guide="not in the guide: a newer SGLang may tell a figure in another way",
+        turn=Turn(
+            "",
+            "update",
+            "to the newest exporter, and tell us which SGLang you run",
+            "What is known goes on being read; a renamed figure would be absent.",
+            "a plug-in of your own prints such lines",
+        ),
+        hold="10m",
+    ),
+    Diagnosis(
         id="exporter_down",
         alert="SGLangTuningExporterDown",
         severity="warning",
@@ -350,7 +385,13 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="The exporter beside SGLang does not answer Prometheus.",
         seen="the exporter's /metrics could not be scraped",
         guide="not in the guide: without the exporter nothing of the above is seen",
-        turn=Turn("", "look", "its log and whether it runs", "No diagnosis is made while it is away.", "the server was taken out of service with it"),
+        turn=Turn(
+            "",
+            "look",
+            "its log and whether it runs",
+            "No diagnosis is made while it is away.",
+            "the server was taken out of service with it",
+        ),
     ),
 )
 BY_ID: dict[str, Diagnosis] = {row.id: row for row in DIAGNOSES}

@@ -75,7 +75,6 @@ class Analysis:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.state = ServerState(profile, 0.0)
-        self.state.log_tells_retractions = True
         self.serving_seconds = 0.0  # in which any rank served; `totals` adds the ranks up
         self.graph: bool | None = None  # of the last decode line
         self._begin: float | None = None
@@ -98,8 +97,8 @@ class Analysis:
         self._printed = event.time if event.time is not None else self._printed
         if isinstance(event, ServerArgs):
             self._end_start()
-        self.state.observe(event, self._now)
-        self._note(event)
+        if self.state.observe(event, self._now):
+            self._note(event)
 
     def _pass(self, moment: float) -> None:
         """Let time pass for every rank at once, so that what all served together can be told from what each did."""
@@ -182,6 +181,7 @@ class Analysis:
 
     def conclude(self) -> tuple[str, list[Finding]]:
         """Tell the verdict and the findings, over the whole span."""
+        self.state.settle(self._now)
         past = Past(self.totals, self.state.out_of_memory, self.seconds, self.state.facts, self.profile)
         found = findings(past)
         return verdict(found, past), found

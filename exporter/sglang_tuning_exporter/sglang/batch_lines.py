@@ -50,6 +50,12 @@ _USUAL_PREFILL = re.compile(
 usual_decode: Callable[[bytes, int], re.Match[bytes] | None] = _USUAL_DECODE.fullmatch
 usual_prefill: Callable[[bytes, int], re.Match[bytes] | None] = _USUAL_PREFILL.fullmatch
 
+_FIRST_LETTERS = (b"D", b"P", b"K", b"d")
+_WHOLE_RETRACTION = re.compile(
+    rb"(?:Decode out of memory happened|decode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
+    rb"#retracted_reqs: \d+, (?:#[a-z_]+: \d+, ){0,3}#new_token_ratio: [01]\.\d{4} -> [01]\.\d{4}"
+)
+
 _QUEUES = {
     b"#prealloc-req": "prealloc",
     b"#transfer-req": "transfer",
@@ -124,6 +130,18 @@ def normalise(text: bytes) -> bytes:
         text = text.replace(b"\xef\xbc\x9a", b": ").replace(b"\xef\xbc\x8c", b", ").replace(b"\xe3\x80\x82", b". ")
         text = text.replace(b"\xef\xbc\x88", b"(").replace(b"\xef\xbc\x89", b")")
     return text
+
+
+def second_line(text: bytes) -> int:
+    """Find where another process's line starts that was written behind this one's end; 0 where none was, or where this
+    one had not ended.
+    """
+    other = _OTHER_LINE.search(text, 1, LONGEST_BATCH_LINE) if text[:1] in _FIRST_LETTERS else None
+    if other is None:
+        return 0
+    before = text[: other.start()]
+    complete = usual_decode(before, 0) or usual_prefill(before, 0) or _WHOLE_RETRACTION.fullmatch(before)
+    return other.start() if complete else 0
 
 
 def _fields(text: bytes, start: int) -> Fields:

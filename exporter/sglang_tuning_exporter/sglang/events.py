@@ -81,29 +81,6 @@ class PrefillBatch:
 
 
 @dataclass(slots=True)
-class BatchRun:
-    """Batch lines of one scheduler in one printed second, as one observation and the sums over all of them.
-
-    Nothing that is weighed by time is lost: between lines of the same printed second no time passes. Only lines in
-    their usual layout, none of them suspect, are put together.
-    """
-
-    time: float
-    rank: Rank
-    decode: DecodeBatch | None = None  # the last decode line, and
-    prefill: PrefillBatch | None = None  # the last prefill line
-    prefill_last: bool = False  # which of the two came last
-    decodes: int = 0  # lines
-    replayed: int = 0  # of these with a captured graph
-    eager: int = 0  # and without
-    prefills: int = 0  # lines
-    probes: int = 0  # of these health probes (`PrefillBatch.is_health_probe`)
-    new_sequences: int = 0  # of all prefill lines
-    joined_sequences: int = 0  # `#new-seq` of the prefill lines after the last decode line
-    joined_tokens: int = 0  # `#new-token` + `#cached-token` of these
-
-
-@dataclass(slots=True)
 class Retraction:
     """The KV pool was full and running requests were put back into the queue; recoverable, never an OOM."""
 
@@ -183,10 +160,20 @@ class Liveness:
 
     time: float | None
     rank: Rank
-    what: Literal["ready", "watchdog_timeout", "health_check_failed", "process_died", "scheduler_exception", "draining", "launch_failed"]
+    what: Literal[
+        "ready",
+        "watchdog_timeout",
+        "health_check_failed",
+        "process_died",
+        "scheduler_exception",
+        "draining",
+        "launch_failed",
+    ]
 
 
-Event: TypeAlias = DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness
+Event: TypeAlias = (
+    DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness
+)
 
 LINE_KINDS = (
     "decode", "prefill", "retraction", "out_of_memory", "startup", "liveness", "access", "request", "traceback", "other",

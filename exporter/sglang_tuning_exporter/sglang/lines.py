@@ -13,7 +13,6 @@ from sglang_tuning_exporter.sglang import batch_lines, usual
 from sglang_tuning_exporter.sglang.events import (
     LINE_KINDS,
     NO_RANK,
-    BatchRun,
     DecodeBatch,
     Event,
     Liveness,
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
 _PREFIXES_KEPT = 4096
+_SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
+_AFTER_SECOND = (b" ", b"]")  # no fraction of the second
+_LAST_SECOND = 60.0
 _STRETCH = 128 << 10  # bytes read at once: their rows take about ten times as much for a moment
 _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
@@ -79,6 +81,8 @@ class LogReader:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
         self._prefixes: dict[bytes, usual.Origin] = {}
+        self._minutes: dict[bytes, float] = {}
+        self._ranks: dict[bytes, Rank] = {}
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
@@ -96,18 +100,16 @@ class LogReader:
         self._scan(block, events, self._read_singly)
         return events
 
-    def feed_runs(self, block: bytes) -> list[Event | BatchRun]:
+    def feed_runs(self, block: bytes) -> list[Event | usual.BatchRun]:
         """Read a block as `feed` does, with the usual batch lines of one scheduler in one printed second as one event.
 
         Runs stand where their first line stood, and no other event lies between the lines of one.
         """
-        events: list[Event | BatchRun] = []
+        events: list[Event | usual.BatchRun] = []
         self._scan(block, events, self._read_runs)
         return events
 
-    def _scan(
-        self, block: bytes, events: list[_Any], read_usual: Callable[[list[usual.Row], list[_Any]], int]
-    ) -> None:
+    def _scan(self, block: bytes, events: list[_Any], read_usual: Callable[[list[usual.Row], list[_Any]], int]) -> None:
         """Read the usual lines many at a time, and all others one by one."""
         position = 0
         while position < len(block):
@@ -130,6 +132,8 @@ class LogReader:
 
     def _read_row(self, row: usual.Row, events: list[_Any]) -> None:
         self._line += 1
+        if self._suspicion.active:
+            self._suspicion.move_on(None, self._line)
         kind = self._read(usual.line(row), events) if row[usual.OTHER] or row[1] or row[3] else "access"
         self.counts[kind] += 1
 
@@ -152,7 +156,7 @@ class LogReader:
         self._count(read, decodes, prefills)
         return read
 
-    def _read_runs(self, rows: list[usual.Row], events: list[Event | BatchRun]) -> int:
+    def _read_runs(self, rows: list[usual.Row], events: list[Event | usual.BatchRun]) -> int:
         runs, read = usual.runs(rows, self._origin)
         events += runs
         self._count(read, sum(run.decodes for run in runs), sum(run.prefills for run in runs))
@@ -170,16 +174,31 @@ class LogReader:
     def _origin(self, start: bytes) -> usual.Origin | None:
         """Say what a line's start means, where it is SGLang's own prefix, carries its date and fits the server."""
         known = self._prefixes.get(start)
-        if known is None:
+        if known is not None:
+            return known
+        # A new second of a minute that is known, printed by a rank that is known.
+        minute, rank, second = self._minutes.get(start[:_SECOND]), self._ranks.get(start[_RANKS:]), 0.0
+        if minute is not None and rank is not None and (second := float(start[_SECOND:_RANKS])) <= _LAST_SECOND:
+            known = (minute + second, rank)
+        else:
             prefix = parse_plain_prefix(start)
             if prefix is None or prefix.end != len(start) or prefix.time is None:
                 return None
             if not self._suspicion.fits(prefix.rank):
                 return None
-            if len(self._prefixes) >= _PREFIXES_KEPT:
-                self._prefixes.clear()
-            known = self._prefixes[start] = (prefix.time, prefix.rank)
+            known = (prefix.time, prefix.rank)
+            if start[_RANKS : _RANKS + 1] in _AFTER_SECOND:
+                self._ranks[start[_RANKS:]] = prefix.rank
+                self._minutes[start[:_SECOND]] = prefix.time - float(start[_SECOND:_RANKS])
+        if len(self._prefixes) >= _PREFIXES_KEPT:
+            self._forget_prefixes()
+        self._prefixes[start] = known
         return known
+
+    def _forget_prefixes(self) -> None:
+        self._prefixes.clear()
+        self._minutes.clear()
+        self._ranks.clear()
 
     def _read(self, line: bytes, events: list[_Any]) -> str:
         """One physical line, slowly: its kind, and its events appended."""
@@ -200,7 +219,11 @@ class LogReader:
             if unwrapped.partial:
                 self._partial[stream] = (bytearray(text), time)
                 return "other"
-        return self._read_text(text, time, events)
+        kind = self._read_text(text, time, events)
+        for line_of_message in unwrapped.more:
+            # Only a traceback's lines: any other text behind a line's end may be somebody else's.
+            self._read_bare(line_of_message, time, events)
+        return kind
 
     def _read_text(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str:
         prefix = parse_plain_prefix(text)
@@ -232,6 +255,15 @@ class LogReader:
         return kind
 
     def _read_prefixed(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
+        """Read a line from its prefix on, and what another process has written behind its end, if any."""
+        start = prefix.end
+        second = start + behind if (behind := batch_lines.second_line(text[start:])) else len(text)
+        kind = self._read_one(text[start:second], prefix, outer_time, events)
+        if behind and (other := parse_plain_prefix(text, second)) is not None:
+            self._read_one(text[other.end :], other, outer_time, events)
+        return kind
+
+    def _read_one(self, message: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
         time = prefix.time
         if prefix.clock is not None:
             time = self._roll(prefix.clock)
@@ -242,7 +274,7 @@ class LogReader:
         if self._suspicion.active:
             self._suspicion.move_on(time, self._line)
         timed = prefix.time is not None or prefix.clock is not None
-        return self._read_message(text[prefix.end :], time, prefix.rank, events, timed=timed)
+        return self._read_message(message, time, prefix.rank, events, timed=timed)
 
     def _roll(self, clock: float) -> float:
         """Count a time without a date (0.3.0) from the first day's midnight, seconds."""
@@ -300,7 +332,7 @@ class LogReader:
         if part == "limits":
             event = parse_limits(message, time, rank)
         elif part == "pool":
-            event = parse_pool(message, time, rank)
+            event = parse_pool(message, time, rank) or parse_limits(message, time, rank)
         else:
             event = self._memory.parse(message, time, rank)
             if event is None and b"failed" in message[:80]:
@@ -363,7 +395,7 @@ class LogReader:
         self._failures.restart()
         self._memory.restart()
         if self._suspicion.restart():
-            self._prefixes.clear()
+            self._forget_prefixes()
         arguments = parse_server_args(message.decode("utf-8", "replace"))
         if arguments is None:
             self.unrecognised["server_args"] += 1

@@ -22,9 +22,7 @@ _START = re.compile(r"\s*(?:server_args\s*=\s*)?(?:\w+\.)*\w*([({])")
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
 _KEY = re.compile(r"""\s*(?:'((?:[^'\\]|\\.){1,200})'|"((?:[^"\\]|\\.){1,200})"|([A-Za-z_]\w*))\s*:\s*""")
 # Most arguments are a word, a number or a short string: one expression reads such a pair whole.
-_SIMPLE = (
-    r"(?:(None|True|False)|(-?\d{1,18}(?:\.\d{1,20})?)|'([^'\\]{0,200})'|(\[\]|\{\}))(?:,[ ]?|(?=[)}]))"
-)
+_SIMPLE = r"(?:(None|True|False)|(-?\d{1,18}(?:\.\d{1,20})?)|'([^'\\]{0,200})'|(\[\]|\{\}))(?:,[ ]?|(?=[)}]))"
 _SIMPLE_ARGUMENT = re.compile(r" ?([A-Za-z_]\w{0,99})=" + _SIMPLE)
 _SIMPLE_ITEM = re.compile(r" ?'([A-Za-z_]\w{0,99})': " + _SIMPLE)
 _STRING = re.compile(r"""[bru]{0,2}(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
@@ -57,7 +55,16 @@ _TOKEN = re.compile(
 )
 
 
-_SECRET_HINTS = ("api", "passw", "secret", "credential", "key", "watermark", "auth", "token")  # one is in every secret's name
+_SECRET_HINTS = (
+    "api",
+    "passw",
+    "secret",
+    "credential",
+    "key",
+    "watermark",
+    "auth",
+    "token",
+)  # one is in every secret's name
 
 
 @lru_cache(maxsize=2048)  # a server's arguments have the same names at every start

@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
-from sglang_tuning_exporter.sglang.events import NO_RANK, BatchRun, DecodeBatch, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# prefix, decode body, `True|False`, prefill body, #new-seq, #new-token, #cached-token, any other line with the newline
-# before it. An access line has a prefix and nothing else.
-Row: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+# prefix, decode body, `True|False`, prefill body, #new-seq, any other line with the newline before it. An access line
+# has a prefix and nothing else.
+Row: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 Origin: TypeAlias = tuple[float, Rank]
-PREFIX, OTHER = 0, 7
+OTHER = 5
 
 _GRAPH = rb"(?:cuda|cpu|npu|musa) graph: "
 _ROW = re.compile(
@@ -28,7 +28,7 @@ _ROW = re.compile(
     rb"|(Decode batch[.,] #running-req: \d{1,9}, #token: \d{1,15}, token usage: [01]\.\d\d, "
     rb"(?:" + _GRAPH + rb"(True|False), )?"
     rb"gen throughput \(token/s\): \d{1,9}\.\d\d, #queue-req: \d{1,9}(?:, ?)?)"
-    rb"|(Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), "
+    rb"|(Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: \d{1,9}, #cached-token: \d{1,12}, "
     rb"token usage: [01]\.\d\d, #running-req: \d{1,9}, #queue-req: \d{1,9}"
     rb"(?:, #pending-token: \d{1,12})?(?:, " + _GRAPH + rb"(?:True|False))?"
     rb"(?:, input throughput \(token/s\): \d{1,9}\.\d\d)?(?:, ?)?)"
@@ -48,7 +48,9 @@ _PREFILL = re.compile(
 _match_decode: Callable[[bytes], re.Match[bytes] | None] = _DECODE.match
 _match_prefill: Callable[[bytes], re.Match[bytes] | None] = _PREFILL.match
 _DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
+_PROBE = b"#new-token: 1, #cached-token: 0, "
 _IDLE = b"#running-req: 0, #queue-req: 0"
+_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(101)}
 
 
 def split(block: bytes) -> list[Row]:
@@ -68,7 +70,7 @@ def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
     match = _match_decode(body)
     assert match is not None
     running, tokens, usage, device, graph, throughput, queued = match.groups()
-    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), float(usage))
+    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES.get(usage) or float(usage))
     if graph:
         event.graph = graph == b"True"
         event.graph_device = _DEVICES[device]
@@ -82,7 +84,7 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     assert match is not None
     sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
     event = PrefillBatch(time, rank, int(sequences), int(new), int(cached), int(running), int(queued))
-    event.full_usage = float(usage)
+    event.full_usage = _SHARES.get(usage) or float(usage)
     if pending:
         event.pending_tokens = int(pending)
     if throughput:
@@ -90,76 +92,101 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     return event
 
 
+class BatchRun:
+    """Batch lines of one scheduler in one printed second, as one observation and the sums over all of them.
+
+    Nothing that is weighed by time is lost: between lines of the same printed second no time passes. Only lines in
+    their usual layout, none of them suspect, are put together. The last line of each kind is read when it is asked for.
+    """
+
+    __slots__ = (
+        "_decode", "_decode_body", "_joined", "_prefill", "_prefill_body",
+        "decodes", "eager", "new_sequences", "prefills", "probes", "rank", "replayed", "time",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin) -> None:
+        self.time, self.rank = origin
+        self.decodes = 0  # lines
+        self.replayed = 0  # of these with a captured graph
+        self.eager = 0  # and without
+        self.prefills = 0  # lines
+        self.probes = 0  # of these health probes (`PrefillBatch.is_health_probe`)
+        self.new_sequences = 0  # `#new-seq` of all prefill lines
+        self._decode_body = self._prefill_body = b""
+        self._decode: DecodeBatch | None = None
+        self._prefill: PrefillBatch | None = None
+        self._joined: list[bytes] = []  # bodies of the prefill lines after the last decode line
+
+    def __repr__(self) -> str:
+        return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
+
+    @property
+    def prefill_last(self) -> bool:
+        """Whether the last of all these lines is a prefill line."""
+        return bool(self._joined)
+
+    @property
+    def decode(self) -> DecodeBatch | None:
+        """The last decode line."""
+        if self._decode is None and self._decode_body:
+            self._decode = decode_batch(self._decode_body, self.time, self.rank)
+        return self._decode
+
+    @property
+    def prefill(self) -> PrefillBatch | None:
+        """The last prefill line."""
+        if self._prefill is None and self._prefill_body:
+            self._prefill = prefill_batch(self._prefill_body, self.time, self.rank)
+        return self._prefill
+
+    @property
+    def joined(self) -> list[PrefillBatch]:
+        """The prefill lines after the last decode line: what joins the batch that it printed."""
+        return [prefill_batch(body, self.time, self.rank) for body in self._joined]
+
+    def add_decode(self, body: bytes, graph: bytes) -> None:
+        """Take a row's decode line."""
+        self.decodes += 1
+        self._decode_body = body
+        if self._joined:
+            self._joined = []
+        if graph == b"True":
+            self.replayed += 1
+        elif graph:
+            self.eager += 1
+
+    def add_prefill(self, body: bytes, sequences: bytes) -> None:
+        """Take a row's prefill line."""
+        self.prefills += 1
+        self.new_sequences += 1 if sequences == b"1" else int(sequences)
+        self._prefill_body = body
+        self._joined.append(body)
+        if _PROBE in body and _IDLE in body:
+            self.probes += 1
+
+
 def runs(rows: list[Row], origin_of: Callable[[bytes], Origin | None]) -> tuple[list[BatchRun], int]:
     """Put rows that are no other lines together: the runs in the order in which they began, and how many rows were read.
 
     Stops at the first batch line whose prefix tells no time or whose ranks are not the server's.
     """
-    found: dict[bytes, _Open] = {}
-    run = _NOTHING
+    found: dict[bytes, BatchRun] = {}
+    run: BatchRun | None = None
     last = b""
     read = 0
-    for row in rows:
-        prefix, decode, graph, prefill, sequences, new, _, _ = row
+    for prefix, decode, graph, prefill, sequences, _ in rows:
         if decode or prefill:
-            if prefix != last:
-                known = found.get(prefix)
-                if known is None:
+            if prefix != last or run is None:
+                run = found.get(prefix)
+                if run is None:
                     origin = origin_of(prefix)
                     if origin is None:
                         break
-                    known = found[prefix] = _Open(origin)
-                run, last = known, prefix
+                    run = found[prefix] = BatchRun(origin)
+                last = prefix
             if decode:
-                run.decodes += 1
-                run.decode = decode
-                if run.joined:
-                    run.joined = []
-                if graph == b"True":
-                    run.replayed += 1
-                elif graph:
-                    run.eager += 1
+                run.add_decode(decode, graph)
             else:
-                run.prefills += 1
-                run.sequences += 1 if sequences == b"1" else int(sequences)
-                run.prefill = prefill
-                run.joined.append(row)
-                if new == b"1" and _IDLE in prefill:
-                    run.probes += row[6] == b"0"
+                run.add_prefill(prefill, sequences)
         read += 1
-    return [each.run() for each in found.values()], read
-
-
-class _Open:
-    """What is kept of a scheduler's lines with one printed time until the last of them is known."""
-
-    __slots__ = (
-        "decode", "decodes", "eager", "joined", "prefill", "prefills", "probes", "rank", "replayed", "sequences", "time",
-    )  # fmt: skip
-
-    def __init__(self, origin: Origin) -> None:
-        self.time, self.rank = origin
-        self.decode = self.prefill = b""
-        self.decodes = self.replayed = self.eager = self.prefills = self.probes = self.sequences = 0
-        self.joined: list[Row] = []  # prefill lines after the last decode line
-
-    def run(self) -> BatchRun:
-        time, rank, joined = self.time, self.rank, self.joined
-        return BatchRun(
-            time,
-            rank,
-            decode_batch(self.decode, time, rank) if self.decode else None,
-            prefill_batch(self.prefill, time, rank) if self.prefill else None,
-            bool(joined),
-            self.decodes,
-            self.replayed,
-            self.eager,
-            self.prefills,
-            self.probes,
-            self.sequences,
-            sum([int(row[4]) for row in joined]),
-            sum([int(row[5]) + int(row[6]) for row in joined]),
-        )
-
-
-_NOTHING = _Open((0.0, NO_RANK))
+    return list(found.values()), read

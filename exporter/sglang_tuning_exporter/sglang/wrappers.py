@@ -28,6 +28,13 @@ _KUBECTL = re.compile(rb"\[pod/[^\]\s]{1,300}\] ")
 _RAY = re.compile(rb"\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?")
 _RAY_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")
 _DOCKER = (b'{"log"', b'{ "log"', b'{"stream"', b'{"time":')
+_JSON = re.compile(rb"\{ ?\"")
+_MESSAGES = ("message", "msg")
+_TIMES = ("timestamp", "time", "asctime", "ts", "@timestamp", "datetime")
+_LEVELS = ("level", "levelname", "severity", "lvl", "log.level")
+_JSON_TIME = re.compile(rb"(\d{4}-\d\d-\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_MILLISECONDS_ABOVE = 1e11  # a number of seconds so large would be in the year 5138
+_LINES_OF_MESSAGE = 200
 _TIMED = (_CRI, _STAMPED, _JOURNALD_ISO)
 _ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]")
 
@@ -46,6 +53,7 @@ class Unwrapped(NamedTuple):
     time: float | None  # the wrapper's own, unix seconds
     stream: str | None = None  # of a container
     partial: bool = False  # the stream's next line continues this one
+    more: tuple[bytes, ...] = ()  # further lines of one message: a traceback's
 
 
 def _iso_seconds(match: re.Match[bytes], group: int = 1) -> float | None:
@@ -76,6 +84,31 @@ def _unwrap_docker(line: bytes) -> Unwrapped | None:
     )
 
 
+def _unwrap_json(line: bytes) -> Unwrapped | None:
+    """Read a line of a structured logger: an object with a message and a time or a level, and not a request's log."""
+    if _JSON.match(line) is None or not any(b'"%b"' % key.encode() in line for key in _MESSAGES):
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    message = next((entry[key] for key in _MESSAGES if isinstance(entry.get(key), str)), None)
+    when = next((entry[key] for key in _TIMES if key in entry), None)
+    if message is None or (when is None and not any(key in entry for key in _LEVELS)):
+        return None
+    if str(entry.get("event", "")).startswith("request."):
+        return None
+    first, *more = message.encode("utf-8", "replace").split(b"\n")[:_LINES_OF_MESSAGE]
+    return Unwrapped(strip_terminal(first), _json_seconds(when), more=tuple(more))
+
+
+def _json_seconds(when: object) -> float | None:
+    if isinstance(when, (int, float)) and not isinstance(when, bool) and 0 < when < _MILLISECONDS_ABOVE * 1000:
+        return when / 1000 if when > _MILLISECONDS_ABOVE else float(when)
+    match = _JSON_TIME.match(when.encode("utf-8", "replace")) if isinstance(when, str) else None
+    return None if match is None else _iso_seconds(match)
+
+
 def strip_terminal(line: bytes) -> bytes:
     """Take off colour codes, the carriage return at the end, and NUL bytes or a byte order mark at the start."""
     line = line.rstrip(b"\r")
@@ -104,7 +137,7 @@ def unwrap(line: bytes) -> Unwrapped:
     if found.text.startswith(_DOCKER):
         found = _unwrap_docker(found.text) or found
     for _ in range(_LAYERS):
-        text, time, stream, partial = found
+        text, time, stream, partial, _ = found
         match = _match_wrapper(text)
         if match is None:
             break
@@ -116,6 +149,9 @@ def unwrap(line: bytes) -> Unwrapped:
         elif match.re is _RAY:
             rest = _RAY_REPEATED.sub(b"", rest)
         found = Unwrapped(strip_terminal(rest), time, stream, partial=partial)
+    if found.text[:1] == b"{" and not found.partial and (inner := _unwrap_json(found.text)) is not None:
+        time = inner.time if inner.time is not None else found.time
+        found = inner._replace(time=time, stream=found.stream)
     return found
 
 

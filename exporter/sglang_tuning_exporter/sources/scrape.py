@@ -18,7 +18,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from sglang_tuning_exporter.sglang.serverinfo import ServerInfo, parse_server_info
+from sglang_tuning_exporter.sglang.serverinfo import Load, ServerInfo, parse_loads, parse_server_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +98,17 @@ class Client:
         for path in ("/server_info", "/get_server_info"):
             try:
                 return parse_server_info(self._get(self._base_url + path, timeout, "application/json"))
-            except ScrapeError as error:  # noqa: PERF203 - two paths
+            except ScrapeError as error:
                 if error.reason != "metrics_disabled":  # anything but a 404 will not be better under the other name
                     return None
         return None
+
+    def loads(self, timeout: float) -> list[Load]:
+        """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on); none when it does not tell."""
+        try:
+            return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json"))
+        except ScrapeError:
+            return []
 
     def cut(self) -> None:
         """End the request under way, if any."""

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.signals import UNKNOWN
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.scheduler import RankState
     from sglang_tuning_exporter.signals import Signal
-    from sglang_tuning_exporter.state import RankState
     from sglang_tuning_exporter.watcher import Watcher
 
 _ENVIRONMENT = Environment(
@@ -85,6 +85,7 @@ def render(watcher: Watcher) -> str:
         figures=figures,
         facts=facts,
         health=health,
+        files=watcher.log.files if watcher.log is not None else [],
         config=watcher.config,
         profile=watcher.profile,
         served=rates.serving_seconds(),

@@ -1,0 +1,281 @@
+"""One scheduler over time: what it does now, for how long it has done what, and what it counts. Pure; `now` as in `state`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.credibility import PoolMemory
+from sglang_tuning_exporter.signals import ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES, Observation, Signal, classify
+from sglang_tuning_exporter.window import AdmissionRate, Totals, Window, batch_size_bucket
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
+
+# A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, which the gauges do not
+# show, by thousands.
+PREFILL_PROGRESS = 1024.0
+# A scheduler that decoded this much between two scrapes was serving, though it had nothing to do when it was asked.
+DECODE_PROGRESS = 40.0
+# A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
+FULL_PREFILL_SHARE = 0.9
+
+
+class RankState:
+    """One scheduler: what it does now, and for how long it has done what."""
+
+    def __init__(self, dp: int | None, profile: Profile, facts: ServerFacts, now: float) -> None:
+        self.dp = dp
+        self.running: float | None = None
+        self.queued: float | None = None
+        self.usages: dict[str, float] = {}
+        self.graph: bool | None = None
+        self.generation_throughput: float | None = None
+        self.new_token_ratio: float | None = None
+        self.states: dict[Signal, str] = dict(ALL_UNKNOWN)
+        self.totals = Totals()
+        for signal in SIGNALS:
+            for state in STATES[signal]:
+                self.totals.seconds[signal, state] = 0.0
+        self.window = Window(profile.window_seconds)
+        self.admission = AdmissionRate()
+        self._joined = 0.0
+        self._profile = profile
+        self._facts = facts
+        self._seen_at: float | None = None
+        self._integrated_to = now
+        self._native: RankFigures | None = None
+        self._told_at: float | None = None  # when the gauges were last told, if only again
+        self._progress: float | None = None
+        self._prefill_full = False
+        self.pool = PoolMemory()
+        self.native_retractions_told = False
+        self.passes_told = False
+        self._admitted_told = False
+        self._passes_logged: Counter[str] = Counter()
+
+    @property
+    def usage(self) -> float | None:
+        """Usage of the fullest pool, 0-1."""
+        return max(self.usages.values(), default=None)
+
+    @property
+    def was_scraped(self) -> bool:
+        """Whether a scrape has told of this scheduler."""
+        return self._native is not None
+
+    @property
+    def native_retracted(self) -> float | None:
+        """Give the server's own count of retracted requests at the last scrape."""
+        return None if self._native is None else self._native.retracted_requests
+
+    def queue_wait_seconds(self, now: float) -> float | None:
+        """Estimate the wait of the last in the queue at the present rate of admission; inf when nothing is admitted."""
+        if not self.queued:
+            return 0.0 if self.queued is not None else None
+        rate = self.admission.per_second(now)
+        if rate is None:
+            return None
+        return self.queued / rate if rate > 0 else inf
+
+    def advance(self, now: float) -> None:
+        """Give the time since the last call to the state held, and what lies past the hold to `unknown`."""
+        begin, self._integrated_to = self._integrated_to, max(now, self._integrated_to)
+        holds_until = begin if self._seen_at is None else self._seen_at + HOLD_SECONDS
+        known = max(0.0, min(now, holds_until) - begin)
+        beyond = max(0.0, now - begin) - known
+        if known > 0:
+            self._give(known)
+        if now > holds_until and self._seen_at is not None:
+            self.forget()
+        if self._told_at is not None and now - self._told_at > HOLD_SECONDS:
+            self._clear_gauges()
+        if known > 0 and beyond > 0:
+            self.window.mark(begin + known, self.totals)
+        if beyond > 0:
+            for signal in SIGNALS:
+                self.totals.seconds[signal, "unknown"] += beyond
+        self.window.mark(now, self.totals)
+
+    def _give(self, seconds: float) -> None:
+        for signal, state in self.states.items():
+            self.totals.seconds[signal, state] += seconds
+        if self.states["activity"] == "serving":
+            for name, figure in (("queued", self.queued), ("usage", self.usage), ("running", self.running)):
+                if figure is not None:
+                    self.totals.integrals[name] += figure * seconds
+                    self.totals.integrals[name + "_seconds"] += seconds
+            if self.running:
+                self.totals.running_seconds[batch_size_bucket(self.running)] += seconds
+
+    def forget(self) -> None:
+        """Let go of what was seen: nothing has been heard for too long, or the server started anew."""
+        self._seen_at = None
+        self.states = dict(ALL_UNKNOWN)
+
+    def reset(self) -> None:
+        """Start again with a new server: its gauges are gone and its counters begin again."""
+        self.forget()
+        self._clear_gauges()
+        self.admission = AdmissionRate()
+        # Whether the new one counts its decode batches must be told anew; until then its log does.
+        self.passes_told = False
+        self._passes_logged.clear()
+
+    def saved(self) -> dict[str, float]:
+        """Give the counters that only the log tells, and that it would tell twice if they were forgotten."""
+        names = ["retraction_events", "log_retracted_requests"]
+        if not self.passes_told:
+            names += ["replayed", "eager"]
+        return {name: self.totals.counts[name] for name in names}
+
+    def restore(self, counts: dict[str, float]) -> None:
+        """Put back what `saved` gave to an earlier process."""
+        self.totals.counts.update(counts)
+
+    def _clear_gauges(self) -> None:
+        self.running = self.queued = self.generation_throughput = self.new_token_ratio = None
+        self.usages = {}
+        self.graph = None
+        self._joined = 0.0
+        self._prefill_full = False
+        self._told_at = None
+
+    def _see(self, now: float, *, serving: bool) -> None:
+        self._seen_at = self._told_at = now
+        self.totals.counts["observations"] += serving
+        running = None if self.running is None else self.running + self._joined
+        self.states = classify(
+            Observation(
+                serving=serving,
+                running=running,
+                queued=self.queued,
+                usage=self.usage,
+                graph=self.graph,
+                prefill_full=self._prefill_full,
+                queue_wait_seconds=self.queue_wait_seconds(now),
+                running_limit=self._facts.running_limit(self.dp),
+                largest_captured=self._facts.largest_captured,
+                graphs_disabled=self._facts.graphs_disabled,
+            ),
+            self._profile,
+        )
+
+    def _set_usages(self, full: float | None, swa: float | None, mamba: float | None) -> None:
+        for pool, usage in (("full", full), ("swa", swa), ("mamba", mamba)):
+            if usage is not None:
+                self.usages[pool] = usage
+
+    def see_decode(self, line: DecodeBatch, now: float) -> None:
+        """Take a decode line."""
+        self.advance(now)
+        self.pool.see_decode(line)
+        self.running = line.running if line.running is not None else self.running
+        self.queued = line.queued if line.queued is not None else self.queued
+        self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
+        self.generation_throughput = line.generation_throughput
+        self._joined = 0.0
+        self._prefill_full = False
+        if line.graph is not None:
+            self.graph = line.graph
+            self._facts.graph_device = line.graph_device
+            if not self.passes_told:
+                kind = "replayed" if line.graph else "eager"
+                self.totals.counts[kind] += 1
+                self._passes_logged[kind] += 1
+        self._see(now, serving=True)
+
+    def see_prefill(self, line: PrefillBatch, now: float) -> None:
+        """Take a prefill line. A health probe's prefill is not load: a probed idle server is idle."""
+        self.advance(now)
+        self.pool.see_prefill(line)
+        self.running = line.running if line.running is not None else self.running
+        self.queued = line.queued if line.queued is not None else self.queued
+        self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
+        self._joined = line.new_sequences or 0
+        most = self._facts.prefill_batch_tokens
+        self._prefill_full = most is not None and (line.new_tokens or 0) >= FULL_PREFILL_SHARE * most
+        if not self._admitted_told:
+            self.admission.add(now, line.new_sequences or 0)
+        self._see(now, serving=not line.is_health_probe)
+
+    def see_figures(
+        self, new: RankFigures, progress: float | None, now: float, base: RankFigures | None = None
+    ) -> None:
+        """Take what a scrape says about this scheduler; `base` are the figures to count from at its first word.
+
+        A gauge is refreshed only by a batch line's printing or by idling (CENSUS §1), so figures equal to the last ones
+        are the old observation, not a new one; only zeros are believed again and again.
+        """
+        self.advance(now)
+        old = self._native or base
+        passes = self._count(old, new, now)
+        moved = None if progress is None or self._progress is None else progress - self._progress
+        self._native, self._progress = new, progress
+        if new.running is None and new.queued is None:
+            return
+        fresh = old is None or bool(moved) or _evidence(old) != _evidence(new)
+        queues = sum(new.queues.values()) + (new.grammar_queued or 0)
+        worked = passes >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS)
+        serving = bool(new.running or new.queued or queues or worked)
+        if serving and not fresh:
+            if self._told_at is not None:
+                self._told_at = now
+            return
+        self.running, self.queued = new.running, new.queued
+        self._set_usages(new.full_usage, new.swa_usage, new.mamba_usage)
+        self.generation_throughput = new.generation_throughput
+        self.new_token_ratio = new.new_token_ratio if new.new_token_ratio is not None else self.new_token_ratio
+        self._joined = 0.0
+        self._see(now, serving=serving)
+
+    def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> float:
+        """Add what the server's own counters gained since the last scrape: how many decode batches ran since.
+
+        The first scrape only gives the base.
+        """
+        passes_told_now = not self.passes_told and (new.graph_passes is not None or new.eager_passes is not None)
+        self.passes_told = self.passes_told or passes_told_now
+        self._admitted_told = self._admitted_told or new.admitted_requests is not None
+        self.native_retractions_told = self.native_retractions_told or new.retracted_requests is not None
+        if old is None:
+            if self._admitted_told:
+                self.admission.add(now, 0)
+            return 0.0
+        replayed = gained(old.graph_passes, new.graph_passes)
+        eager = gained(old.eager_passes, new.eager_passes)
+        # What the server counted from its first batch on holds the batches that were counted from the log until now.
+        logged = self._passes_logged if passes_told_now else Counter[str]()
+        self.totals.counts["replayed"] += max(int(replayed) - logged["replayed"], 0)
+        self.totals.counts["eager"] += max(int(eager) - logged["eager"], 0)
+        if replayed or eager:
+            self.graph = replayed >= eager
+        self.totals.counts["native_retracted_requests"] += int(gained(old.retracted_requests, new.retracted_requests))
+        if self._admitted_told:
+            self.admission.add(now, gained(old.admitted_requests, new.admitted_requests))
+        return replayed + eager
+
+
+def _evidence(figures: RankFigures) -> tuple[float | None, ...]:
+    return (
+        figures.running,
+        figures.queued,
+        figures.full_usage,
+        figures.used_tokens,
+        figures.generation_throughput,
+        figures.graph_passes,
+        figures.eager_passes,
+    )
+
+
+def gained(old: float | None, new: float | None) -> float:
+    """Say how much a cumulative figure grew.
+
+    It counts from 0 when it was absent (created on first use) or fell (the server was restarted).
+    """
+    if new is None:
+        return 0.0
+    return new if old is None or new < old else new - old
