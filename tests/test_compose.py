@@ -167,7 +167,13 @@ def test_the_log_of_the_server_is_read_only_for_the_exporter_and_shared_with_the
 def test_a_fresh_volume_belongs_to_the_uid_that_writes_it() -> None:
     made = re.search(r"install -d -o 10001 -g 10001 -m \d+ (.*)", DOCKERFILE)
     assert made
-    assert made[1].split() == ["/var/log/sglang"]
+    written = {volume.split(":")[1] for volume in SERVICES["exporter"]["volumes"] if not volume.endswith(":ro")}
+    assert set(made[1].split()) == written | {"/var/log/sglang"}
+
+
+def test_what_the_exporter_has_counted_outlives_its_container() -> None:
+    state_file = SERVICES["exporter"]["environment"]["SGLANG_TUNING_STATE_FILE"]
+    assert "exporter-state:" + state_file.rpartition("/")[0] in SERVICES["exporter"]["volumes"]
 
 
 def test_without_any_variable_the_exporter_asks_the_server_of_the_demo() -> None:

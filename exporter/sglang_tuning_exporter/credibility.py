@@ -4,16 +4,25 @@ SGLang prints some words of others raw: a tool's name that holds a newline puts 
 release from 0.4.3 on). So a line is believed for what only a real event has: the server's own counter moves with it, other TP ranks repeat it, the
 pool can have been full at that moment, its rank exists. What is not believed moves no counter but is counted.
 
-What this cannot tell: a forger who knows pool and batch, in a log without metrics, between lines of a server that really is full.
+What this cannot tell: a forger who knows pool and batch, or who repeats a line in the names of other ranks, in a log without metrics.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import Any
 
 from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.sglang.events import DecodeBatch, OutOfMemory, PrefillBatch, Retraction
+from sglang_tuning_exporter.sglang.events import (
+    OUT_OF_MEMORY_PHASES,
+    DecodeBatch,
+    OutOfMemory,
+    PrefillBatch,
+    Rank,
+    Retraction,
+)
 
 # A scrape of ours is a scrape of SGLang, and the counter is written with the line; this long it may lag behind.
 CONFIRM_SECONDS = 15.0
@@ -21,14 +30,23 @@ CONFIRM_SCRAPES = 2
 # The server may die of what it printed: then nobody confirms, and a line that nothing speaks against is believed.
 GIVE_UP_SECONDS = 30.0
 REPEAT_SECONDS = 10.0
-# A failure for want of memory ends its process; a rank that goes on decoding this long afterwards did not have one.
+# What the first scrape shows may hold lines that are still on their way through the file: its base is not sharp.
+BASE_SECONDS = 5.0
+# A failure for want of memory ends its process; a rank that goes on working this long afterwards did not have one.
 SURVIVAL_SECONDS = 2.0
 FATAL_SECONDS = 5.0
+# What the counter gained and no line has claimed so long is claimed by none any more.
 DISAGREE_SECONDS = 60.0
+# A line that never came is spoken of as long as a finding looks back.
+DISAGREEMENT_HOLDS_SECONDS = 600.0
 USAGE_ROUNDING = 0.011  # `token usage` is printed with two decimals
 FULL_SHARE = 0.9
 DEFAULT_LOG_INTERVAL = 40  # decode steps between two decode lines
+POOL_MEMORY_SECONDS = 60.0  # decode lines come more often; after this long some were not read
 MOST_PENDING = 256
+MOST_REQUESTS = 2**31
+
+_Scheduler = tuple[int | None, int | None]  # DP and PP rank
 
 
 @dataclass(slots=True)
@@ -42,15 +60,22 @@ class PoolMemory:
     """What is known of one scheduler's pool since its last decode line: whether it can be full by now."""
 
     def __init__(self) -> None:
+        self._at = 0.0
         self._tokens: float | None = None
+        self._usage: float | None = None
         self._running = 0.0
         self._joined = 0.0
 
-    def see_decode(self, line: DecodeBatch) -> None:
+    def forget(self) -> None:
+        """A line was not read or not believed: nothing is known until the next one."""
+        self._tokens = None
+
+    def see_decode(self, line: DecodeBatch, now: float) -> None:
         """A decode line tells the tokens in use."""
         hybrid = line.swa_usage is not None or line.mamba_usage is not None
         transferred = "transfer" in line.queues or "prealloc" in line.queues
         self._tokens = None if hybrid or transferred or line.tokens is None else float(line.tokens)
+        self._usage, self._at = line.full_usage, now
         self._running, self._joined = float(line.running or 0), 0.0
 
     def see_prefill(self, line: PrefillBatch) -> None:
@@ -58,14 +83,74 @@ class PoolMemory:
         self._joined += (line.new_tokens or 0) + (line.cached_tokens or 0)
         self._running += line.new_sequences or 0
 
-    def can_be_full(self, facts: ServerFacts, dp: int | None) -> bool:
+    def can_be_full(self, facts: ServerFacts, dp: int | None, now: float) -> bool:
         """Whether tokens in use, prompts since, and one log interval of generation can have filled the pool; True when not told."""
         pool = facts.kv_pool_tokens.get(dp)
-        if self._tokens is None or not pool or facts.args.get("speculative_algorithm"):
+        # Speculation fills several places a step; without its arguments a server may do that.
+        if self._tokens is None or not pool or not facts.args or facts.args.get("speculative_algorithm"):
             return True
+        if now - self._at > POOL_MEMORY_SECONDS:
+            return True
+        if self._usage is None or abs(self._tokens / pool - self._usage) > USAGE_ROUNDING:
+            return True  # not this pool: the fuller of two, or another server's
         steps = 2 * (facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL)
         slack = self._running * (facts.arg("page_size") or 1)
         return self._tokens + self._joined + steps * self._running + slack >= FULL_SHARE * pool
+
+
+class Account:
+    """One scheduler's counter of retracted requests beside the lines that claim what it gained. Figures are requests.
+
+    A claim never lies further ahead than the counter. What no line has claimed for a minute is struck: a forged line of later must not live on it.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.base_at = self._believed_at = now
+        self._gained = 0.0
+        self._struck = 0.0
+        self._gains: deque[tuple[float, float]] = deque()  # when, and all that had been gained by then
+        self._claimed: dict[int | None, float] = {}  # by PP rank
+        self.missed_at: float | None = None  # when a gain was struck that a line should have claimed
+
+    def gain(self, requests: float, now: float) -> None:
+        """The counter grew."""
+        self._strike(now)
+        if requests > 0:
+            self._gained += requests
+            self._gains.append((now, self._gained))
+
+    def _strike(self, now: float) -> None:
+        while self._gains and now - self._gains[0][0] > DISAGREE_SECONDS:
+            at, self._struck = self._gains.popleft()
+            # Lines that came with the base have claimed nothing.
+            if self._struck > max(self._claimed.values(), default=0.0) and not self._from_base(at):
+                self.missed_at = now
+        for pp, claimed in self._claimed.items():
+            # Nor must a line that was believed without asking cost a later one its due for ever.
+            most = self._gained if now - self._believed_at > DISAGREE_SECONDS else inf
+            self._claimed[pp] = min(max(claimed, self._struck), most)
+
+    def _from_base(self, at: float) -> bool:
+        return at - self.base_at <= BASE_SECONDS + CONFIRM_SECONDS
+
+    def blurred(self, at: float) -> bool:
+        """Whether the base may hold a line that was read at `at`."""
+        return at - self.base_at <= BASE_SECONDS
+
+    def believe(self, line: Retraction, at: float) -> None:
+        """A line is counted without asking: what the counter gains for it is spoken for."""
+        if not self.blurred(at):
+            self._claimed[line.rank.pp] = self._claimed.get(line.rank.pp, self._struck) + line.requests
+            self._believed_at = max(at, self._believed_at)
+
+    def claim(self, line: Retraction, now: float) -> bool:
+        """Whether the counter has gained what the line tells."""
+        self._strike(now)
+        claimed = self._claimed.get(line.rank.pp, self._struck) + line.requests
+        if claimed > self._gained:
+            return False
+        self._claimed[line.rank.pp] = claimed
+        return True
 
 
 class Witness:
@@ -75,11 +160,11 @@ class Witness:
         self.suspicious: Counter[str] = Counter()
         self._pending: list[_Pending] = []
         self._failures: list[tuple[float, OutOfMemory]] = []
-        self._counted: dict[int | None, float] = {}
-        self._told: dict[tuple[int | None, int | None], float] = {}
-        self._scraped: set[int | None] = set()
-        self._confirming: set[int | None] = set()
-        self._agreed: dict[int | None, float] = {}
+        self._accounts: dict[int | None, Account] = {}
+        self._counting: set[int | None] = (
+            set()
+        )  # the counter can be asked, though it may not be there before its first event
+        self._confirming: set[int | None] = set()  # it is there
 
     def believes_batch(self, line: DecodeBatch | PrefillBatch, facts: ServerFacts) -> bool:
         """Whether a batch line's figures fit the server. Only lines after a raw sink are asked."""
@@ -95,6 +180,8 @@ class Witness:
         limit, pool = facts.running_limit(line.rank.dp), facts.kv_pool_tokens.get(line.rank.dp)
         if limit is not None and (line.running or 0) > limit:
             return False
+        if not rank_exists(line.rank, facts):
+            return False
         if isinstance(line, PrefillBatch):
             return True
         if pool is None or line.tokens is None or line.full_usage is None:
@@ -105,20 +192,24 @@ class Witness:
         self, line: Retraction, *, pool_can_be_full: bool, facts: ServerFacts, now: float
     ) -> list[Retraction]:
         """The events to count now: `line` itself, or none while it waits or is not believed."""
-        key = (line.rank.dp, line.rank.pp)
-        if not pool_can_be_full:
+        dp = line.rank.dp
+        account = self._accounts.get(dp)
+        if not pool_can_be_full or (line.suspect and not rank_exists(line.rank, facts)):
             return self._refuse()
-        if line.rank.dp in self._confirming:
-            if self._spend(key, line.requests):
-                return [line]
-            return self._wait(line, now)
-        if line.suspect and expected_ranks(facts) < 2:
-            return self._refuse()
+        if account is not None and dp in self._confirming and account.claim(line, now):
+            return [line]
         if line.suspect:
+            alone = "tp_size" in facts.args and expected_ranks(facts) < 2
+            return self._refuse() if alone and dp not in self._counting else self._wait(line, now)
+        if account is not None and dp in self._confirming and not account.blurred(now):
             return self._wait(line, now)
-        if line.rank.dp in self._scraped:
-            self._told[key] = self._told.get(key, 0.0) + line.requests
-        return [line]
+        return self._believe(_Pending(now, line))
+
+    def _believe(self, each: _Pending) -> list[Retraction]:
+        account = self._accounts.get(each.event.rank.dp)
+        if account is not None:
+            account.believe(each.event, each.at)
+        return [each.event]
 
     def _refuse(self) -> list[Retraction]:
         self.suspicious["retraction"] += 1
@@ -130,70 +221,74 @@ class Witness:
         self._pending.append(_Pending(now, line))
         return []
 
-    def _spend(self, key: tuple[int | None, int | None], requests: float) -> bool:
-        told = self._told.get(key, 0.0)
-        if told + requests > self._counted.get(key[0], 0.0):
-            return False
-        self._told[key] = told + requests
-        return True
-
-    def repeated(self, line: Retraction) -> list[Retraction]:
+    def repeated(self, line: Retraction, facts: ServerFacts) -> list[Retraction]:
         """Another TP rank printed the same: what waited for that is believed, unless the server's own counter is asked."""
-        if line.rank.dp in self._confirming:
+        if line.rank.dp in self._confirming or not rank_exists(line.rank, facts):
             return []
         return self._take([each for each in self._pending if _figures(each.event) == _figures(line)])
 
-    def scraped(self, dp: int | None, now: float, gained: float | None, *, confirms: bool) -> list[Retraction]:
-        """A scrape: the server's counter of retracted requests grew by `gained` since the last (None: the first). Returns what it confirms."""
-        self._scraped.add(dp)
-        self._counted[dp] = self._counted.get(dp, 0.0) + (gained or 0.0)
-        if confirms:
-            self._confirming.add(dp)
-        told = max((requests for (rank, _), requests in self._told.items() if rank == dp), default=0.0)
-        if told >= self._counted[dp] or not confirms:
-            self._agreed[dp] = now
+    def scraped(
+        self, dp: int | None, now: float, gained: float | None, *, counts: bool, confirms: bool
+    ) -> list[Retraction]:
+        """A scrape: the server's counter of retracted requests grew by `gained` since the last (None: the first).
+
+        `counts`: the server has such a counter, there or not yet; `confirms`: it is there. Returns what it confirms.
+        """
+        account = self._accounts.get(dp)
+        if account is None:
+            self._accounts[dp] = account = Account(now)
+        else:
+            account.gain(gained or 0.0, now)
+        for flag, asked in ((counts, self._counting), (counts and confirms, self._confirming)):
+            if flag:
+                asked.add(dp)
         mine = [each for each in self._pending if each.event.rank.dp == dp]
         for each in mine:
             each.scrapes += 1
         if dp not in self._confirming:
             return []
-        return self._take([each for each in mine if self._spend((dp, each.event.rank.pp), each.event.requests)])
+        # A suspect line has what the others leave over.
+        mine.sort(key=lambda each: each.event.suspect)
+        confirmed = [each for each in mine if account.claim(each.event, now)]
+        self._drop(confirmed)
+        return [each.event for each in confirmed]
 
     def disagrees(self, now: float) -> bool | None:
-        """Whether the server has counted retractions for a minute that its log does not show; None when it does not count them."""
+        """Whether the server has lately counted retractions that its log has not shown within a minute; None when it does not count them."""
         if not self._confirming:
             return None
-        return any(now - self._agreed.get(dp, now) > DISAGREE_SECONDS for dp in self._confirming)
+        missed = [self._accounts[dp].missed_at for dp in self._confirming if dp in self._accounts]
+        return any(at is not None and now - at <= DISAGREEMENT_HOLDS_SECONDS for at in missed)
 
     def unscraped(self) -> None:
         """SGLang could not be scraped: its counter confirms nothing until it answers again."""
         self._confirming.clear()
+        self._counting.clear()
+
+    def _drop(self, settled: list[_Pending]) -> None:
+        gone = {id(each) for each in settled}
+        self._pending = [each for each in self._pending if id(each) not in gone]
 
     def _take(self, believed: list[_Pending]) -> list[Retraction]:
-        self._pending = [each for each in self._pending if each not in believed]
-        return [each.event for each in believed]
+        self._drop(believed)
+        return [event for each in believed for event in self._believe(each)]
 
     def tick(self, now: float) -> list[Retraction]:
         """What waited long enough: believed when nobody could say anything and nothing speaks against it, else refused."""
         believed: list[_Pending] = []
-        for each in list(self._pending):
+        refused: list[_Pending] = []
+        for each in self._pending:
             age, dp = now - each.at, each.event.rank.dp
-            if dp in self._confirming:
-                if age > CONFIRM_SECONDS and each.scrapes >= CONFIRM_SCRAPES:
-                    self._pending.remove(each)
-                    self._refuse()
-                elif age > GIVE_UP_SECONDS and each.scrapes == 0:
-                    believed += self._settle(each)
-            elif age > REPEAT_SECONDS:
-                believed += self._settle(each)
+            asked = dp in (self._counting if each.event.suspect else self._confirming)
+            if asked and age > CONFIRM_SECONDS and each.scrapes >= CONFIRM_SCRAPES:
+                account = self._accounts.get(dp)
+                early = account is not None and account.blurred(each.at)
+                (believed if early and not each.event.suspect else refused).append(each)
+            elif age > (GIVE_UP_SECONDS if asked else REPEAT_SECONDS):
+                (refused if each.event.suspect else believed).append(each)
+        self._drop(refused)
+        self.suspicious["retraction"] += len(refused)
         return self._take(believed)
-
-    def _settle(self, each: _Pending) -> list[_Pending]:
-        if each.event.suspect:
-            self._pending.remove(each)
-            self._refuse()
-            return []
-        return [each]
 
     def failure(self, line: OutOfMemory, now: float) -> list[OutOfMemory]:
         """The failures to count now. One after a raw sink waits whether its process really ends."""
@@ -201,34 +296,68 @@ class Witness:
             return [line]
         if len(self._failures) < MOST_PENDING:
             self._failures.append((now, line))
+        else:
+            self.suspicious["out_of_memory"] += 1
         return []
 
-    def survived(self, dp: int | None, now: float) -> None:
-        """This scheduler decodes: a failure it is said to have had some seconds ago was none."""
+    def survived(self, rank: Rank, now: float, printed: float | None = None) -> None:
+        """This scheduler works: a failure it is said to have had some seconds ago was none. `printed` is the line's own time."""
         kept = [
             (at, line)
             for at, line in self._failures
-            if not (now - at > SURVIVAL_SECONDS and line.rank.dp in {dp, None})
+            if line.rank.dp not in {rank.dp, None} or not _later(at, line, now, printed)
         ]
         self.suspicious["out_of_memory"] += len(self._failures) - len(kept)
         self._failures = kept
 
-    def ended(self, now: float, *, certain: bool = False) -> list[OutOfMemory]:
-        """Failures that nothing has contradicted: those older than five seconds, or all once a process is known to have died."""
-        due = [line for at, line in self._failures if certain or now - at > FATAL_SECONDS]
-        self._failures = [(at, line) for at, line in self._failures if line not in due]
+    def ended(self, now: float) -> list[OutOfMemory]:
+        """Failures that nothing has contradicted within five seconds."""
+        due = [line for at, line in self._failures if now - at > FATAL_SECONDS]
+        self._failures = [(at, line) for at, line in self._failures if now - at <= FATAL_SECONDS]
         return due
-
-    def believable(self) -> list[Retraction]:
-        """What waits and nothing speaks against."""
-        return [each.event for each in self._pending if not each.event.suspect]
 
     def restarted(self) -> list[Retraction]:
         """The server started anew and its counter with it: what waits is believed unless something speaks against it."""
-        believed = self.believable()
+        believed = [each.event for each in self._pending if not each.event.suspect]
         self.suspicious["retraction"] += len(self._pending) - len(believed)
         self._pending.clear()
         self._confirming.clear()
+        self._counting.clear()
+        self._accounts.clear()
+        # What another server prints later, from a backlog in the same moment, says nothing about the one before.
+        self._failures = [(at, replace(line, time=None)) for at, line in self._failures]
+        return believed
+
+    def saved(self, now: float) -> dict[str, Any]:
+        """Give what still waits, and what was refused, as plain JSON."""
+        return {
+            "suspicious": dict(self.suspicious),
+            "retractions": [
+                [[*_scheduler(line.rank), line.rank.tp], line.suspect, *_told(line)]
+                for line in (each.event for each in self._pending)
+            ],
+            "failures": [[now - at, [*_scheduler(line.rank), line.rank.tp], line.phase] for at, line in self._failures],
+        }
+
+    def restore(self, saved: object, now: float) -> list[Retraction]:
+        """Go on from what `saved` gave; what cannot be read is left out.
+
+        The counter of then is not remembered: a line that waited for it is given back to be counted unless something speaks against it.
+        """
+        document = saved if isinstance(saved, dict) else {}
+        self.suspicious.update(counts(document.get("suspicious")))
+        believed = []
+        for entry in _lists(document.get("retractions"))[:MOST_PENDING]:
+            line = _retraction(entry)
+            if line is not None and line.suspect:
+                self._pending.append(_Pending(now, line))
+            elif line is not None:
+                believed.append(line)
+        for entry in _lists(document.get("failures"))[:MOST_PENDING]:
+            if len(entry) == 3 and _is_number(entry[0]) and entry[2] in OUT_OF_MEMORY_PHASES:
+                rank = _rank(entry[1])
+                if rank is not None:
+                    self._failures.append((now - entry[0], OutOfMemory(None, rank, entry[2], suspect=True)))
         return believed
 
 
@@ -238,13 +367,72 @@ def expected_ranks(facts: ServerFacts) -> int:
     return int(tp // dp) if facts.arg("enable_dp_attention") and dp else int(tp)
 
 
-def _figures(line: Retraction) -> tuple[object, ...]:
-    return (
-        line.rank.dp,
-        line.rank.pp,
-        line.requests,
-        line.aborted,
-        line.new_tokens_gained,
-        line.ratio_before,
-        line.ratio_after,
+def rank_exists(rank: Rank, facts: ServerFacts) -> bool:
+    """Whether the server has such a rank, as far as its arguments tell."""
+    if "dp_size" in facts.args:
+        schedulers = facts.arg("dp_size") or 1
+        known = rank.dp is None or (1 < schedulers > rank.dp)
+    else:
+        known = rank.dp in facts.kv_pool_tokens or not facts.kv_pool_tokens
+    sizes = ((rank.tp, "tp_size"), (rank.pp, "pp_size"))
+    return known and all(number is None or number < (facts.arg(size) or inf) for number, size in sizes)
+
+
+def counts(saved: object) -> dict[str, int]:
+    """The counts by name in a saved document; what cannot be one, or would not fit a float, is left out."""
+    pairs = saved.items() if isinstance(saved, dict) else ()
+    return {str(name): int(count) for name, count in pairs if _is_number(count) and 0 <= count <= 2**53}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= 2**53 and isfinite(value)
+
+
+def _lists(saved: object) -> list[list[Any]]:
+    return [entry for entry in saved if isinstance(entry, list)] if isinstance(saved, list) else []
+
+
+def _rank(saved: object) -> Rank | None:
+    if not isinstance(saved, list) or len(saved) != 3 or not all(n is None or isinstance(n, int) for n in saved):
+        return None
+    return Rank(dp=saved[0], pp=saved[1], tp=saved[2])
+
+
+def _retraction(entry: list[Any]) -> Retraction | None:
+    rank = _rank(entry[0]) if len(entry) == 7 else None
+    if rank is None or not all(n is None or _is_number(n) for n in entry[3:]) or not _is_number(entry[2]):
+        return None
+    if not 0 <= entry[2] <= MOST_REQUESTS:
+        return None
+    return Retraction(
+        None,
+        rank,
+        int(entry[2]),
+        aborted=entry[3],
+        new_tokens_gained=entry[4],
+        ratio_before=entry[5],
+        ratio_after=entry[6],
+        suspect=bool(entry[1]),
     )
+
+
+def _later(at: float, failure: OutOfMemory, now: float, printed: float | None) -> bool:
+    """Whether `now` is so long after a failure that a process which had it would be gone.
+
+    Read from a backlog, both arrive at one moment: then the printed times tell.
+    """
+    if now - at > SURVIVAL_SECONDS:
+        return True
+    return printed is not None and failure.time is not None and printed - failure.time > SURVIVAL_SECONDS
+
+
+def _scheduler(rank: Rank) -> _Scheduler:
+    return rank.dp, rank.pp
+
+
+def _told(line: Retraction) -> tuple[float | None, ...]:
+    return line.requests, line.aborted, line.new_tokens_gained, line.ratio_before, line.ratio_after
+
+
+def _figures(line: Retraction) -> tuple[object, ...]:
+    return (*_scheduler(line.rank), *_told(line))

@@ -56,11 +56,13 @@ class RetractionLedger:
 
     def restore(self, saved: object, now: float) -> None:
         """Go on from what `saved` gave; the time between two processes does not count."""
-        for entry in saved if isinstance(saved, list) else ():
+        for entry in saved[-_MOST_KEYS:] if isinstance(saved, list) else ():
             try:
                 key, age, lines = entry
-                self._seen[tuple(key)] = (now - float(age), {tp: int(count) for tp, count in lines})
-            except (TypeError, ValueError):
+                counted = {tp: int(count) for tp, count in lines}
+                if 0 <= age <= REPEAT_SECONDS:
+                    self._seen[tuple(key)] = (now - age, counted)
+            except (TypeError, ValueError, OverflowError):
                 continue
 
 
@@ -95,7 +97,7 @@ class OutOfMemoryLedger:
     def restore(self, saved: object, now: float) -> None:
         """Go on from what `saved` gave."""
         for phase, age in saved.items() if isinstance(saved, dict) else ():
-            if phase in OUT_OF_MEMORY_PHASES and isinstance(age, (int, float)):
+            if phase in OUT_OF_MEMORY_PHASES and isinstance(age, (int, float)) and 0 <= age <= REPEAT_SECONDS:
                 self._last[cast("OutOfMemoryPhase", phase)] = now - age
 
     def forget(self) -> None:
@@ -136,4 +138,6 @@ class StatsRanks:
         """Go on from what `saved` gave."""
         for entry in saved if isinstance(saved, list) else ():
             if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], int):
-                self._lowest[entry[0], entry[1]] = entry[2]
+                dp, pp, tp = entry
+                if all(rank is None or isinstance(rank, int) for rank in (dp, pp)):
+                    self._lowest[dp, pp] = tp

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from sglang_tuning_exporter.credibility import counts
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sources.statefile import StateFile
 from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sglang_tuning_exporter.config import Config
+    from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.state import ServerState
 
 # A log that grows faster than one poll reads is read on at once.
@@ -27,8 +29,8 @@ logger = logging.getLogger("sglang_tuning_exporter")
 class Logbook:
     """Reads what the followed files gained. One thread polls; what it learns goes into the state under the caller's lock.
 
-    With a state file, positions and counters are saved together after every block and before the lock is let go: nobody can have seen a counter that a
-    crash would take back, and nothing is read twice onto the same counter.
+    With a state file, positions and counters are saved together after every block and before the lock is let go, and again by `keep` before a counter
+    that moved without a line is shown: nobody can have seen a counter that a crash would take back, and nothing is read twice onto the same counter.
     """
 
     def __init__(self, config: Config, stdin: BinaryIO | None = None) -> None:
@@ -39,7 +41,6 @@ class Logbook:
         self._before: Counter[str] = Counter()
         self._unrecognised_before: Counter[str] = Counter()
         self._readers: dict[str, LogReader] = {}
-        self._past_readers: dict[str, LogReader] = {}
         self._state_file = _taken(config.state_file)
         self._saved = self._state_file.load() if self._state_file else {}
         positions = self._saved.get("positions")
@@ -49,8 +50,8 @@ class Logbook:
             from_start=config.from_start,
             positions=positions if isinstance(positions, dict) else None,
         )
-        self._said = ""
-        self._unsaved = True  # the first look has set positions
+        self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
+        self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
         self._say_problem()
 
     @property
@@ -80,9 +81,13 @@ class Logbook:
                 logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
         with lock:
             self.files = statuses
-            if size == 0 and self._unsaved:
-                self._save(state, time.monotonic())
+            self.keep(state, time.monotonic())
         return size >= BEHIND_BYTES
+
+    def keep(self, state: ServerState, now: float) -> None:
+        """Save what was counted since the last block, if anything: call it under the lock before anybody is shown a counter."""
+        if self._kept is None or self._kept != state.counted():
+            self._save(state, now)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -91,13 +96,15 @@ class Logbook:
             self._state_file.release()
 
     def _read(self, block: Block, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+        reader = self._readers.setdefault(block.path, LogReader())
         if block.historical:
-            events = self._past_readers.setdefault(block.path, LogReader()).feed(block.data)
+            # The same reader: a traceback begun, a raw message just printed or the ranks of this server bear on what follows.
+            events = _uncounted(reader, block.data)
             with lock:
                 for event in events:
                     state.recall(event)
             return
-        events = self._readers.setdefault(block.path, LogReader()).feed(block.data)
+        events = reader.feed(block.data)
         with lock:
             now = time.monotonic()
             for event in events:
@@ -108,9 +115,9 @@ class Logbook:
             self._save(state, now)
 
     def _save(self, state: ServerState, now: float) -> None:
-        if self._state_file is None:
+        if self._state_file is None or not self._state_file.held:
             return
-        self._unsaved = not self._state_file.save(
+        saved = self._state_file.save(
             {
                 "positions": self._follower.positions(),
                 "lines": self.lines,
@@ -118,6 +125,7 @@ class Logbook:
                 "state": state.saved(now),
             }
         )
+        self._kept = state.counted() if saved else None
         self._say_problem()
 
     def _say_problem(self) -> None:
@@ -130,10 +138,18 @@ def _taken(path: Path | None) -> StateFile | None:
     if path is None:
         return None
     state_file = StateFile(path)
-    if state_file.acquire():
-        return state_file
-    logger.warning("state file %s: %s; going on without it", path, state_file.problem)
-    return None
+    if not state_file.acquire():
+        logger.warning("state file %s: %s; going on without it", path, state_file.problem)
+    return state_file
+
+
+def _uncounted(reader: LogReader, text: bytes) -> list[Event]:
+    tallies = (reader.counts, reader.unrecognised, reader.suspicious)
+    before = [dict(tally) for tally in tallies]
+    events = reader.feed(text)
+    for tally, figures in zip(tallies, before, strict=True):
+        tally.update(figures)
+    return events
 
 
 def _sum(counters: Any) -> Counter[str]:
@@ -144,5 +160,4 @@ def _sum(counters: Any) -> Counter[str]:
 
 
 def _counter(saved: object) -> Counter[str]:
-    pairs = saved.items() if isinstance(saved, dict) else ()
-    return Counter({str(key): value for key, value in pairs if isinstance(value, int) and value >= 0})
+    return Counter(counts(saved))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
+MOST_LOG_BYTES = 32 << 20  # a demo that runs for days must not fill the disk: past this a new round begins an empty file
 _JSON = "application/json"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -160,6 +161,7 @@ class ReplayServer:
                 began = time.monotonic()
                 self._written = 0
                 position = 0.0
+                self._keep_log_small()
             self._advance(position)
 
     def _advance(self, position: float) -> None:
@@ -179,6 +181,11 @@ class ReplayServer:
                 rest = rest[self._log.write(rest) :]
         except OSError as error:
             self._failure = error
+
+    def _keep_log_small(self) -> None:
+        assert self._log is not None
+        if self._log.tell() > MOST_LOG_BYTES:
+            self._log.truncate(0)
 
     def _answer(self, path: str) -> tuple[int, str, bytes] | None:
         """Status, content type and body of a GET; None while the server was away."""

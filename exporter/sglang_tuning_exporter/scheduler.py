@@ -11,6 +11,8 @@ from sglang_tuning_exporter.signals import ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, S
 from sglang_tuning_exporter.window import AdmissionRate, Totals, Window, batch_size_bucket
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.server import ServerFacts
     from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
@@ -132,9 +134,10 @@ class RankState:
             names += ["replayed", "eager"]
         return {name: self.totals.counts[name] for name in names}
 
-    def restore(self, counts: dict[str, float]) -> None:
+    def restore(self, counts: Mapping[str, float]) -> None:
         """Put back what `saved` gave to an earlier process."""
-        self.totals.counts.update(counts)
+        for name in ("retraction_events", "log_retracted_requests", "replayed", "eager"):
+            self.totals.counts[name] += counts.get(name, 0)
 
     def _clear_gauges(self) -> None:
         self.running = self.queued = self.generation_throughput = self.new_token_ratio = None
@@ -172,7 +175,7 @@ class RankState:
     def see_decode(self, line: DecodeBatch, now: float) -> None:
         """Take a decode line."""
         self.advance(now)
-        self.pool.see_decode(line)
+        self.pool.see_decode(line, now)
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)

@@ -11,11 +11,13 @@ from collections import Counter, deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.credibility import Witness
+from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.scheduler import RankState, gained
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.sglang.events import (
+    NO_RANK,
+    OUT_OF_MEMORY_PHASES,
     DecodeBatch,
     Event,
     Liveness,
@@ -80,11 +82,13 @@ class ServerState:
 
     def _see_batch(self, line: DecodeBatch | PrefillBatch, now: float) -> bool:
         if not self.witness.believes_batch(line, self.facts):
+            if line.rank.dp in self.ranks:
+                self.ranks[line.rank.dp].pool.forget()
             return False
         if self._stats_ranks.counts(line.rank):
             rank = self.rank(line.rank.dp, now)
+            self.witness.survived(line.rank, now, line.time)
             if isinstance(line, DecodeBatch):
-                self.witness.survived(line.rank.dp, now)
                 rank.see_decode(line, now)
             else:
                 rank.see_prefill(line, now)
@@ -100,9 +104,6 @@ class ServerState:
             self.liveness[event.what] += 1
             if event.what != "health_check_failed":
                 self._started_at = None
-            if event.what in {"process_died", "scheduler_exception", "launch_failed"}:
-                for failure in self.witness.ended(now, certain=True):
-                    self._fail(failure, now)
 
     def starting(self, now: float) -> bool:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
@@ -117,14 +118,14 @@ class ServerState:
             self.facts.apply(event)
 
     def _retract(self, event: Retraction, now: float) -> None:
-        rank = self.rank(event.rank.dp, now)
         if event.testing:
             return
         if self._retractions.is_new(event, now):
-            full = rank.pool.can_be_full(self.facts, rank.dp)
+            rank = self.ranks.get(event.rank.dp)  # not made here: a line that is not believed must not add a scheduler
+            full = rank is None or rank.pool.can_be_full(self.facts, rank.dp, now)
             self._count(self.witness.retraction(event, pool_can_be_full=full, facts=self.facts, now=now), now)
         else:
-            self._count(self.witness.repeated(event), now)
+            self._count(self.witness.repeated(event, self.facts), now)
 
     def _count(self, believed: list[Retraction], now: float) -> None:
         for event in believed:
@@ -208,7 +209,8 @@ class ServerState:
                         now,
                         gained(before, told) if known else None,
                         # From 0.5.7 on the counter is written with the line (CENSUS §1); before, with the next decode log.
-                        confirms=told is not None and rank.passes_told,
+                        counts=rank.passes_told,
+                        confirms=told is not None,
                     ),
                     now,
                 )
@@ -218,40 +220,39 @@ class ServerState:
         """SGLang could not be scraped."""
         self.witness.unscraped()
 
+    def counted(self) -> tuple[object, ...]:
+        """Give everything that `saved` keeps and that can change without a line: two equal ones need not be saved twice."""
+        ranks = tuple((rank.dp, *rank.saved().values()) for rank in self.ranks.values())
+        return ranks, tuple(self.out_of_memory.items()), tuple(self.witness.suspicious.items()), self.starts
+
     def saved(self, now: float) -> dict[str, Any]:
         """Give what a later process must know so that the rest of the log is counted once: plain JSON, read by `restore`."""
         return {
-            "ranks": [{"dp": rank.dp, "counts": self._saved_counts(rank)} for rank in self.ranks.values()],
+            "ranks": [{"dp": rank.dp, "counts": rank.saved()} for rank in self.ranks.values()],
             "out_of_memory": dict(self.out_of_memory),
+            "unexplained": self._unexplained is not None,
             "starts": self.starts,
-            "suspicious": dict(self.witness.suspicious),
+            "witness": self.witness.saved(now),
             "retractions": self._retractions.saved(now),
             "failures": self._failures.saved(now),
             "stats_ranks": self._stats_ranks.saved(),
         }
 
-    def _saved_counts(self, rank: RankState) -> dict[str, float]:
-        """What still waits for the counter's confirmation cannot be confirmed by a later process: it counts as believed."""
-        counts = rank.saved()
-        for event in self.witness.believable():
-            if event.rank.dp == rank.dp:
-                counts["retraction_events"] += 1
-                counts["log_retracted_requests"] += event.requests
-        return counts
-
     def restore(self, saved: dict[str, Any], now: float) -> None:
         """Go on from what an earlier process gave in `saved`; what cannot be read is left out."""
         for entry in _dicts(saved.get("ranks")):
             dp = entry.get("dp")
-            counts = _figures(entry.get("counts"))
             if dp is None or isinstance(dp, int):
-                self.rank(dp, now).restore(counts)
-        self.out_of_memory.update({phase: int(count) for phase, count in _figures(saved.get("out_of_memory")).items()})
-        self.starts = int(saved["starts"]) if isinstance(saved.get("starts"), int) else 0
-        self.witness.suspicious.update({kind: int(n) for kind, n in _figures(saved.get("suspicious")).items()})
+                self.rank(dp, now).restore(counts(entry.get("counts")))
+        failures = counts(saved.get("out_of_memory"))
+        self.out_of_memory.update({phase: failures.get(phase, 0) for phase in OUT_OF_MEMORY_PHASES if phase in failures})
+        if saved.get("unexplained") is True:
+            self._unexplained = (now, OutOfMemory(None, NO_RANK, "unknown"))
+        self.starts = counts(saved).get("starts", 0)
         self._retractions.restore(saved.get("retractions"), now)
         self._failures.restore(saved.get("failures"), now)
         self._stats_ranks.restore(saved.get("stats_ranks"))
+        self._count(self.witness.restore(saved.get("witness"), now), now)
 
     def advance(self, now: float) -> None:
         """Bring the seconds up to `now`."""
@@ -291,8 +292,3 @@ class ServerState:
 
 def _dicts(saved: object) -> list[dict[str, Any]]:
     return [entry for entry in saved if isinstance(entry, dict)] if isinstance(saved, list) else []
-
-
-def _figures(saved: object) -> dict[str, float]:
-    pairs = saved.items() if isinstance(saved, dict) else ()
-    return {str(key): value for key, value in pairs if isinstance(value, (int, float)) and value >= 0}

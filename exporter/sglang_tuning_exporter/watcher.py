@@ -133,6 +133,8 @@ class Watcher:
         with self._lock:
             now = time.monotonic()
             self.state.advance(now)
+            if self.log is not None:
+                self.log.keep(self.state, now)
             yield now
 
     def scrape(self, timeout: float) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
 MOST_BYTES = 8 << 20
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hold up the start
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class StateFile:
@@ -23,32 +27,43 @@ class StateFile:
         self.path = path
         self.problem = ""
         self._lock: int | None = None
-        self._last = b""
+        self._file = path  # behind symbolic links, so that they stay
+
+    @property
+    def held(self) -> bool:
+        """Whether the file is this process's to read and write."""
+        return self._lock is not None
 
     def acquire(self) -> bool:
-        """Take the file for this process; False when another exporter has it."""
+        """Take the file for this process; False when another exporter has it, or nobody can."""
         try:
-            self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = Path(os.path.realpath(self.path))
+            if self._file.exists() and not self._file.is_file():
+                # A device would be replaced by a file.
+                self.problem = "cannot be used: not a regular file"
+                return False
+            self._lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.problem = "another exporter uses it"
             self.release()
-            return False
-        except OSError as error:
-            self.problem = f"cannot be used: {error.strerror or error}"
+        except (OSError, ValueError) as error:
+            self.problem = f"cannot be used: {_words(error)}"
             self.release()
-            return False
-        return True
+        return self.held
 
     def load(self) -> dict[str, Any]:
-        """What was saved last; empty when there is nothing yet or it cannot be read."""
+        """What was saved last; empty when there is nothing yet, it cannot be read or is not ours."""
+        if not self.held:
+            return {}
         try:
-            with self.path.open("rb") as file:
-                text = file.read(MOST_BYTES + 1)
+            with os.fdopen(os.open(self._file, _READ), "rb") as file:
+                regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                text = file.read(MOST_BYTES + 1) if regular else b""
         except FileNotFoundError:
             return {}
         except OSError as error:
-            self.problem = f"cannot be read: {error.strerror or error}"
+            self.problem = f"cannot be read: {_words(error)}"
             return {}
         try:
             document = json.loads(text) if len(text) <= MOST_BYTES else None
@@ -60,23 +75,24 @@ class StateFile:
         return document
 
     def save(self, document: dict[str, Any]) -> bool:
-        """Replace the file. False when it could not be written; the old one is then still whole.
+        """Replace the file. False when it is not ours or could not be written; the old one is then still whole.
 
         Not forced to the disk: it has to survive the end of this process, and after the machine's own end the log is read on from a little earlier.
         """
-        text = json.dumps({"schema": SCHEMA, **document}, separators=(",", ":")).encode()
-        if text == self._last and not self.problem:
-            return True
-        beside = f"{self.path}.new"
-        try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text)
-            Path(beside).replace(self.path)
-        except OSError as error:
-            self.problem = f"cannot be written: {error.strerror or error}"
+        if not self.held:
             return False
-        self.problem, self._last = "", text
+        text = json.dumps({"schema": SCHEMA, **document}, separators=(",", ":")).encode()
+        beside = Path(f"{self._file}.new")
+        try:
+            with os.fdopen(os.open(beside, _WRITE, 0o600), "wb") as file:
+                file.write(text)
+            beside.replace(self._file)
+        except OSError as error:
+            self.problem = f"cannot be written: {_words(error)}"
+            with suppress(OSError):
+                beside.unlink()  # half of it takes the room that others need
+            return False
+        self.problem = ""
         return True
 
     def release(self) -> None:
@@ -84,3 +100,7 @@ class StateFile:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _words(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
