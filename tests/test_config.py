@@ -87,6 +87,17 @@ def test_the_key_file_comes_from_every_source_too(tmp_path: Path) -> None:
     assert resolved("--log-file", "x").api_key_file is None
 
 
+def test_the_key_may_stand_in_the_environment_and_a_file_of_it_wins(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("from-file\n")
+    assert resolved("--log-file", "x", SGLANG_TUNING_API_KEY="from-variable").api_key == "from-variable"
+    given = resolved("--log-file", "x", "--api-key-file", str(tmp_path / "key"), SGLANG_TUNING_API_KEY="from-variable")
+    assert given.api_key == "from-file"
+    assert "from-file" not in repr(given)
+    with pytest.raises(UsageError, match="SGLANG_TUNING_API_KEY=…: give") as error:
+        resolved("--log-file", "x", SGLANG_TUNING_API_KEY="two\nlines")
+    assert "two" not in str(error.value)
+
+
 def test_every_option_is_among_the_tested_ones() -> None:
     assert set(VALUES) | {"api_key_file"} == {option.name for option in OPTIONS}
 

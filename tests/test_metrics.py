@@ -60,6 +60,7 @@ FAMILIES: dict[str, set[str]] = {
     "state_seconds": {"signal", "state"},
     "diagnosis_active": {"diagnosis"},
     "recommended_arg": {"arg", "diagnosis"},
+    "recommended_arg_current": {"arg", "diagnosis"},
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
     "sources_disagree": {"fact"},

@@ -7,7 +7,7 @@ the key, the value and the remedy.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
+API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
 DEFAULT_PORT = 9741
 
 
@@ -52,6 +53,8 @@ class Config:
     from_start: bool
     api_key_file: Path | None
     state_file: Path | None
+    # From that file or from the environment, never from a flag: arguments of a process can be read by anybody.
+    api_key: str | None = field(default=None, repr=False)
 
     @property
     def metrics_url(self) -> str | None:
@@ -231,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         _key_file,
         default=None,
         metavar="FILE",
-        help="file with SGLang's --api-key, sent as a bearer token",
+        help="file with SGLang's --api-key, sent as a bearer token; the key itself may stand in SGLANG_TUNING_API_KEY",
     ),
     Option(
         "state_file",
@@ -241,7 +244,7 @@ OPTIONS: tuple[Option, ...] = (
         help="where positions in the log and counters outlive a restart of the exporter",
     ),
 )
-assert tuple(option.name for option in OPTIONS) == tuple(field.name for field in fields(Config))
+assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for each in fields(Config))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -276,10 +279,19 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
             values[option.name] = option.check(f"{path}: {option.name}", stored[option.name])
         else:
             values[option.name] = option.default
-    config = Config(**values)
+    config = Config(**values, api_key=_api_key(values["api_key_file"], environment.get(API_KEY_VARIABLE)))
     if config.sglang_url is None and not config.log_file:
         raise UsageError("nothing to watch: give --sglang-url http://HOST:PORT, --log-file PATH, or both")
     return config
+
+
+def _api_key(path: Path | None, variable: str | None) -> str | None:
+    if path is not None:
+        return path.read_text(encoding="ascii").strip()
+    key = (variable or "").strip()
+    if key and not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{API_KEY_VARIABLE}=…: give SGLang's --api-key as one line of plain text")
+    return key or None
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -306,4 +318,4 @@ def _read_file(path: str) -> dict[str, Any]:
 
 def environment_names() -> Sequence[str]:
     """Every environment variable that is read."""
-    return [option.variable for option in OPTIONS] + [ENVIRONMENT_PREFIX + "CONFIG"]
+    return [option.variable for option in OPTIONS] + [ENVIRONMENT_PREFIX + "CONFIG", API_KEY_VARIABLE]

@@ -196,12 +196,14 @@ class Witness:
         account = self._accounts.get(dp)
         if not pool_can_be_full or (line.suspect and not rank_exists(line.rank, facts)):
             return self._refuse()
-        if account is not None and dp in self._confirming and account.claim(line, now):
+        # Where the last request was aborted instead, none was put back: the counter stands, and has nothing to say.
+        asked = dp in self._confirming and line.requests > 0
+        if account is not None and asked and account.claim(line, now):
             return [line]
         if line.suspect:
             alone = "tp_size" in facts.args and expected_ranks(facts) < 2
             return self._refuse() if alone and dp not in self._counting else self._wait(line, now)
-        if account is not None and dp in self._confirming and not account.blurred(now):
+        if account is not None and asked and not account.blurred(now):
             return self._wait(line, now)
         return self._believe(_Pending(now, line))
 
@@ -223,7 +225,8 @@ class Witness:
 
     def repeated(self, line: Retraction, facts: ServerFacts) -> list[Retraction]:
         """Another TP rank printed the same: what waited for that is believed, unless the server's own counter is asked."""
-        if line.rank.dp in self._confirming or not rank_exists(line.rank, facts):
+        asked = line.rank.dp in self._confirming and line.requests > 0
+        if asked or not rank_exists(line.rank, facts):
             return []
         return self._take([each for each in self._pending if _figures(each.event) == _figures(line)])
 
@@ -249,7 +252,7 @@ class Witness:
             return []
         # A suspect line has what the others leave over.
         mine.sort(key=lambda each: each.event.suspect)
-        confirmed = [each for each in mine if account.claim(each.event, now)]
+        confirmed = [each for each in mine if each.event.requests and account.claim(each.event, now)]
         self._drop(confirmed)
         return [each.event for each in confirmed]
 

@@ -264,6 +264,12 @@ class WatcherCollector(Collector):
 
     def _findings(self, now: float) -> Iterable[Metric]:
         active = _gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
+        now_set = _gauge(
+            "recommended_arg_current",
+            "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
+            "arg",
+            "diagnosis",
+        )
         advised = _gauge(
             "recommended_arg",
             "The value to try for an argument, while a diagnosis that turns it holds.",
@@ -278,8 +284,11 @@ class WatcherCollector(Collector):
             for advice in found[row.id].advice if row.id in found else ():
                 if advice.arg and advice.suggested is not None:
                     advised.add_metric([advice.arg, row.id], advice.suggested)
+                    if advice.current is not None:
+                        now_set.add_metric([advice.arg, row.id], advice.current)
         yield active
         yield advised
+        yield now_set
 
     def _thresholds(self) -> Iterable[Metric]:
         profile = self._watcher.profile

@@ -96,10 +96,9 @@ class Watcher:
         self._informant: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
-            key = config.api_key_file.read_text(encoding="utf-8").strip() if config.api_key_file else None
-            client = Client(config.sglang_url, config.metrics_url, key)
+            client = Client(config.sglang_url, config.metrics_url, config.api_key)
             self._scraper = Scraper(client.metrics, self._take, client.cut)
-            self._informant = Client(config.sglang_url, config.metrics_url, key)
+            self._informant = Client(config.sglang_url, config.metrics_url, config.api_key)
 
     def start(self) -> None:
         """Begin to watch."""

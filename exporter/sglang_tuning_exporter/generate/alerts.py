@@ -156,7 +156,8 @@ class Rule:
         for name, metric in _IN_FORCE.items():
             default = _with(_query(metric), value + " (default)", "not set")
             unset = f'{{{{ if eq (. | first | label "arg") "{name}" }}}}{default}{{{{ else }}}}{unset}{{{{ end }}}}'
-        return _with(self._recommended, _with(given, value, unset), plain)
+        told = _query("sglang_tuning_recommended_arg_current", diagnosis=self.row.id)
+        return _with(told, value, _with(self._recommended, _with(given, value, unset), plain))
 
     @property
     def suggested(self) -> str:

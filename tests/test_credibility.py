@@ -1,0 +1,693 @@
+"""What it takes for a line of the log to be counted: text and scrapes in, counters out. Times are seconds since the server started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import requests
+from conftest import FakeSGLang, Page, config, reply, wait_for, web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.credibility import BASE_SECONDS, MOST_PENDING
+from sglang_tuning_exporter.guide.findings import Past, findings
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+
+POOL = 1_040_384
+TOOL = "Model attempted to call undefined function: get_weather"
+
+
+def args(more: str = "", tp: int = 1, dp: int = 1) -> str:
+    return f"server_args={{'tp_size': {tp}, 'dp_size': {dp}, 'max_running_requests': 400{more}}}"
+
+
+def retraction(requests: int = 5, ratio: float = 0.3002) -> str:
+    return (
+        f"KV cache pool is full. Retract requests. #retracted_reqs: {requests}, #new_tokens_gained: 8950, "
+        f"#new_token_ratio: {ratio:.4f} -> 0.5783"
+    )
+
+
+def decode(usage: float = 0.97, running: int = 237, tokens: int | None = None, more: str = "") -> str:
+    tokens = round(usage * POOL) if tokens is None else tokens
+    return (
+        f"Decode batch, #running-req: {running}, #token: {tokens}, token usage: {usage:.2f}, {more}"
+        "cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: 4"
+    )
+
+
+def prefill(new_tokens: int = 24, running: int = 2) -> str:
+    return (
+        f"Prefill batch, #new-seq: 1, #new-token: {new_tokens}, #cached-token: 0, token usage: 0.38, "
+        f"#running-req: {running}, #queue-req: 21, cuda graph: False, input throughput (token/s): 18.00"
+    )
+
+
+OUT_OF_MEMORY = "Decode out of memory. Try to lower your batch size."
+
+
+class Server:
+    """What the exporter knows of a server whose log and metrics it is shown; `ranks` is what the prefix says."""
+
+    def __init__(self, *, tp: int = 1, dp: int = 1, more: str = "", ranks: str = "") -> None:
+        self.state = ServerState(PROFILES["online"], 0.0)
+        self.reader = LogReader()
+        self.say(0.0, args(more, tp, dp))
+        for rank in range(dp):
+            prefix = f" DP{rank} TP0" if dp > 1 else ranks
+            self.say(0.0, f"max_total_num_tokens={POOL}, chunked_prefill_size=8192, max_running_requests=400", prefix)
+
+    def say(self, at: float, message: str, ranks: str = "") -> None:
+        text = f"[2025-11-20 {11 + int(at) // 3600:02}:{int(at) // 60 % 60:02}:{int(at) % 60:02}{ranks}] {message}\n"
+        for event in self.reader.feed(text.encode()):
+            self.state.observe(event, at)
+
+    def scrape(
+        self, at: float, retracted: float | None = None, passes: float | None = 1.0, dp: int | None = None
+    ) -> None:
+        figures = RankFigures(dp, running=237, queued=4, graph_passes=passes, retracted_requests=retracted)
+        self.state.observe_scrape(Scrape([figures], progress=100.0 + at), at)
+
+    def wait(self, to: float) -> None:
+        self.state.advance(to)
+
+    @property
+    def counted(self) -> int:
+        return int(self.state.totals().counts["retraction_events"])
+
+    @property
+    def requests(self) -> int:
+        return int(self.state.totals().counts["log_retracted_requests"])
+
+    @property
+    def doubted(self) -> Counter[str]:
+        return +self.state.witness.suspicious
+
+
+def busy(**layout: int) -> Server:
+    """A server that serves with a full pool, and is scraped where `retracted` is told: the base lies long ago."""
+    server = Server(tp=layout.get("tp", 1), ranks=" TP0" if layout.get("tp", 1) > 1 else "")
+    server.say(1, decode(), " TP0" if layout.get("tp", 1) > 1 else "")
+    return server
+
+
+def scraped(retracted: float | None, **layout: int) -> Server:
+    server = busy(**layout)
+    server.scrape(2, retracted)
+    server.scrape(17, retracted)
+    server.say(20, decode(), " TP0" if layout.get("tp", 1) > 1 else "")
+    return server
+
+
+# A forged line -------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_in_a_tools_name_is_no_retraction() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, retraction())
+    server.wait(90)
+    assert (server.counted, server.requests, server.doubted) == (0, 0, {"retraction": 1})
+
+
+def test_a_retraction_that_no_other_rank_prints_is_none() -> None:
+    server = busy(tp=8)
+    server.say(30, TOOL)
+    server.say(30, retraction(), " TP0")
+    server.wait(39)
+    assert server.doubted == {}
+    server.wait(41)
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_a_retraction_in_the_name_of_a_rank_that_is_not_there_repeats_nothing() -> None:
+    server = busy(tp=8)
+    server.say(30, TOOL)
+    server.say(30, retraction(), " TP0")
+    server.say(30, retraction(), " TP8")
+    server.wait(41)
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+@pytest.mark.parametrize("counter", [7.0, None], ids=["a counter that stands", "no counter yet"])
+@pytest.mark.parametrize("tp", [1, 8])
+def test_a_retraction_that_the_servers_own_counter_does_not_know_is_none(counter: float | None, tp: int) -> None:
+    server = scraped(counter, tp=tp)
+    server.say(30, TOOL)
+    server.say(30, retraction(), " TP0" if tp > 1 else "")
+    server.scrape(32, counter)
+    server.scrape(47, counter)
+    server.wait(48)
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_a_retraction_that_the_counter_does_not_know_is_none_even_if_nothing_made_it_suspect() -> None:
+    server = scraped(7)
+    server.say(30, retraction())
+    server.scrape(32, 7)
+    server.scrape(44, 7)
+    server.wait(44.5)
+    assert server.doubted == {}
+    server.wait(46)
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_a_hundred_forged_lines_drive_no_advice() -> None:
+    server = busy()
+    for at in range(30, 60):
+        server.say(at, TOOL)
+        for figure in range(4):
+            server.say(at, retraction(ratio=0.1 + figure / 100))
+        server.say(at, decode(0.95))
+    server.wait(61)
+    state = server.state
+    past = Past(state.recent(61), state.recent_failures(61, 600), 61, state.facts, state.profile)
+    assert "retracting_too_often" not in {found.diagnosis.id for found in findings(past)}
+    assert (server.counted, server.doubted) == (0, {"retraction": 120})
+
+
+def test_a_forged_line_adds_no_scheduler() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    for forged in (retraction(), decode(), prefill()):
+        server.say(30, forged, " DP7 TP0")
+    server.wait(41)
+    assert list(server.state.ranks) == [None]
+    assert server.doubted == {"retraction": 1, "batch": 2}
+
+
+def test_a_scheduler_beyond_the_last_is_not_believed() -> None:
+    server = Server(dp=2)
+    server.say(1, decode(), " DP0 TP0")
+    server.say(30, TOOL)
+    server.say(30, retraction(), " DP2 TP0")
+    server.wait(41)
+    assert list(server.state.ranks) == [0]
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_what_waits_is_bounded() -> None:
+    server = scraped(7)
+    server.say(30, TOOL)
+    for ratio in range(MOST_PENDING + 50):
+        server.say(30, retraction(ratio=ratio / 10_000))
+    assert server.doubted == {"retraction": 50}
+    server.scrape(32, 7)
+    server.scrape(47, 7)
+    server.wait(48)
+    assert (server.counted, server.doubted) == (0, {"retraction": MOST_PENDING + 50})
+
+
+def test_a_forged_line_does_not_take_what_the_counter_gained_for_a_real_one() -> None:
+    server = scraped(7)
+    server.say(30, TOOL)
+    server.say(30, retraction(1))
+    for line in range(70):
+        server.say(33, f"x {line}")
+    server.say(34, retraction(3))
+    server.scrape(35, 10)
+    server.scrape(50, 10)
+    server.wait(60)
+    assert (server.counted, server.requests, server.doubted) == (1, 3, {"retraction": 1})
+
+
+def test_a_gain_that_no_line_claimed_does_not_confirm_a_forged_line_much_later() -> None:
+    server = scraped(7)
+    server.scrape(30, 12)
+    for at in range(45, 105, 15):
+        server.scrape(at, 12)
+    server.say(110, TOOL)
+    server.say(110, retraction(5))
+    server.scrape(112, 12)
+    server.scrape(127, 12)
+    server.wait(130)
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+@pytest.mark.parametrize("suspect", [True, False])
+def test_a_retraction_of_no_request_cannot_be_borne_out_by_the_counter(*, suspect: bool) -> None:
+    server = scraped(7)
+    if suspect:
+        server.say(30, TOOL)
+    server.say(30, retraction(0))
+    server.scrape(32, 7)
+    server.scrape(47, 7)
+    server.wait(48)
+    assert (server.counted, server.doubted) == ((0, {"retraction": 1}) if suspect else (1, {}))
+
+
+# The pool ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_that_was_a_third_full_a_moment_ago_is_not_full() -> None:
+    server = busy()
+    server.say(30, decode(0.30, running=40))
+    server.say(31, retraction())
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_a_long_prompt_may_fill_it() -> None:
+    server = busy()
+    server.say(30, decode(0.30, running=40))
+    server.say(31, prefill(new_tokens=700_000))
+    server.say(31, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+def test_a_large_batch_may_fill_it_within_one_log_interval() -> None:
+    server = busy()
+    server.say(30, decode(0.88, running=390))
+    server.say(31, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (", 'speculative_algorithm': 'EAGLE3'", ""),
+        ("", "swa token usage: 0.20, "),
+        ("", "mamba num: 3, mamba usage: 0.20, "),
+        ("", "pre-allocated usage: 0.00, #prealloc-req: 0, #transfer-req: 0, #retracted-req: 0, "),
+    ],
+    ids=["speculative", "sliding window", "mamba", "disaggregated"],
+)
+def test_a_server_whose_pool_one_figure_does_not_tell_is_believed(arguments: str, keys: str) -> None:
+    server = Server(more=arguments)
+    line = decode(0.30, running=40, more=keys)
+    if "swa" in keys:
+        line = line.replace("#token:", "#full token:").replace(" token usage: 0.30", " full token usage: 0.30", 1)
+    server.say(30, line)
+    server.say(31, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+def test_a_usage_of_long_ago_says_nothing() -> None:
+    server = busy()
+    server.say(30, decode(0.30, running=40))
+    server.say(95, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+def test_a_batch_line_that_was_not_believed_leaves_the_pool_unknown() -> None:
+    server = busy()
+    server.say(30, decode(0.30, running=40))
+    server.say(31, TOOL)
+    server.say(31, decode(0.99, running=401))
+    for line in range(70):
+        server.say(34, f"x {line}")
+    server.say(35, retraction())
+    assert (server.counted, server.doubted) == (1, {"batch": 1})
+
+
+def test_a_pool_of_another_size_than_the_lines_says_nothing() -> None:
+    server = busy()
+    server.say(30, decode(0.97, running=40, tokens=97_000))
+    server.say(31, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+# A real one ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_metrics_a_retraction_that_nothing_speaks_against_counts_at_once() -> None:
+    server = busy()
+    server.say(30, retraction())
+    assert (server.counted, server.requests) == (1, 5)
+
+
+@pytest.mark.parametrize("log_first", [True, False])
+def test_the_counter_confirms_a_retraction_at_once(*, log_first: bool) -> None:
+    server = scraped(7)
+    if log_first:
+        server.say(30, retraction())
+        assert server.counted == 0
+        server.scrape(30.1, 12)
+    else:
+        server.scrape(30.1, 12)
+        server.say(30.2, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+@pytest.mark.parametrize("counter", [7.0, None])
+def test_the_counter_confirms_what_stands_between_raw_messages(counter: float | None) -> None:
+    server, before = scraped(counter), counter or 0.0
+    for event in range(20):
+        server.say(30 + event, TOOL)
+        server.say(30 + event, retraction(ratio=event / 100))
+        server.scrape(30.5 + event, before + 5 * (event + 1))
+    assert (server.counted, server.doubted) == (20, {})
+
+
+def test_other_ranks_bear_out_what_stands_between_raw_messages() -> None:
+    server = busy(tp=8)
+    for event in range(20):
+        server.say(30 + event, TOOL)
+        for rank in range(8):
+            server.say(30 + event, retraction(ratio=event / 100), f" TP{rank}")
+    server.wait(61)
+    assert (server.counted, server.doubted) == (20, {})
+
+
+def test_other_ranks_bear_it_out_where_the_arguments_are_not_known() -> None:
+    server = Server(tp=8, ranks=" TP0")
+    server.state = ServerState(PROFILES["online"], 0.0)
+    server.say(30, TOOL)
+    for rank in range(8):
+        server.say(30, retraction(), f" TP{rank}")
+    assert (server.counted, server.doubted) == (1, {})
+
+
+def test_a_server_before_0_5_7_has_no_counter_to_be_asked() -> None:
+    server = busy()
+    server.scrape(2, 7, passes=None)
+    server.scrape(17, 7, passes=None)
+    server.say(30, retraction())
+    server.scrape(32, 7, passes=None)
+    server.scrape(60, 7, passes=None)
+    server.wait(90)
+    assert (server.counted, server.doubted, server.state.witness.disagrees(90)) == (1, {}, None)
+
+
+def test_a_server_that_dies_of_it_has_retracted() -> None:
+    server = scraped(7)
+    server.say(30, retraction())
+    server.state.lost_scrape()
+    server.wait(39)
+    assert server.counted == 0
+    server.wait(61)
+    assert (server.counted, server.doubted) == (1, {})
+
+
+def test_a_server_that_cannot_be_asked_does_not_confirm_what_was_forged() -> None:
+    server = scraped(7)
+    server.say(30, TOOL)
+    server.say(30, retraction())
+    server.state.lost_scrape()
+    server.wait(61)
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_when_it_answers_again_its_counter_is_not_counted_on_twice() -> None:
+    server = scraped(7)
+    server.say(30, retraction(ratio=0.1))
+    server.state.lost_scrape()
+    server.wait(45)
+    server.scrape(46, 12)
+    server.say(47, TOOL)
+    server.say(47, retraction(ratio=0.2))
+    server.scrape(48, 12)
+    server.scrape(63, 12)
+    server.wait(64)
+    assert (server.counted, server.doubted) == (1, {"retraction": 1})
+
+
+def test_a_restart_settles_what_waits_and_the_new_counter_is_asked_anew() -> None:
+    server = scraped(7)
+    server.say(30, retraction(ratio=0.1))
+    server.say(40, args())
+    assert (server.counted, server.doubted) == (1, {})
+    server.scrape(70, None, passes=1)
+    server.say(80, decode())
+    server.say(81, retraction(ratio=0.1))
+    server.say(81, retraction(ratio=0.2))
+    server.scrape(85, 10, passes=90)
+    server.say(90, retraction(ratio=0.3))
+    server.scrape(91, 15, passes=99)
+    assert (server.counted, server.requests, server.doubted) == (4, 20, {})
+
+
+def test_a_restart_does_not_settle_what_was_forged() -> None:
+    server = scraped(7)
+    server.say(30, TOOL)
+    server.say(30, retraction())
+    for line in range(70):
+        server.say(33, f"x {line}")
+    server.say(40, args())
+    assert (server.counted, server.doubted) == (0, {"retraction": 1})
+
+
+def test_a_line_believed_without_cause_costs_a_later_one_nothing() -> None:
+    server = scraped(7)
+    server.state.lost_scrape()
+    server.say(30, retraction(9, ratio=0.1))
+    for at in range(40, 110, 10):
+        server.scrape(at, 7)
+    server.say(110, decode())
+    server.say(111, retraction(5, ratio=0.2))
+    server.scrape(112, 12)
+    assert server.counted == 2
+
+
+def test_what_the_log_does_not_show_within_a_minute_is_said_for_ten() -> None:
+    server = scraped(7)
+    server.scrape(40, 12)
+    said = []
+    for at in range(55, 760, 15):
+        server.scrape(at, 12)
+        said.append((at, server.state.witness.disagrees(at)))
+    assert [at for at, disagrees in said if disagrees][::39] == [115, 700]
+
+
+def test_what_came_with_the_first_scrape_is_no_disagreement() -> None:
+    server = busy()
+    server.scrape(2, 7)
+    server.say(3, retraction())
+    for at in range(4, 200, 15):
+        server.scrape(at, 12)
+    assert (server.counted, server.state.witness.disagrees(200)) == (1, False)
+
+
+# Every real one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_metrics", [False, True])
+def test_every_retraction_of_a_real_server_is_believed(*, with_metrics: bool) -> None:
+    recording = load(packaged("retract"))
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    moments = [(line.at, 0, line.text) for line in recording.lines]
+    moments += [(scrape.at, 1, scrape.text) for scrape in recording.scrapes] if with_metrics else []
+    for at, kind, text in sorted(moments, key=lambda moment: moment[:2]):
+        if kind:
+            state.observe_scrape(facts.read(text.decode()), at)
+        else:
+            for event in reader.feed(text):
+                state.observe(event, at)
+    state.settle(recording.length_seconds)
+    assert (state.totals().counts["retraction_events"], +state.witness.suspicious) == (10, {})
+
+
+@dataclass
+class Storm:
+    """Retractions at `at`: each line is read some time later, each scrape shows what had been counted when it was made."""
+
+    at: list[float]
+    requests: list[int]
+    read_after: list[float]
+    begun: float  # when the first scrape was made
+    every: float
+    sinks: bool
+
+
+@st.composite
+def storms(draw: st.DrawFn) -> Storm:
+    steps = draw(st.lists(st.sampled_from([0.0, 0.001, 0.05, 0.3, 1.0, 4.0]), min_size=1, max_size=40))
+    count = len(steps)
+    return Storm(
+        [21.0 + at for at in accumulate(steps)],
+        draw(st.lists(st.integers(1, 9), min_size=count, max_size=count)),
+        draw(st.lists(st.sampled_from([0.001, 0.05, 0.1, 0.9, 3.0]), min_size=count, max_size=count)),
+        draw(st.floats(1.0, 60.0)),
+        draw(st.sampled_from([0.5, 1.0, 5.0, 15.0])),
+        draw(st.booleans()),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(storms(), st.sampled_from([None, 0, 40]))
+def test_in_a_storm_every_line_is_counted_however_it_meets_the_scrapes(storm: Storm, before: int | None) -> None:
+    """With raw messages about, the base lies before the storm: a suspect line that only the base holds has no witness."""
+    server = busy()
+    begun = 2.0 if storm.sinks else storm.begun
+    moments: list[tuple[float, int]] = []
+    ready = 0.0
+    for number, (at, after) in enumerate(zip(storm.at, storm.read_after, strict=True)):
+        ready = max(ready, at + after)  # the file is read in order
+        moments.append((ready, number))
+    end = ready + 60
+    scrapes = [(begun + number * storm.every, -1) for number in range(int((end - begun) / storm.every))]
+    for now, number in sorted([*moments, *scrapes]):
+        server.wait(now)
+        if number < 0:
+            counted = sum(n for at, n in zip(storm.at, storm.requests, strict=True) if at <= now)
+            server.scrape(now, (before or 0) + counted if before is not None or counted else None, passes=now)
+        else:
+            server.say(now, decode())
+            if storm.sinks:
+                server.say(now, TOOL)
+            server.say(now, retraction(storm.requests[number], ratio=number / 100))
+    server.wait(end)
+    assert (server.counted, server.requests, server.doubted) == (len(storm.at), sum(storm.requests), {})
+
+
+def test_a_line_that_the_base_may_hold_is_believed() -> None:
+    server = busy()
+    server.scrape(20, 12)
+    server.say(20 + BASE_SECONDS - 1, retraction())
+    assert (server.counted, server.doubted) == (1, {})
+
+
+# Batch lines ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "believed"),
+    [
+        (decode(0.55, running=237), True),
+        (decode(0.55, running=401), False),
+        (decode(0.55, tokens=900_000), False),
+        (prefill(running=237), True),
+        (prefill(running=401), False),
+    ],
+    ids=["decode", "too many running", "tokens that are not that usage", "prefill", "prefill of too many"],
+)
+def test_a_suspect_batch_line_is_believed_when_its_figures_fit(line: str, *, believed: bool) -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, line)
+    assert server.doubted == ({} if believed else {"batch": 1})
+    assert (server.state.ranks[None].usage == 0.97) is not believed
+
+
+def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:
+    server = busy()
+    server.say(30, decode(0.55, running=401))
+    assert (server.state.ranks[None].running, server.doubted) == (401, {})
+
+
+# Failures ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_after_which_its_rank_goes_on_decoding_was_none() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, OUT_OF_MEMORY)
+    server.say(33, decode())
+    server.wait(60)
+    assert (+server.state.out_of_memory, server.doubted) == ({}, {"out_of_memory": 1})
+
+
+def test_another_scheduler_that_decodes_does_not_speak_for_it() -> None:
+    server = Server(dp=2)
+    for rank in (0, 1):
+        server.say(1, decode(), f" DP{rank} TP0")
+    server.say(30, TOOL)
+    server.say(30, OUT_OF_MEMORY, " DP0 TP0")
+    server.say(33, decode(), " DP1 TP0")
+    server.wait(36)
+    assert (+server.state.out_of_memory, server.doubted) == ({"decode": 1}, {})
+
+
+def test_a_failure_after_which_nothing_is_heard_counts_after_five_seconds() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, OUT_OF_MEMORY)
+    server.say(31, decode())  # what another thread still had to print
+    server.wait(34.9)
+    assert +server.state.out_of_memory == {}
+    server.wait(35.5)
+    assert (+server.state.out_of_memory, server.doubted) == ({"decode": 1}, {})
+
+
+def test_a_failure_that_nothing_made_suspect_counts_at_once() -> None:
+    server = busy()
+    server.say(30, OUT_OF_MEMORY)
+    assert +server.state.out_of_memory == {"decode": 1}
+
+
+def test_a_forged_failure_is_found_out_in_a_backlog_that_is_read_in_one_moment() -> None:
+    server = busy()
+    for message, second in ((TOOL, 30), (OUT_OF_MEMORY, 30), (decode(), 40)):
+        for event in server.reader.feed(f"[2025-11-20 11:00:{second}] {message}\n".encode()):
+            server.state.observe(event, 100.0)
+    server.wait(110)
+    assert (+server.state.out_of_memory, server.doubted) == ({}, {"out_of_memory": 1})
+
+
+def test_a_real_failure_in_a_backlog_is_not_denied_by_the_server_after_it() -> None:
+    server = busy()
+    limits = f"max_total_num_tokens={POOL}, chunked_prefill_size=8192, max_running_requests=400"
+    for message, second in ((TOOL, 10), (OUT_OF_MEMORY, 10), (args(), 20), (limits, 30), (decode(), 50)):
+        for event in server.reader.feed(f"[2025-11-20 11:00:{second}] {message}\n".encode()):
+            server.state.observe(event, 100.0)
+    server.wait(110)
+    assert (+server.state.out_of_memory, server.doubted) == ({"decode": 1}, {})
+
+
+def test_a_forged_end_of_the_process_does_not_prove_a_forged_failure() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, OUT_OF_MEMORY)
+    server.say(30, "Child process unexpectedly failed with an exit code 9. pid=77")
+    server.say(33, decode())
+    server.wait(60)
+    assert (+server.state.out_of_memory, server.doubted) == ({}, {"out_of_memory": 1})
+
+
+# On the page ---------------------------------------------------------------------------------------------------------
+
+
+def native(retracted: int, passes: int = 40) -> bytes:
+    return (
+        f"# TYPE sglang:num_running_reqs gauge\n"
+        f'sglang:num_running_reqs{{model_name="m",tp_rank="0",pp_rank="0"}} 237.0\n'
+        f'sglang:num_queue_reqs{{model_name="m",tp_rank="0",pp_rank="0"}} 4.0\n'
+        f'sglang:token_usage{{model_name="m",tp_rank="0",pp_rank="0"}} 0.97\n'
+        f'sglang:cuda_graph_passes_total{{model_name="m",tp_rank="0",pp_rank="0",mode="decode_cuda_graph"}} {passes}.0\n'
+        f'sglang:num_retracted_requests_total{{model_name="m",tp_rank="0",pp_rank="0"}} {retracted}.0\n'
+    ).encode()
+
+
+def test_a_real_retraction_shows_on_the_page_whose_scrape_confirms_it_and_a_forged_one_does_not(
+    tmp_path: Path, sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_tuning_exporter.credibility.BASE_SECONDS", 0.0)  # not to wait five seconds
+    sglang.answers["/metrics"] = reply(native(7))
+    log = tmp_path / "server.log"
+    log.write_text("")
+    watcher = Watcher(config(sglang_url=sglang.url, log_file=(str(log),)))
+    watcher.start()
+
+    def write(*messages: str) -> None:
+        with log.open("a") as file:
+            file.writelines(f"[2025-11-20 11:40:10] {message}\n" for message in messages)
+        read = watcher.log.lines if watcher.log else Counter()
+        wait_for(lambda: bool(watcher.log and watcher.log.lines != read))
+
+    with web(watcher) as url:
+
+        def page() -> Page:
+            return Page(requests.get(f"{url}/metrics", timeout=5).text)
+
+        assert page().value("sglang_tuning_retraction_events_total") == 0
+        write(decode(), retraction())
+        assert page().value("sglang_tuning_retraction_events_total") == 0
+        sglang.answers["/metrics"] = reply(native(12))
+        assert page().value("sglang_tuning_retraction_events_total") == 1
+        write(TOOL, retraction(ratio=0.5))
+        assert page().value("sglang_tuning_retraction_events_total") == 1
+        assert page().value("sglang_tuning_log_suspicious_total", kind="retraction") == 0
+        with watcher.view() as now:
+            watcher.state.advance(now + 16)
+        assert page().value("sglang_tuning_retraction_events_total") == 1
+        assert page().value("sglang_tuning_log_suspicious_total", kind="retraction") == 1

@@ -1,0 +1,312 @@
+"""The state file on real disks: replaced whole or not at all, and nothing that happens to it stops the exporter."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sources.statefile import MOST_BYTES, StateFile
+from sglang_tuning_exporter.state import ServerState
+
+AS_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.json"
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[StateFile]:
+    """A state file that this process has taken."""
+    file = StateFile(path)
+    assert file.acquire()
+    yield file
+    file.release()
+
+
+def taken(path: Path) -> StateFile:
+    file = StateFile(path)
+    file.acquire()
+    return file
+
+
+def test_what_was_saved_is_loaded(file: StateFile) -> None:
+    assert file.save({"lines": {"decode": 3}, "deep": [[None, 0.5, "\udcff"]]})
+    assert file.load() == {"schema": 1, "lines": {"decode": 3}, "deep": [[None, 0.5, "\udcff"]]}
+    assert file.problem == ""
+
+
+def test_before_the_first_save_there_is_nothing_and_that_is_no_problem(file: StateFile) -> None:
+    assert (file.load(), file.problem) == ({}, "")
+
+
+def test_only_its_owner_may_read_it(file: StateFile, path: Path) -> None:
+    file.save({})
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_whoever_reads_it_meanwhile_sees_a_whole_document(file: StateFile, path: Path) -> None:
+    file.save({"number": 0, "text": ""})
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 3000):
+            file.save({"number": number, "text": "x" * (number % 7 * 9000)})
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not stop.is_set():
+        seen.append(json.loads(path.read_bytes())["number"])
+    writer.join()
+    assert seen == sorted(seen)
+    assert json.loads(path.read_bytes())["number"] == 2999
+
+
+def test_a_process_killed_while_it_writes_leaves_a_whole_document(path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from sglang_tuning_exporter.sources.statefile import StateFile\n"
+        "file = StateFile(Path(sys.argv[1])); file.acquire(); number = 0\n"
+        "while True:\n    number += 1; file.save({'n': number, 'x': 'x' * 2_000_000}); print(number, flush=True)\n"
+    )
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            for _ in range(5):
+                writer.stdout.readline()
+            writer.kill()
+        file = taken(path)
+        assert file.load()["n"] >= 5
+        file.release()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\x00" * 4096,
+        b"[1, 2]",
+        b'"words"',
+        b"{}",
+        b'{"schema": 2}',
+        b'{"version": 3, "entries": []}',
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"schema": 1, "n": ' + b"9" * 10_000 + b"}",
+        b'{"schema": 1, "lines": "' + b"x" * MOST_BYTES + b'"}',
+    ],
+    ids=[
+        "empty",
+        "cut",
+        "nul",
+        "list",
+        "words",
+        "foreign",
+        "newer",
+        "other",
+        "not utf-8",
+        "deep",
+        "giant number",
+        "huge",
+    ],
+)
+def test_a_damaged_or_foreign_document_is_said_and_replaced_by_the_next_save(
+    file: StateFile, path: Path, text: bytes
+) -> None:
+    path.write_bytes(text)
+    assert file.load() == {}
+    assert file.problem == "is damaged or of another version: starting as if it were not there"
+    assert file.save({"lines": {}})
+    assert (file.problem, file.load()) == ("", {"schema": 1, "lines": {}})
+
+
+def test_a_second_exporter_cannot_take_it_until_the_first_lets_go(file: StateFile, path: Path) -> None:
+    file.save({"first": 1})
+    other = taken(path)
+    assert (other.held, other.problem) == (False, "another exporter uses it")
+    assert (other.load(), other.save({"second": 2})) == ({}, False)
+    assert file.load() == {"schema": 1, "first": 1}
+    file.release()
+    assert other.acquire()
+    assert other.load() == {"schema": 1, "first": 1}
+    other.release()
+
+
+def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from sglang_tuning_exporter.sources.statefile import StateFile\n"
+        "print(StateFile(Path(sys.argv[1])).acquire() and 'taken', flush=True); time.sleep(60)\n"
+    )
+    # Kept in a name, or the lock would go with the object.
+    code = code.replace(
+        "print(StateFile(Path(sys.argv[1])).acquire()", "f = StateFile(Path(sys.argv[1])); print(f.acquire()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"taken\n"
+        assert not taken(path).held
+        other.kill()
+    assert taken(path).held
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("missing/state.json", "cannot be used: No such file or directory"),
+        ("a-file/state.json", "cannot be used: Not a directory"),
+        ("a-directory", "cannot be used: not a regular file"),
+        ("a-pipe", "cannot be used: not a regular file"),
+        ("x" * 300, "cannot be used: File name too long"),
+        ("nul\0byte", "cannot be used: embedded null byte"),
+        ("loop", "another way"),
+    ],
+)
+def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "a-file").touch()
+    (tmp_path / "a-directory").mkdir()
+    os.mkfifo(tmp_path / "a-pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    file = taken(tmp_path / name)
+    assert (file.load(), file.save({})) == ({}, False)
+    assert file.problem == problem or name == "loop"
+    assert file.problem != ""
+    assert not file.held
+
+
+def test_a_device_is_not_replaced_by_a_file() -> None:
+    file = taken(Path("/dev/null"))
+    assert (file.held, file.problem) == (False, "cannot be used: not a regular file")
+    assert Path("/dev/null").is_char_device()
+    assert not Path("/dev/null.lock").exists()
+
+
+def test_a_symbolic_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "state.json"
+    link.symlink_to(tmp_path / "disk" / "state.json")
+    file = taken(link)
+    assert file.save({"lines": {}})
+    assert link.is_symlink()
+    assert (tmp_path / "disk" / "state.json").is_file()
+    file.release()
+
+
+def test_a_document_that_became_a_pipe_does_not_hold_up_the_start(file: StateFile, path: Path) -> None:
+    os.mkfifo(path)
+    assert file.load() == {}
+    assert file.problem != ""
+
+
+@pytest.mark.skipif(AS_ROOT, reason="root may write anywhere")
+def test_a_directory_that_may_not_be_written_is_said(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    file = taken(tmp_path / "state.json")
+    tmp_path.chmod(0o700)
+    assert file.problem == "cannot be used: Permission denied"
+
+
+@pytest.mark.skipif(AS_ROOT, reason="root may read anything")
+def test_a_file_that_may_not_be_read_is_said(file: StateFile, path: Path) -> None:
+    path.write_text("{}")
+    path.chmod(0)
+    assert file.load() == {}
+    assert file.problem == "cannot be read: Permission denied"
+
+
+def test_what_is_in_the_way_of_the_new_document_is_said_and_the_old_one_stays(file: StateFile, path: Path) -> None:
+    file.save({"old": 1})
+    Path(f"{path}.new").mkdir()
+    assert not file.save({"new": 1})
+    assert file.problem == "cannot be written: Is a directory"
+    assert file.load() == {"schema": 1, "old": 1}
+    Path(f"{path}.new").rmdir()
+    assert file.save({"new": 1})
+    assert (file.problem, file.load()) == ("", {"schema": 1, "new": 1})
+
+
+def test_a_link_laid_in_its_way_is_not_followed(file: StateFile, path: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("as it was")
+    Path(f"{path}.new").symlink_to(precious)
+    file.save({})
+    assert precious.read_text() == "as it was"
+
+
+def test_a_full_disk_is_said_and_the_old_document_stays_whole(file: StateFile, path: Path) -> None:
+    """A limit on the size of files stands for the disk: a write ends in the middle in the same way."""
+    file.save({"old": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        saved = file.save({"new": "x" * 100_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (saved, file.problem) == (False, "cannot be written: File too large")
+    assert file.load() == {"schema": 1, "old": 1}
+    assert not Path(f"{path}.new").exists()
+    assert file.save({"new": 1})
+    assert file.problem == ""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        None,
+        3,
+        "words",
+        [1, None, "x", [], {}],
+        {"": []},
+        {
+            "ranks": [
+                {"dp": "x", "counts": {}},
+                {"dp": None, "counts": {"retraction_events": -1, "x": 1e400, "eager": 1e300}},
+            ]
+        },
+        {"out_of_memory": {"prefill": float("inf"), "decode": float("nan"), "startup": "1", "words": 3}},
+        {"starts": 10**400, "unexplained": "yes"},
+        {"starts": -1},
+        {
+            "witness": {
+                "suspicious": [1],
+                "retractions": [[[None, None, None], False, "x", 1, 2, 3, 4]],
+                "failures": [[1]],
+            }
+        },
+        {"witness": {"retractions": [[[None, None, None], False, 10**9 * 9, 1, 2, 3, 4], [[{}], 1], 5], "failures": 3}},
+        {"witness": {"failures": [[float("inf"), [None, None, None], "prefill"], [0, [None, {}, 0], "prefill"]]}},
+        {
+            "retractions": [
+                [[1, []], 1, [[1, 2]]],
+                [[1], float("nan"), [[1, 2]]],
+                [[1], 1, [[[], 2], 3]],
+                [[1], "x", []],
+            ]
+        },
+        {"retractions": [[[1], 1, [[1, float("inf")]]], [[1], None, [[1, 1]]]]},
+        {"failures": {"prefill": float("nan"), "words": 3, "decode": [], "startup": -5}},
+        {"stats_ranks": [[[], {}, 1], [1, 2], [None, None, "x"], 3]},
+    ],
+)
+def test_a_document_with_wrong_parts_is_read_without_them(part: object) -> None:
+    state = ServerState(PROFILES["online"], 100.0)
+    if isinstance(part, dict):
+        state.restore(json.loads(json.dumps(part)), 100.0)
+    for name in ("ranks", "out_of_memory", "starts", "witness", "retractions", "failures", "stats_ranks"):
+        state.restore({name: part}, 100.0)
+    state.settle(100.0)
+    assert state.totals().counts["retraction_events"] == 0
+    assert sum(state.out_of_memory.values()) == 0
+    assert 0 <= state.starts <= 2**53
+    json.dumps(state.saved(100.0), allow_nan=False)
