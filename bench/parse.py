@@ -26,7 +26,7 @@ def read(path: Path, *, into_state: bool) -> dict[str, float]:
             if not into_state:
                 reader.feed_runs(block)
                 continue
-            for event in reader.feed(block):
+            for event in reader.feed_runs(block):
                 now = now if event.time is None else event.time
                 state = state or ServerState(PROFILES["online"], now)
                 state.observe(event, now)

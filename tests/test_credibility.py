@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import FakeSGLang, Page, config, reply, wait_for, web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import FakeSGLang, Page, config, reply, wait_for, web
 from sglang_tuning_exporter.credibility import BASE_SECONDS, MOST_PENDING
 from sglang_tuning_exporter.guide.findings import Past, findings
 from sglang_tuning_exporter.guide.profiles import PROFILES
@@ -47,10 +47,10 @@ def decode(usage: float = 0.97, running: int = 237, tokens: int | None = None, m
     )
 
 
-def prefill(new_tokens: int = 24, running: int = 2) -> str:
+def prefill(new_tokens: int = 24, running: int = 2, usage: float = 0.93, queued: int = 9) -> str:
     return (
-        f"Prefill batch, #new-seq: 1, #new-token: {new_tokens}, #cached-token: 0, token usage: 0.38, "
-        f"#running-req: {running}, #queue-req: 21, cuda graph: False, input throughput (token/s): 18.00"
+        f"Prefill batch, #new-seq: 1, #new-token: {new_tokens}, #cached-token: 0, token usage: {usage:.2f}, "
+        f"#running-req: {running}, #queue-req: {queued}, cuda graph: False, input throughput (token/s): 18.00"
     )
 
 
@@ -553,13 +553,27 @@ def test_a_line_that_the_base_may_hold_is_believed() -> None:
 @pytest.mark.parametrize(
     ("line", "believed"),
     [
-        (decode(0.55, running=237), True),
-        (decode(0.55, running=401), False),
-        (decode(0.55, tokens=900_000), False),
-        (prefill(running=237), True),
+        (decode(0.91), True),
+        (decode(0.91, running=401), False),
+        (decode(0.91, tokens=900_000), False),
+        (decode(0.00), False),
+        (decode(0.91).replace("#queue-req: 4", "#queue-req: 40000"), False),
+        (prefill(), True),
         (prefill(running=401), False),
+        (prefill(usage=0.10), False),
+        (prefill(queued=40_000), False),
     ],
-    ids=["decode", "too many running", "tokens that are not that usage", "prefill", "prefill of too many"],
+    ids=[
+        "decode",
+        "too many running",
+        "tokens that are not that usage",
+        "an empty pool",
+        "a queue from nowhere",
+        "prefill",
+        "prefill of too many",
+        "prefill into an empty pool",
+        "prefill with a queue from nowhere",
+    ],
 )
 def test_a_suspect_batch_line_is_believed_when_its_figures_fit(line: str, *, believed: bool) -> None:
     server = busy()
@@ -567,6 +581,14 @@ def test_a_suspect_batch_line_is_believed_when_its_figures_fit(line: str, *, bel
     server.say(30, line)
     assert server.doubted == ({} if believed else {"batch": 1})
     assert (server.state.ranks[None].usage == 0.97) is not believed
+
+
+@pytest.mark.parametrize(("line", "believed"), [(decode(0.3), True), (prefill(), False)])
+def test_a_suspect_batch_line_without_a_neighbour_has_to_know_the_pool(line: str, *, believed: bool) -> None:
+    server = Server()
+    server.say(1, TOOL)
+    server.say(1, line)
+    assert server.doubted == ({} if believed else {"batch": 1})
 
 
 def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:

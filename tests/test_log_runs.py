@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.events import Event, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.usual import BatchRun
 
@@ -32,20 +32,61 @@ def only_run(block: bytes) -> BatchRun:
 
 
 def test_the_lines_of_a_second_are_counted_and_the_last_is_kept() -> None:
-    run = only_run(AT + DECODE % (1, b"True") + AT + DECODE % (2, b"False") + AT + DECODE % (3, b"True"))
-    assert (run.decodes, run.replayed, run.eager, run.prefills) == (3, 2, 1, 0)
+    run = only_run(AT + DECODE % (1, b"True") + AT + DECODE % (2, b"True") + AT + DECODE % (3, b"True"))
+    assert (run.decodes, run.graph, run.graph_device, run.prefills) == (3, True, "cuda", 0)
+    assert (run.running, run.queued, run.usage, run.time) == (3, 7, 0.9, 1_763_638_813.0)
     assert run.decode is not None
-    assert (run.decode.running, run.decode.graph, run.time) == (3, True, 1_763_638_813.0)
+    assert run.decode.running == 3
+
+
+def test_all_decode_lines_of_a_run_have_the_same_graph() -> None:
+    text = b"".join(AT + DECODE % (1, flag) for flag in (b"True", b"True", b"False", b"True"))
+    found = [run for run in runs(text) if isinstance(run, BatchRun)]
+    assert [(run.decodes, run.graph) for run in found] == [(2, True), (1, False), (1, True)]
 
 
 def test_what_joins_the_batch_is_what_was_prefilled_after_the_last_decode_line() -> None:
-    before, after = AT + PREFILL % (4, 100), AT + PREFILL % (2, 50) + AT + PREFILL % (1, 1)
+    before, after = AT + PREFILL % (4, 100), AT + PREFILL % (2, 50) + AT + PREFILL % (1, 17)
     run = only_run(before + AT + DECODE % (3, b"True") + after)
-    assert run.prefill_last
-    assert (run.prefills, run.new_sequences, run.probes) == (3, 7, 1)
+    assert (run.prefills, run.new_sequences, run.joined_sequences, run.new_tokens) == (3, 7, 1, 17)
     assert [line.new_sequences for line in run.joined] == [2, 1]
-    assert run.prefill is not None
-    assert run.prefill.is_health_probe
+    assert (run.running, run.queued, run.usage) == (0, 0, 0.38)
+
+
+def test_a_health_probe_stands_alone() -> None:
+    found = runs(AT + DECODE % (3, b"True") + AT + PREFILL % (1, 1) + AT + DECODE % (3, b"True"))
+    assert [type(each).__name__ for each in found] == ["BatchRun", "PrefillBatch", "BatchRun"]
+    assert isinstance(found[1], PrefillBatch)
+    assert found[1].is_health_probe
+
+
+def test_a_prompt_of_one_token_beside_a_queue_is_no_probe() -> None:
+    assert only_run(AT + (PREFILL % (1, 1)).replace(b"#queue-req: 0", b"#queue-req: 03")).prefills == 1
+
+
+def test_access_lines_of_any_time_and_rank_lie_within_a_run() -> None:
+    access = b'[2025-11-20 11:40:%d] INFO:     10.0.0.7:80 - "POST /generate HTTP/1.1" 200 OK\n'
+    reader = LogReader()
+    found = reader.feed_runs(AT + DECODE % (1, b"True") + access % 13 + access % 14 + AT + DECODE % (2, b"True"))
+    assert [run.decodes for run in found if isinstance(run, BatchRun)] == [2]
+    assert (reader.counts["access"], reader.counts["decode"]) == (2, 2)
+
+
+@pytest.mark.parametrize("quoted", [DECODE % (9, b"True"), PREFILL % (9, 9)])
+def test_a_request_that_quotes_a_batch_line_is_not_counted_as_one(quoted: bytes) -> None:
+    access = b'[2025-11-20 11:40:13] INFO:     10.0.0.7:80 - "GET /' + quoted
+    reader = LogReader()
+    found = reader.feed_runs(AT + DECODE % (1, b"True") + access + AT + DECODE % (2, b"True"))
+    assert sum(run.decodes + run.prefills for run in found if isinstance(run, BatchRun)) == 2
+    assert (reader.counts["access"], reader.counts["decode"], reader.counts["prefill"]) == (1, 2, 0)
+
+
+def test_a_line_with_more_behind_its_usual_end_is_read_alone() -> None:
+    longer = AT + (DECODE % (2, b"True")).replace(b"\n", b", #new-key: 5\n")
+    found = runs(AT + DECODE % (1, b"True") + longer)
+    assert [type(each).__name__ for each in found] == ["BatchRun", "DecodeBatch"]
+    assert isinstance(found[0], BatchRun)
+    assert (found[0].running, found[0].decodes) == (1, 1)
 
 
 def test_a_new_second_begins_a_new_run() -> None:
@@ -57,8 +98,8 @@ def test_a_new_second_begins_a_new_run() -> None:
 
 def test_another_rank_has_a_run_of_its_own() -> None:
     other = b"[2025-11-20 11:40:13 TP1] "
-    found = runs((AT + DECODE % (1, b"True") + other + DECODE % (2, b"True")) * 3)
-    assert [(run.rank, run.decodes) for run in found if isinstance(run, BatchRun)] == [(Rank(tp=0), 3), (Rank(tp=1), 3)]
+    found = runs(AT + DECODE % (1, b"True") + 2 * (other + DECODE % (2, b"True")))
+    assert [(run.rank, run.decodes) for run in found if isinstance(run, BatchRun)] == [(Rank(tp=0), 1), (Rank(tp=1), 2)]
 
 
 def test_any_other_event_ends_a_run() -> None:
@@ -74,12 +115,20 @@ def test_a_recorded_log_has_the_same_lines_in_runs_and_alone(path: Path, newline
     alone, together = LogReader(), LogReader()
     events, found = alone.feed(text), together.feed_runs(text)
     assert (alone.counts, alone.unrecognised) == (together.counts, together.unrecognised)
+    assert [line for each in found for line in (each.events() if isinstance(each, BatchRun) else [each])] == events
     usual = [each for each in found if isinstance(each, BatchRun)]
-    rest = [each for each in found if isinstance(each, DecodeBatch | PrefillBatch)]
-    decodes = [each for each in events if isinstance(each, DecodeBatch)]
-    prefills = [each for each in events if isinstance(each, PrefillBatch)]
-    assert sum(run.decodes + run.prefills for run in usual) + len(rest) == len(decodes) + len(prefills)
-    assert sum(run.eager for run in usual) <= sum(line.graph is False for line in decodes)
-    assert all(run.decode in decodes for run in usual if run.decode)
-    assert all(run.prefill in prefills for run in usual if run.prefill)
-    assert sum(run.probes for run in usual) == sum(line.is_health_probe for line in prefills)
+    assert len(usual) > 10
+    for run in usual:
+        lines = list(run.events())
+        prefills = [line for line in lines if isinstance(line, PrefillBatch)]
+        assert (run.prefills, run.decodes) == (len(prefills), len(lines) - len(prefills))
+        assert run.new_sequences == sum(line.new_sequences or 0 for line in prefills)
+        assert (run.running, run.queued, run.usage) == (lines[-1].running, lines[-1].queued, lines[-1].full_usage)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=[path.parent.name for path in RECORDED])
+def test_a_recorded_log_is_read_alike_line_by_line_and_at_once(path: Path) -> None:
+    text = gzip.decompress(path.read_bytes())
+    whole, single = LogReader(), LogReader()
+    by_line = [event for line in text.splitlines(keepends=True) for event in single.feed(line)]
+    assert (whole.feed(text), whole.counts) == (by_line, single.counts)

@@ -60,7 +60,7 @@ def test_whoever_reads_it_meanwhile_sees_a_whole_document(file: StateFile, path:
     stop = threading.Event()
 
     def write() -> None:
-        for number in range(1, 3000):
+        for number in range(1, 600):
             file.save({"number": number, "text": "x" * (number % 7 * 9000)})
         stop.set()
 
@@ -71,7 +71,7 @@ def test_whoever_reads_it_meanwhile_sees_a_whole_document(file: StateFile, path:
         seen.append(json.loads(path.read_bytes())["number"])
     writer.join()
     assert seen == sorted(seen)
-    assert json.loads(path.read_bytes())["number"] == 2999
+    assert json.loads(path.read_bytes())["number"] == 599
 
 
 def test_a_process_killed_while_it_writes_leaves_a_whole_document(path: Path) -> None:
@@ -147,11 +147,7 @@ def test_a_second_exporter_cannot_take_it_until_the_first_lets_go(file: StateFil
 def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from sglang_tuning_exporter.sources.statefile import StateFile\n"
-        "print(StateFile(Path(sys.argv[1])).acquire() and 'taken', flush=True); time.sleep(60)\n"
-    )
-    # Kept in a name, or the lock would go with the object.
-    code = code.replace(
-        "print(StateFile(Path(sys.argv[1])).acquire()", "f = StateFile(Path(sys.argv[1])); print(f.acquire()"
+        "file = StateFile(Path(sys.argv[1])); print(file.acquire() and 'taken', flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -170,19 +166,15 @@ def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
         ("a-pipe", "cannot be used: not a regular file"),
         ("x" * 300, "cannot be used: File name too long"),
         ("nul\0byte", "cannot be used: embedded null byte"),
-        ("loop", "another way"),
     ],
 )
 def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "a-file").touch()
     (tmp_path / "a-directory").mkdir()
     os.mkfifo(tmp_path / "a-pipe")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     file = taken(tmp_path / name)
     assert (file.load(), file.save({})) == ({}, False)
-    assert file.problem == problem or name == "loop"
-    assert file.problem != ""
-    assert not file.held
+    assert (file.problem, file.held) == (problem, False)
 
 
 def test_a_device_is_not_replaced_by_a_file() -> None:

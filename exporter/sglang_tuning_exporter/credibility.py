@@ -40,6 +40,9 @@ DISAGREE_SECONDS = 60.0
 # A line that never came is spoken of as long as a finding looks back.
 DISAGREEMENT_HOLDS_SECONDS = 600.0
 USAGE_ROUNDING = 0.011  # `token usage` is printed with two decimals
+# How far two neighbouring batch lines lie apart at most, for a suspect one to be believed: usage, requests queued, or share of them.
+NEAR_USAGE = 0.15
+NEAR_QUEUE, NEAR_QUEUE_SHARE = 16.0, 0.5
 FULL_SHARE = 0.9
 DEFAULT_LOG_INTERVAL = 40  # decode steps between two decode lines
 POOL_MEMORY_SECONDS = 60.0  # decode lines come more often; after this long some were not read
@@ -166,11 +169,16 @@ class Witness:
         )  # the counter can be asked, though it may not be there before its first event
         self._confirming: set[int | None] = set()  # it is there
 
-    def believes_batch(self, line: DecodeBatch | PrefillBatch, facts: ServerFacts) -> bool:
-        """Whether a batch line's figures fit the server. Only lines after a raw sink are asked."""
+    def believes_batch(
+        self, line: DecodeBatch | PrefillBatch, facts: ServerFacts, *, queued: float | None, usage: float | None
+    ) -> bool:
+        """Whether a batch line's figures fit the server and its neighbours. Only lines after a raw sink are asked.
+
+        `queued` and `usage` (0-1) are the scheduler's last figures, None where there are none.
+        """
         if not line.suspect:
             return True
-        fits = self._fits(line, facts)
+        fits = self._fits(line, facts) and _near(line, queued, usage)
         if not fits:
             self.suspicious["batch"] += 1
         return fits
@@ -290,7 +298,8 @@ class Witness:
             elif age > (GIVE_UP_SECONDS if asked else REPEAT_SECONDS):
                 (refused if each.event.suspect else believed).append(each)
         self._drop(refused)
-        self.suspicious["retraction"] += len(refused)
+        for _ in refused:
+            self._refuse()
         return self._take(believed)
 
     def failure(self, line: OutOfMemory, now: float) -> list[OutOfMemory]:
@@ -305,6 +314,8 @@ class Witness:
 
     def survived(self, rank: Rank, now: float, printed: float | None = None) -> None:
         """This scheduler works: a failure it is said to have had some seconds ago was none. `printed` is the line's own time."""
+        if not self._failures:
+            return
         kept = [
             (at, line)
             for at, line in self._failures
@@ -379,6 +390,15 @@ def rank_exists(rank: Rank, facts: ServerFacts) -> bool:
         known = rank.dp in facts.kv_pool_tokens or not facts.kv_pool_tokens
     sizes = ((rank.tp, "tp_size"), (rank.pp, "pp_size"))
     return known and all(number is None or number < (facts.arg(size) or inf) for number, size in sizes)
+
+
+def _near(line: DecodeBatch | PrefillBatch, queued: float | None, usage: float | None) -> bool:
+    """Whether a line tells about what the one before told; a prefill line, which has little else to be checked, needs one."""
+    if queued is None or usage is None:
+        return isinstance(line, DecodeBatch)
+    told = max((u for u in (line.full_usage, line.swa_usage, line.mamba_usage) if u is not None), default=usage)
+    most = max(NEAR_QUEUE, NEAR_QUEUE_SHARE * queued)
+    return abs(told - usage) <= NEAR_USAGE and abs((line.queued or 0) - queued) <= most
 
 
 def counts(saved: object) -> dict[str, int]:

@@ -7,8 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.credibility import PoolMemory
-from sglang_tuning_exporter.signals import ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES, Observation, Signal, classify
-from sglang_tuning_exporter.window import AdmissionRate, Totals, Window, batch_size_bucket
+from sglang_tuning_exporter.signals import ALL_IDLE, ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES, Judge, Signal, named
+from sglang_tuning_exporter.window import AdmissionRate, Held, Totals, Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.server import ServerFacts
     from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
+    from sglang_tuning_exporter.sglang.usual import BatchRun
 
 # A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, which the gauges do not
 # show, by thousands.
@@ -24,6 +25,8 @@ PREFILL_PROGRESS = 1024.0
 DECODE_PROGRESS = 40.0
 # A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
 FULL_PREFILL_SHARE = 0.9
+_NOTHING: Held = (ALL_UNKNOWN, None, None, None)
+_RUNS_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
 
 
 class RankState:
@@ -35,9 +38,11 @@ class RankState:
         self.queued: float | None = None
         self.usages: dict[str, float] = {}
         self.graph: bool | None = None
-        self.generation_throughput: float | None = None
+        self._throughput: float | None = None
+        self._throughput_in: BatchRun | None = None  # not read yet
         self.new_token_ratio: float | None = None
-        self.states: dict[Signal, str] = dict(ALL_UNKNOWN)
+        self._held = _NOTHING
+        self._holds_until = -inf
         self.totals = Totals()
         for signal in SIGNALS:
             for state in STATES[signal]:
@@ -53,11 +58,44 @@ class RankState:
         self._told_at: float | None = None  # when the gauges were last told, if only again
         self._progress: float | None = None
         self._prefill_full = False
-        self.pool = PoolMemory()
+        self._judged_by: tuple[ServerFacts, int] | None = None
+        self._most: float | None = None  # prompt tokens in one prefill batch
+        self._thresholds = Judge(profile, None, None, graphs_disabled=False)
+        self._pool = PoolMemory()
+        self._pool_runs: list[tuple[BatchRun, float]] = []  # not read yet: only a retraction asks
         self.native_retractions_told = False
         self.passes_told = False
         self._admitted_told = False
         self._passes_logged: Counter[str] = Counter()
+
+    @property
+    def states(self) -> dict[Signal, str]:
+        """What it does now: one state for each signal."""
+        return named(self._held[0])
+
+    @property
+    def generation_throughput(self) -> float | None:
+        """Generated tokens per second, of the last decode line or scrape."""
+        if self._throughput_in is not None:
+            line, self._throughput_in = self._throughput_in.decode, None
+            self._throughput = None if line is None else line.generation_throughput
+        return self._throughput
+
+    @generation_throughput.setter
+    def generation_throughput(self, figure: float | None) -> None:
+        self._throughput, self._throughput_in = figure, None
+
+    @property
+    def pool(self) -> PoolMemory:
+        """What is known of its pool since its last decode line."""
+        runs, self._pool_runs = self._pool_runs, []
+        for run, now in runs:
+            decode = run.decode
+            if decode is not None:
+                self._pool.see_decode(decode, now)
+            for line in run.joined:
+                self._pool.see_prefill(line)
+        return self._pool
 
     @property
     def usage(self) -> float | None:
@@ -85,12 +123,19 @@ class RankState:
 
     def advance(self, now: float) -> None:
         """Give the time since the last call to the state held, and what lies past the hold to `unknown`."""
+        seconds = now - self._integrated_to
+        if seconds >= 0 and now <= self._holds_until and now < self.window.due:
+            # Nearly every line of a log: what was seen last still holds, and no mark is due.
+            if seconds:
+                self._integrated_to = now
+                self.totals.pending.append((seconds, self._held))
+            return
         begin, self._integrated_to = self._integrated_to, max(now, self._integrated_to)
         holds_until = begin if self._seen_at is None else self._seen_at + HOLD_SECONDS
         known = max(0.0, min(now, holds_until) - begin)
         beyond = max(0.0, now - begin) - known
         if known > 0:
-            self._give(known)
+            self.totals.pending.append((known, self._held))
         if now > holds_until and self._seen_at is not None:
             self.forget()
         if self._told_at is not None and now - self._told_at > HOLD_SECONDS:
@@ -98,25 +143,13 @@ class RankState:
         if known > 0 and beyond > 0:
             self.window.mark(begin + known, self.totals)
         if beyond > 0:
-            for signal in SIGNALS:
-                self.totals.seconds[signal, "unknown"] += beyond
+            self.totals.pending.append((beyond, _NOTHING))
         self.window.mark(now, self.totals)
-
-    def _give(self, seconds: float) -> None:
-        for signal, state in self.states.items():
-            self.totals.seconds[signal, state] += seconds
-        if self.states["activity"] == "serving":
-            for name, figure in (("queued", self.queued), ("usage", self.usage), ("running", self.running)):
-                if figure is not None:
-                    self.totals.integrals[name] += figure * seconds
-                    self.totals.integrals[name + "_seconds"] += seconds
-            if self.running:
-                self.totals.running_seconds[batch_size_bucket(self.running)] += seconds
 
     def forget(self) -> None:
         """Let go of what was seen: nothing has been heard for too long, or the server started anew."""
         self._seen_at = None
-        self.states = dict(ALL_UNKNOWN)
+        self._held, self._holds_until = _NOTHING, -inf
 
     def reset(self) -> None:
         """Start again with a new server: its gauges are gone and its counters begin again."""
@@ -149,23 +182,36 @@ class RankState:
 
     def _see(self, now: float, *, serving: bool) -> None:
         self._seen_at = self._told_at = now
-        self.totals.counts["observations"] += serving
-        running = None if self.running is None else self.running + self._joined
-        self.states = classify(
-            Observation(
-                serving=serving,
-                running=running,
-                queued=self.queued,
-                usage=self.usage,
-                graph=self.graph,
-                prefill_full=self._prefill_full,
-                queue_wait_seconds=self.queue_wait_seconds(now),
-                running_limit=self._facts.running_limit(self.dp),
-                largest_captured=self._facts.largest_captured,
-                graphs_disabled=self._facts.graphs_disabled,
-            ),
-            self._profile,
-        )
+        self._holds_until = now + HOLD_SECONDS
+        usage = self.usage
+        states = ALL_IDLE
+        if serving:
+            self.totals.counts["observations"] += 1
+            running = None if self.running is None else self.running + self._joined
+            states = self._judge().serving(
+                running, self.queued, usage, self.graph, self._prefill_full, self.queue_wait_seconds, now
+            )
+        self._held = (states, self.queued, usage, self.running)
+
+    def _judge(self) -> Judge:
+        """Give the thresholds in force; what the facts say changes at a start and hardly ever else."""
+        facts, known = self._facts, self._judged_by
+        if known is None or known[0] is not facts or known[1] != facts.revision:
+            self._judged_by = (facts, facts.revision)
+            self._most = facts.prefill_batch_tokens
+            self._thresholds = Judge(
+                self._profile,
+                facts.running_limit(self.dp),
+                facts.largest_captured,
+                graphs_disabled=facts.graphs_disabled,
+            )
+        return self._thresholds
+
+    def _set_graph(self, graph: bool, device: str | None) -> None:  # noqa: FBT001
+        self.graph = graph
+        if self._facts.graph_device != device:
+            self._facts.graph_device = device
+            self._facts.revision += 1
 
     def _set_usages(self, full: float | None, swa: float | None, mamba: float | None) -> None:
         for pool, usage in (("full", full), ("swa", swa), ("mamba", mamba)):
@@ -183,8 +229,7 @@ class RankState:
         self._joined = 0.0
         self._prefill_full = False
         if line.graph is not None:
-            self.graph = line.graph
-            self._facts.graph_device = line.graph_device
+            self._set_graph(line.graph, line.graph_device)
             if not self.passes_told:
                 kind = "replayed" if line.graph else "eager"
                 self.totals.counts[kind] += 1
@@ -199,11 +244,54 @@ class RankState:
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
         self._joined = line.new_sequences or 0
-        most = self._facts.prefill_batch_tokens
-        self._prefill_full = most is not None and (line.new_tokens or 0) >= FULL_PREFILL_SHARE * most
+        self._judge()
+        self._prefill_full = self._most is not None and (line.new_tokens or 0) >= FULL_PREFILL_SHARE * self._most
         if not self._admitted_told:
             self.admission.add(now, line.new_sequences or 0)
         self._see(now, serving=not line.is_health_probe)
+
+    def see_run(self, run: BatchRun, now: float) -> None:
+        """Take batch lines between which no time passed: all count, and the last of them says what holds.
+
+        Does what `see_decode` and `see_prefill` do, line by line, in one go.
+        """
+        self.advance(now)
+        facts, known = self._facts, self._judged_by
+        decodes = run.decodes
+        if decodes:
+            self._pool_runs = [(run, now)]
+            self._throughput_in = run
+            graph = run.graph
+            if graph is not None:
+                self.graph = graph
+                if facts.graph_device != run.graph_device:
+                    self._set_graph(graph, run.graph_device)
+                if not self.passes_told:
+                    kind = "replayed" if graph else "eager"
+                    self.totals.counts[kind] += decodes
+                    self._passes_logged[kind] += decodes
+        else:
+            self._pool_runs.append((run, now))
+            if len(self._pool_runs) > _RUNS_KEPT:
+                _ = self.pool
+        if known is None or known[0] is not facts or known[1] != facts.revision:
+            self._judge()
+        running, queued, usage, joined = run.running, run.queued, run.usage, run.joined_sequences
+        self.running, self.queued, self._joined = running, queued, joined
+        self.usages["full"] = usage
+        if len(self.usages) > 1:
+            usage = max(self.usages.values())
+        self._prefill_full = self._most is not None and run.new_tokens >= FULL_PREFILL_SHARE * self._most
+        prefills = run.prefills
+        if prefills and not self._admitted_told:
+            self.admission.add_run(now, run)
+        self.totals.counts["observations"] += decodes + prefills
+        self._seen_at = self._told_at = now
+        self._holds_until = now + HOLD_SECONDS
+        states = self._thresholds.serving(
+            running + joined, queued, usage, self.graph, self._prefill_full, self.queue_wait_seconds, now
+        )
+        self._held = (states, queued, usage, running)
 
     def see_figures(
         self, new: RankFigures, progress: float | None, now: float, base: RankFigures | None = None

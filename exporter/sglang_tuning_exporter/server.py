@@ -79,9 +79,11 @@ class ServerFacts:
     memory_device: str | None = None
     graph_device: str | None = None
     ready: bool = False
+    revision: int = 0  # moves with every change, for those who remember what they derived
 
     def apply(self, event: Event) -> None:
         """Learn from one log event; events that say nothing lasting are ignored."""
+        self.revision += 1
         if isinstance(event, ServerArgs):
             self.args = dict(event.args)
             served = event.args.get("served_model_name") or event.args.get("model_path")
@@ -118,6 +120,7 @@ class ServerFacts:
 
     def apply_figures(self, figures: RankFigures) -> None:
         """Learn the constants that a scrape tells."""
+        self.revision += 1
         if figures.kv_pool_tokens is not None:
             self.kv_pool_tokens[figures.dp] = self.scraped_pool_tokens[figures.dp] = figures.kv_pool_tokens
         if figures.available_gpu_memory_gb is not None:
@@ -127,6 +130,7 @@ class ServerFacts:
 
     def apply_info(self, version: str | None, args: Mapping[str, object], running_limit_per_dp: float | None) -> None:
         """Learn from `/server_info`: the version, the resolved arguments and the limit that is really in force."""
+        self.revision += 1
         self.version = version or self.version
         if args:
             self.args = dict(args)
@@ -137,6 +141,7 @@ class ServerFacts:
     def apply_load(self, dp: int | None, running_limit: float | None) -> None:
         """Learn a scheduler's own limit from `/v1/loads`, which names its DP rank as `/server_info` does not."""
         if running_limit:
+            self.revision += 1
             self.running_limits[dp if dp in self.kv_pool_tokens else None] = running_limit
 
     @property

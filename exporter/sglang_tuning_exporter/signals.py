@@ -10,6 +10,8 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang_tuning_exporter.guide.profiles import Profile
 
 Signal: TypeAlias = Literal["activity", "queue", "token_usage", "admission", "cuda_graph"]
@@ -47,64 +49,96 @@ class Observation:
     graphs_disabled: bool = False
 
 
-ALL_UNKNOWN: dict[Signal, str] = dict.fromkeys(SIGNALS, UNKNOWN)
-ALL_IDLE: dict[Signal, str] = dict.fromkeys(SIGNALS, IDLE)
+# One state for each signal, in the order of `SIGNALS`.
+States: TypeAlias = tuple[str, str, str, str, str]
+ALL_UNKNOWN: States = (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+ALL_IDLE: States = (IDLE, IDLE, IDLE, IDLE, IDLE)
+
+
+def named(states: States) -> dict[Signal, str]:
+    """Give the state of each signal by its name."""
+    return dict(zip(SIGNALS, states, strict=True))
 
 
 def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
     """Give one state for each signal; `unknown` where this server does not tell."""
     if not seen.serving:
-        return dict(ALL_IDLE)
-    return {
-        "activity": "serving",
-        "queue": _queue(seen, profile),
-        "token_usage": _token_usage(seen, profile),
-        "admission": _admission(seen, profile),
-        "cuda_graph": _cuda_graph(seen),
-    }
+        return named(ALL_IDLE)
+    judge = Judge(profile, seen.running_limit, seen.largest_captured, graphs_disabled=seen.graphs_disabled)
+    return named(
+        judge.serving(
+            seen.running, seen.queued, seen.usage, seen.graph, seen.prefill_full, lambda _: seen.queue_wait_seconds, 0.0
+        )
+    )
 
 
-def _queue(seen: Observation, profile: Profile) -> str:
-    if seen.queued is None:
-        return UNKNOWN
-    if seen.queued <= 0:
-        return "empty"
-    wait, objective = seen.queue_wait_seconds, profile.queue_wait_seconds
-    if seen.queued > profile.queue_upper or (objective is not None and wait is not None and wait > objective):
-        return "above_range"
-    if profile.queue_lower is not None and seen.queued < profile.queue_lower:
-        return "below_range"
-    return "in_range"
+class Judge:
+    """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them."""
 
+    __slots__ = ("_largest", "_limit", "_lower", "_objective", "_target", "_upper", "_without_graph")
 
-def _token_usage(seen: Observation, profile: Profile) -> str:
-    if seen.usage is None:
-        return UNKNOWN
-    return "at_target" if seen.usage >= profile.token_usage_target else "below_target"
+    def __init__(
+        self,
+        profile: Profile,
+        running_limit: float | None,
+        largest_captured: int | None,
+        *,
+        graphs_disabled: bool,
+    ) -> None:
+        self._lower, self._upper = profile.queue_lower or -inf, profile.queue_upper
+        self._objective = profile.queue_wait_seconds
+        self._target = profile.token_usage_target
+        self._limit = AT_LIMIT_SHARE * (running_limit or inf)
+        self._largest = inf if largest_captured is None else largest_captured
+        self._without_graph = graphs_disabled
 
+    def serving(
+        self,
+        running: float | None,
+        queued: float | None,
+        usage: float | None,
+        graph: bool | None,
+        prefill_full: bool,  # noqa: FBT001 - called for every line by position
+        wait: Callable[[float], float | None],
+        now: float,
+    ) -> States:
+        """Give the states of a scheduler that has something to do; `wait(now)` is asked only where it decides."""
+        if usage is None:
+            token_usage = UNKNOWN
+        else:
+            token_usage = "at_target" if usage >= self._target else "below_target"
+        if queued is None:
+            queue = admission = UNKNOWN
+        elif queued <= 0:
+            queue, admission = "empty", "no_queue"
+        else:
+            queue = self._queue(queued, wait, now)
+            admission = self._admission(running, usage, prefill_full=prefill_full)
+        if self._without_graph:
+            return ("serving", queue, token_usage, admission, "disabled")
+        if graph:
+            cuda_graph = "replayed"
+        elif graph is None:
+            cuda_graph = UNKNOWN
+        else:
+            cuda_graph = "beyond_captured" if (running or 0) > self._largest else "eager"
+        return ("serving", queue, token_usage, admission, cuda_graph)
 
-def _admission(seen: Observation, profile: Profile) -> str:
-    if seen.queued is None:
-        return UNKNOWN
-    if seen.queued <= 0:
-        return "no_queue"
-    if (seen.running or 0) >= AT_LIMIT_SHARE * (seen.running_limit or inf):
-        return "running_limit"
-    if seen.usage is None:
-        return UNKNOWN
-    if seen.usage >= profile.token_usage_target:
-        return "pool_full"
-    # Prompts fill every batch, so requests wait for their turn, not for room (GUIDE, `prefill_bound`).
-    return "prefill_bound" if seen.prefill_full else "held_back"
+    def _queue(self, queued: float, wait: Callable[[float], float | None], now: float) -> str:
+        if queued > self._upper:
+            return "above_range"
+        if self._objective is not None:
+            seconds = wait(now)
+            if seconds is not None and seconds > self._objective:
+                return "above_range"
+        return "below_range" if queued < self._lower else "in_range"
 
-
-def _cuda_graph(seen: Observation) -> str:
-    if seen.graphs_disabled:
-        return "disabled"
-    if seen.graph is None:
-        return UNKNOWN
-    if seen.graph:
-        return "replayed"
-    if seen.largest_captured is not None and (seen.running or 0) > seen.largest_captured:
-        return "beyond_captured"
-    return "eager"
+    def _admission(self, running: float | None, usage: float | None, *, prefill_full: bool) -> str:
+        if (running or 0) >= self._limit:
+            return "running_limit"
+        if usage is None:
+            return UNKNOWN
+        if usage >= self._target:
+            return "pool_full"
+        # Prompts fill every batch, so requests wait for their turn, not for room (GUIDE, `prefill_bound`).
+        return "prefill_bound" if prefill_full else "held_back"

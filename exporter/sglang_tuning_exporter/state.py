@@ -28,6 +28,7 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.window import Totals
 
 if TYPE_CHECKING:
@@ -67,8 +68,15 @@ class ServerState:
             self.ranks[dp] = RankState(dp, self.profile, self.facts, now)
         return self.ranks[dp]
 
-    def observe(self, event: Event, now: float) -> bool:
+    def observe(self, event: Event | BatchRun, now: float) -> bool:
         """Take one event of the log; False for a batch line that is not believed to be one."""
+        if isinstance(event, BatchRun):
+            rank = event.rank
+            if rank.tp is None or self._stats_ranks.counts(rank):
+                known = self.ranks.get(rank.dp) or self.rank(rank.dp, now)
+                self.witness.survived(rank, now, event.time)
+                known.see_run(event, now)
+            return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
             return self._see_batch(event, now)
         if isinstance(event, Retraction):
@@ -81,9 +89,11 @@ class ServerState:
         return True
 
     def _see_batch(self, line: DecodeBatch | PrefillBatch, now: float) -> bool:
-        if not self.witness.believes_batch(line, self.facts):
-            if line.rank.dp in self.ranks:
-                self.ranks[line.rank.dp].pool.forget()
+        known = self.ranks.get(line.rank.dp)
+        queued, usage = (known.queued, known.usage) if known is not None else (None, None)
+        if not self.witness.believes_batch(line, self.facts, queued=queued, usage=usage):
+            if known is not None:
+                known.pool.forget()
             return False
         if self._stats_ranks.counts(line.rank):
             rank = self.rank(line.rank.dp, now)
@@ -109,12 +119,12 @@ class ServerState:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
         return self._started_at is not None and now - self._started_at < STARTING_SECONDS
 
-    def recall(self, event: Event) -> None:
+    def recall(self, event: Event | BatchRun) -> None:
         """Take an event from before the exporter came: only what lasts is learned, nothing is counted."""
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
             self.facts = self._fresh_facts()
-        if not isinstance(event, (DecodeBatch, PrefillBatch, Retraction, OutOfMemory)):
+        if not isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory)):
             self.facts.apply(event)
 
     def _retract(self, event: Retraction, now: float) -> None:
@@ -245,7 +255,9 @@ class ServerState:
             if dp is None or isinstance(dp, int):
                 self.rank(dp, now).restore(counts(entry.get("counts")))
         failures = counts(saved.get("out_of_memory"))
-        self.out_of_memory.update({phase: failures.get(phase, 0) for phase in OUT_OF_MEMORY_PHASES if phase in failures})
+        self.out_of_memory.update(
+            {phase: failures.get(phase, 0) for phase in OUT_OF_MEMORY_PHASES if phase in failures}
+        )
         if saved.get("unexplained") is True:
             self._unexplained = (now, OutOfMemory(None, NO_RANK, "unknown"))
         self.starts = counts(saved).get("starts", 0)

@@ -3,46 +3,100 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
-from typing import TypeVar
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from sglang_tuning_exporter.signals import IDLE, UNKNOWN, Signal
+from sglang_tuning_exporter.signals import IDLE, SIGNALS, UNKNOWN, Signal, States
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.sglang.usual import BatchRun
 
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
+_UNREAD_BYTES = 1 << 20  # of log text whose requests nobody has asked for
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
 
 _Key = TypeVar("_Key")
 
 
-def _zeros() -> defaultdict[_Key, float]:
-    return defaultdict(float)
+# What a scheduler is in, and its queued requests, usage of the fullest pool and running requests, where told.
+Held: TypeAlias = tuple[States, float | None, float | None, float | None]
 
 
-def _combined(mine: dict[_Key, float], theirs: dict[_Key, float], sign: int) -> defaultdict[_Key, float]:
-    result = defaultdict(float, mine)
+def _combine(mine: dict[_Key, float], theirs: dict[_Key, float], sign: int) -> None:
     for key, value in theirs.items():
-        result[key] += sign * value
-    return result
+        mine[key] += sign * value
 
 
-@dataclass(slots=True)
 class Totals:
     """Cumulative figures of one scheduler, or their difference over a window.
 
     `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving
-    time (queued, usage, running).
+    time (queued, usage, running). All three are brought up to date when they are asked for.
     """
 
-    seconds: defaultdict[tuple[Signal, str], float] = field(default_factory=_zeros)
-    running_seconds: defaultdict[int, float] = field(default_factory=_zeros)
-    integrals: defaultdict[str, float] = field(default_factory=_zeros)
-    counts: defaultdict[str, float] = field(default_factory=_zeros)
+    __slots__ = ("_integrals", "_running_seconds", "_seconds", "counts", "pending")
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[tuple[Signal, str], float] = defaultdict(float)
+        self._running_seconds: defaultdict[int, float] = defaultdict(float)
+        self._integrals: defaultdict[str, float] = defaultdict(float)
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        self.pending: list[tuple[float, Held]] = []  # seconds and what was held in them, not added up yet
+
+    @property
+    def seconds(self) -> defaultdict[tuple[Signal, str], float]:
+        """Seconds by (signal, state)."""
+        self._settle()
+        return self._seconds
+
+    @property
+    def running_seconds(self) -> defaultdict[int, float]:
+        """Seconds of serving time by decode batch size, see `batch_size_bucket`."""
+        self._settle()
+        return self._running_seconds
+
+    @property
+    def integrals(self) -> defaultdict[str, float]:
+        """Figure x seconds of serving time, and `<figure>_seconds` in which it was told."""
+        self._settle()
+        return self._integrals
+
+    def _settle(self) -> None:
+        if not self.pending:
+            return
+        held_for: dict[States, float] = {}
+        integrals, running_seconds = self._integrals, self._running_seconds
+        for seconds, (states, queued, usage, running) in self.pending:
+            held_for[states] = held_for.get(states, 0.0) + seconds
+            if states[0] != "serving":
+                continue
+            if queued is not None:
+                integrals["queued"] += queued * seconds
+                integrals["queued_seconds"] += seconds
+            if usage is not None:
+                integrals["usage"] += usage * seconds
+                integrals["usage_seconds"] += seconds
+            if running is not None:
+                integrals["running"] += running * seconds
+                integrals["running_seconds"] += seconds
+                if running:
+                    running_seconds[batch_size_bucket(running)] += seconds
+        for states, seconds in held_for.items():
+            for key in zip(SIGNALS, states, strict=True):
+                self._seconds[key] += seconds
+        self.pending.clear()
 
     def copy(self) -> Totals:
         """Give an independent copy."""
-        return self + Totals()
+        self._settle()
+        result = Totals()
+        result._seconds = self._seconds.copy()
+        result._running_seconds = self._running_seconds.copy()
+        result._integrals = self._integrals.copy()
+        result.counts = self.counts.copy()
+        return result
 
     def __add__(self, other: Totals) -> Totals:
         """Add another scheduler's figures."""
@@ -53,12 +107,12 @@ class Totals:
         return self._with(earlier, -1)
 
     def _with(self, other: Totals, sign: int) -> Totals:
-        return Totals(
-            _combined(self.seconds, other.seconds, sign),
-            _combined(self.running_seconds, other.running_seconds, sign),
-            _combined(self.integrals, other.integrals, sign),
-            _combined(self.counts, other.counts, sign),
-        )
+        result = self.copy()
+        _combine(result._seconds, other.seconds, sign)
+        _combine(result._running_seconds, other.running_seconds, sign)
+        _combine(result._integrals, other.integrals, sign)
+        _combine(result.counts, other.counts, sign)
+        return result
 
     def serving_seconds(self, signal: Signal = "activity") -> float:
         """Add up the seconds in which `signal` was told while something ran or waited."""
@@ -103,11 +157,13 @@ class Window:
     def __init__(self, length: float) -> None:
         self._length = length
         self._marks: deque[tuple[float, Totals]] = deque()
+        self.due = -inf  # when the next mark is kept
 
     def mark(self, now: float, totals: Totals) -> None:
         """Offer the totals at `now`; kept when 10 s have passed since the last kept ones."""
-        if self._marks and now - self._marks[-1][0] < STEP_SECONDS:
+        if now < self.due:
             return
+        self.due = now + STEP_SECONDS
         self._marks.append((now, totals.copy()))
         while len(self._marks) > 2 and self._marks[1][0] <= now - self._length:
             self._marks.popleft()
@@ -120,28 +176,55 @@ class Window:
 
 
 class AdmissionRate:
-    """Requests that left the queue per second, over the last minute."""
+    """Requests that left the queue per second, over the last minute, by whole seconds."""
 
     def __init__(self) -> None:
         self._admitted: deque[tuple[float, float]] = deque()
+        self._sum = 0.0  # of `_admitted`
         self._since: float | None = None
+        self._unread: list[tuple[float, BatchRun]] = []
+        self._unread_bytes = 0
 
     def add(self, now: float, requests: float) -> None:
         """Count `requests` admitted just now."""
+        if self._unread:
+            self._read()
+        self._add(now, requests)
+
+    def add_run(self, now: float, run: BatchRun) -> None:
+        """Count the requests of a run's prefill lines; they are read when the rate is asked for."""
+        if self._since is None:
+            self._since = now
+        self._unread.append((now, run))
+        self._unread_bytes += len(run.text)
+        if self._unread_bytes > _UNREAD_BYTES:
+            self._read()
+
+    def _read(self) -> None:
+        unread, self._unread, self._unread_bytes = self._unread, [], 0
+        # What is older than a minute counts for nothing any more.
+        oldest = unread[-1][0] - ADMISSION_SECONDS - 1.0
+        for now, run in unread:
+            if now >= oldest:
+                self._add(now, run.new_sequences)
+
+    def _add(self, now: float, requests: float) -> None:
         if self._since is None:
             self._since = now
         if requests > 0:
-            if self._admitted and now - self._admitted[-1][0] < 1.0:
-                at, before = self._admitted.pop()
-                self._admitted.append((at, before + requests))
-            else:
-                self._admitted.append((now, requests))
+            self._sum += requests
+            second = now // 1.0
+            if self._admitted and self._admitted[-1][0] == second:
+                requests += self._admitted.pop()[1]
+            self._admitted.append((second, requests))
 
     def per_second(self, now: float) -> float | None:
         """Give the rate, or None until ten seconds have been watched."""
-        while self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
-            self._admitted.popleft()
         watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
         if watched < 10.0:
             return None
-        return sum(requests for _, requests in self._admitted) / watched
+        if self._unread:
+            self._read()
+        while self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
+            self._sum -= self._admitted.popleft()[1]
+        return self._sum / watched

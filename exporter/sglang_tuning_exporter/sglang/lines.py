@@ -37,7 +37,7 @@ _PREFIXES_KEPT = 4096
 _SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
 _AFTER_SECOND = (b" ", b"]")  # no fraction of the second
 _LAST_SECOND = 60.0
-_STRETCH = 128 << 10  # bytes read at once: their rows take about ten times as much for a moment
+_STRETCH = 128 << 10  # bytes read at once
 _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
@@ -97,20 +97,20 @@ class LogReader:
     def feed(self, block: bytes) -> list[Event]:
         """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises."""
         events: list[Event] = []
-        self._scan(block, events, self._read_singly)
+        self._scan(block, events, _each)
         return events
 
     def feed_runs(self, block: bytes) -> list[Event | usual.BatchRun]:
-        """Read a block as `feed` does, with the usual batch lines of one scheduler in one printed second as one event.
+        """Read a block as `feed` does, with usual batch lines that follow each other as one event.
 
-        Runs stand where their first line stood, and no other event lies between the lines of one.
+        They are of one scheduler and of one printed second, and no other event lies between them.
         """
         events: list[Event | usual.BatchRun] = []
-        self._scan(block, events, self._read_runs)
+        self._scan(block, events, _run)
         return events
 
-    def _scan(self, block: bytes, events: list[_Any], read_usual: Callable[[list[usual.Row], list[_Any]], int]) -> None:
-        """Read the usual lines many at a time, and all others one by one."""
+    def _scan(self, block: bytes, events: list[_Any], take: Callable[[usual.BatchRun, list[_Any]], None]) -> None:
+        """Read the usual lines a second at a time, and all others one by one."""
         position = 0
         while position < len(block):
             end = block.find(b"\n", position + _STRETCH) + 1 or len(block)
@@ -120,9 +120,7 @@ class LogReader:
             for other in [index for index, row in enumerate(rows) if row[usual.OTHER]] + [len(rows)]:
                 while done < other:
                     if not self._suspicion.active:
-                        read = read_usual(rows[done:other], events)
-                        self._line += read
-                        done += read
+                        done = self._read_usual(rows, done, other, events, take)
                     if done < other:
                         self._read_row(rows[done], events)
                         done += 1
@@ -131,45 +129,48 @@ class LogReader:
                     done = other + 1
 
     def _read_row(self, row: usual.Row, events: list[_Any]) -> None:
-        self._line += 1
-        if self._suspicion.active:
-            self._suspicion.move_on(None, self._line)
-        kind = self._read(usual.line(row), events) if row[usual.OTHER] or row[1] or row[3] else "access"
-        self.counts[kind] += 1
+        """Read the lines of a row one by one."""
+        for line in usual.lines(row):
+            self._line += 1
+            if self._suspicion.active:
+                self._suspicion.move_on(None, self._line)
+            self.counts[self._read(line, events)] += 1
 
-    def _read_singly(self, rows: list[usual.Row], events: list[Event]) -> int:
-        """Read rows that are access or batch lines; how many could be read so."""
-        read = decodes = prefills = 0
-        for prefix, decode, _, prefill, *_ in rows:
-            if decode or prefill:
-                origin = self._origin(prefix)
-                if origin is None:
-                    break
-                if decode:
-                    events.append(usual.decode_batch(decode, *origin))
-                    decodes += 1
-                else:
-                    events.append(usual.prefill_batch(prefill, *origin))
-                    prefills += 1
-                self._last_time = origin[0]
-            read += 1
-        self._count(read, decodes, prefills)
-        return read
-
-    def _read_runs(self, rows: list[usual.Row], events: list[Event | usual.BatchRun]) -> int:
-        runs, read = usual.runs(rows, self._origin)
-        events += runs
-        self._count(read, sum(run.decodes for run in runs), sum(run.prefills for run in runs))
-        if runs:
-            self._last_time = runs[-1].time
-        return read
-
-    def _count(self, read: int, decodes: int, prefills: int) -> None:
+    def _read_usual(
+        self,
+        rows: list[usual.Row],
+        begin: int,
+        end: int,
+        events: list[_Any],
+        take: Callable[[usual.BatchRun, list[_Any]], None],
+    ) -> int:
+        """Read rows of usual lines; up to which row could be read so."""
+        decodes = prefills = number = 0
+        known = self._prefixes
+        done = end
+        for index in range(begin, end):
+            row = rows[index]
+            text, prefix, body, _, _ = row
+            number += text.count(b"\n")
+            if not body:
+                continue
+            origin = known.get(prefix) or self._origin(prefix)
+            if origin is None:
+                number -= text.count(b"\n")
+                done = index
+                break
+            run = usual.BatchRun(origin[0], origin[1], row)
+            decodes += run.decodes
+            prefills += run.prefills
+            self._last_time = origin[0]
+            take(run, events)
+        self._line += number
         self.counts["decode"] += decodes
         self.counts["prefill"] += prefills
-        self.counts["access"] += read - decodes - prefills
+        self.counts["access"] += number - decodes - prefills
         if decodes or prefills:
             self._failures.serving = self._timed = True
+        return done
 
     def _origin(self, start: bytes) -> usual.Origin | None:
         """Say what a line's start means, where it is SGLang's own prefix, carries its date and fits the server."""
@@ -402,3 +403,11 @@ class LogReader:
         else:
             events.append(ServerArgs(time, rank, arguments))
         return "startup"
+
+
+def _run(run: usual.BatchRun, events: list[_Any]) -> None:
+    events.append(run)
+
+
+def _each(run: usual.BatchRun, events: list[_Any]) -> None:
+    events.extend(run.events())

@@ -1,8 +1,8 @@
 """The usual lines of a whole block at once: access lines, and batch lines in the layouts that most servers print.
 
-One expression reads the block and gives one row a line; what it does not know it hands out whole. Between two batch
-lines of one scheduler with the same printed time nothing happens that time could weigh, so only the last of each kind
-is read field by field; of all others it is enough to count.
+One expression takes everything that one scheduler prints in one second as one row, and what it does not know line by
+line. Between two batch lines of one scheduler with the same printed time nothing happens that time could weigh, so only
+the last one's figures are read; of the others it is enough to count.
 """
 
 from __future__ import annotations
@@ -13,64 +13,94 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-# prefix, decode body, `True|False`, prefill body, #new-seq, any other line with the newline before it. An access line
-# has a prefix and nothing else.
-Row: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+# All lines of a stretch, their scheduler's prefix, the last batch line behind it, `cuda graph: True, ` of its decode
+# lines; or one other line, and nothing else. A stretch of access lines has no batch line.
+Row: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
 Origin: TypeAlias = tuple[float, Rank]
-OTHER = 5
+TEXT, PREFIX, BODY, GRAPH, OTHER = range(5)
 
-_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: "
-_ROW = re.compile(
-    rb"\n(?:(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\n]{0,40}\] )(?:"
-    rb'INFO:     [^ \n]{1,80} - "[^\n]*'
-    rb"|(Decode batch[.,] #running-req: \d{1,9}, #token: \d{1,15}, token usage: [01]\.\d\d, "
-    rb"(?:" + _GRAPH + rb"(True|False), )?"
-    rb"gen throughput \(token/s\): \d{1,9}\.\d\d, #queue-req: \d{1,9}(?:, ?)?)"
-    rb"|(Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: \d{1,9}, #cached-token: \d{1,12}, "
-    rb"token usage: [01]\.\d\d, #running-req: \d{1,9}, #queue-req: \d{1,9}"
-    rb"(?:, #pending-token: \d{1,12})?(?:, " + _GRAPH + rb"(?:True|False))?"
-    rb"(?:, input throughput \(token/s\): \d{1,9}\.\d\d)?(?:, ?)?)"
-    rb"))\r?$|(\n[^\n]*)",
-    re.MULTILINE,
+# Few groups, and `(?:…|)` for what may be missing: each group and each `(?:…)?` costs time at every line.
+_PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
+# No colon in what is requested, so that what is counted below cannot stand there.
+_ACCESS = rb'INFO:     [^ \n]{1,80} - "[^\n:]*'
+_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
+_DECODE = (
+    rb"Decode batch[.,] #running-req: [0-9]{1,9}, #token: [0-9]{1,15}, token usage: [01]\.[0-9][0-9], "
+    # All decode lines of a stretch have the same graph: either this is the first one, or it repeats that.
+    rb"(?:(?(4)(?!)|(" + _GRAPH + rb", |))|\4)"
+    rb"gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: [0-9]{1,9},? ?"
 )
-# The figures of a body that the expression above has found.
-_DECODE = re.compile(
+# A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
+_PROBE = rb"1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b"
+_PREFILL = (
+    rb"Prefill batch[.,] #new-seq: [0-9]{1,9}, #new-token: (?!" + _PROBE + rb")[0-9]{1,9}, "
+    rb"#cached-token: [0-9]{1,12}, token usage: [01]\.[0-9][0-9], #running-req: [0-9]{1,9}, #queue-req: [0-9]{1,9}"
+    rb"(?:, #pending-token: [0-9]{1,12}|)(?:, " + _GRAPH + rb"|)"
+    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9]|),? ?"
+)
+_ROW = re.compile(
+    rb"((?=(" + _PREFIX + rb"))(?:(?:\2(?:(" + _DECODE + rb"|" + _PREFILL + rb")|" + _ACCESS + rb")"
+    rb"|" + _PREFIX + _ACCESS + rb")\r?\n)+)|([^\n]*\n)"
+)
+# What only a decode line, and only a prefill line, has once.
+_DECODE_MARK = b"gen throughput (token/s): "
+_PREFILL_MARK = b"#new-seq: "
+
+_DECODE_FIGURES = re.compile(
     rb"Decode batch[.,] #running-req: (\d+), #token: (\d+), token usage: ([\d.]+), (?:(\w+) graph: (\w+), )?"
     rb"gen throughput \(token/s\): ([\d.]+), #queue-req: (\d+)"
 )
-_PREFILL = re.compile(
+_PREFILL_FIGURES = re.compile(
     rb"Prefill batch[.,] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), token usage: ([\d.]+), "
     rb"#running-req: (\d+), #queue-req: (\d+)(?:, #pending-token: (\d+))?(?:, \w+ graph: \w+)?"
     rb"(?:, input throughput \(token/s\): ([\d.]+))?"
 )
-_match_decode: Callable[[bytes], re.Match[bytes] | None] = _DECODE.match
-_match_prefill: Callable[[bytes], re.Match[bytes] | None] = _PREFILL.match
+# The figures that say what a scheduler does now.
+_DECODE_NOW = re.compile(
+    rb"Decode batch[.,] #running-req: (\d+), #token: \d+, token usage: ([\d.]+), [^\n]*#queue-req: (\d+)"
+)
+_PREFILL_NOW = re.compile(
+    rb"Prefill batch[.,] #new-seq: (\d+), #new-token: (\d+), #cached-token: \d+, token usage: ([\d.]+), "
+    rb"#running-req: (\d+), #queue-req: (\d+)"
+)
+_decode_now: Callable[[bytes], re.Match[bytes] | None] = _DECODE_NOW.match
+_prefill_now: Callable[[bytes], re.Match[bytes] | None] = _PREFILL_NOW.match
+_SEQUENCES = re.compile(_PREFILL_MARK + rb"(\d+)")
 _DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
-_PROBE = b"#new-token: 1, #cached-token: 0, "
-_IDLE = b"#running-req: 0, #queue-req: 0"
-_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(101)}
+_GRAPHS = {
+    b"%b graph: %b, " % (device, flag): (name, flag == b"True")
+    for device, name in _DEVICES.items()
+    for flag in (b"True", b"False")
+}
+_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(200)}
+_NUMBERS = {b"%d" % number: number for number in range(4096)}  # looked up faster than read
+_DECODE_INITIAL = ord("D")
 
 
 def split(block: bytes) -> list[Row]:
-    """Give one row for each line of a block; the last line may lack its newline."""
-    if not block:
-        return []
-    return _ROW.findall(b"\n" + (block[:-1] if block[-1:] == b"\n" else block))
+    """Give the rows of a block, in order; the last line may lack its newline."""
+    return _ROW.findall(block if block[-1:] == b"\n" or not block else block + b"\n")
 
 
-def line(row: Row) -> bytes:
-    """Give the line back that a row was made of; an access line's prefix stands for all of it."""
-    return row[OTHER][1:] or row[0] + row[1] + row[3]
+def lines(row: Row) -> Iterator[bytes]:
+    """Give each line of a row, without its newline."""
+    yield from (row[OTHER] or row[TEXT])[:-1].split(b"\n")
+
+
+def number(text: bytes) -> int:
+    """Read a figure without sign."""
+    found = _NUMBERS.get(text)
+    return int(text) if found is None else found
 
 
 def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
-    """Read a row's decode body."""
-    match = _match_decode(body)
+    """Read a decode line in its usual layout, from behind its prefix on."""
+    match = _DECODE_FIGURES.match(body)
     assert match is not None
     running, tokens, usage, device, graph, throughput, queued = match.groups()
-    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES.get(usage) or float(usage))
+    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES[usage])
     if graph:
         event.graph = graph == b"True"
         event.graph_device = _DEVICES[device]
@@ -79,12 +109,12 @@ def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
 
 
 def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
-    """Read a row's prefill body."""
-    match = _match_prefill(body)
+    """Read a prefill line in its usual layout, from behind its prefix on."""
+    match = _PREFILL_FIGURES.match(body)
     assert match is not None
     sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
     event = PrefillBatch(time, rank, int(sequences), int(new), int(cached), int(running), int(queued))
-    event.full_usage = _SHARES.get(usage) or float(usage)
+    event.full_usage = _SHARES[usage]
     if pending:
         event.pending_tokens = int(pending)
     if throughput:
@@ -93,29 +123,42 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
 
 
 class BatchRun:
-    """Batch lines of one scheduler in one printed second, as one observation and the sums over all of them.
+    """Batch lines of one scheduler in one printed second with nothing but access lines between, none a health probe.
 
-    Nothing that is weighed by time is lost: between lines of the same printed second no time passes. Only lines in
-    their usual layout, none of them suspect, are put together. The last line of each kind is read when it is asked for.
+    The last line's figures are read at once, everything else when it is asked for. Nothing that is weighed by time is
+    lost: between lines of the same printed second no time passes.
     """
 
     __slots__ = (
-        "_decode", "_decode_body", "_joined", "_prefill", "_prefill_body",
-        "decodes", "eager", "new_sequences", "prefills", "probes", "rank", "replayed", "time",
+        "_prefix", "decodes", "graph", "graph_device", "joined_sequences", "new_tokens", "prefills", "queued", "rank",
+        "running", "text", "time", "usage",
     )  # fmt: skip
 
-    def __init__(self, origin: Origin) -> None:
-        self.time, self.rank = origin
-        self.decodes = 0  # lines
-        self.replayed = 0  # of these with a captured graph
-        self.eager = 0  # and without
-        self.prefills = 0  # lines
-        self.probes = 0  # of these health probes (`PrefillBatch.is_health_probe`)
-        self.new_sequences = 0  # `#new-seq` of all prefill lines
-        self._decode_body = self._prefill_body = b""
-        self._decode: DecodeBatch | None = None
-        self._prefill: PrefillBatch | None = None
-        self._joined: list[bytes] = []  # bodies of the prefill lines after the last decode line
+    def __init__(self, time: float, rank: Rank, row: Row) -> None:
+        self.time = time
+        self.rank = rank
+        self.text, self._prefix, body, graph, _ = row
+        # Of the last line; sequences and new tokens are 0 where that is a decode line.
+        self.joined_sequences = self.new_tokens = 0
+        self.decodes = self.text.count(_DECODE_MARK)  # lines
+        self.prefills = self.text.count(_PREFILL_MARK)  # lines
+        self.graph_device, self.graph = _GRAPHS[graph] if graph else (None, None)  # of all decode lines
+        if body[0] == _DECODE_INITIAL:
+            match = _decode_now(body)
+            assert match is not None
+            running, usage, queued = match.groups()
+        else:
+            match = _prefill_now(body)
+            assert match is not None
+            sequences, tokens, usage, running, queued = match.groups()
+            self.joined_sequences = number(sequences)
+            self.new_tokens = number(tokens)
+        # Written out, not called: this is done for every second of a log.
+        found = _NUMBERS.get(running)
+        self.running = int(running) if found is None else found
+        found = _NUMBERS.get(queued)
+        self.queued = int(queued) if found is None else found
+        self.usage = _SHARES[usage]
 
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
@@ -123,70 +166,55 @@ class BatchRun:
     @property
     def prefill_last(self) -> bool:
         """Whether the last of all these lines is a prefill line."""
-        return bool(self._joined)
+        return self.joined_sequences > 0 or bool(self.joined)
 
     @property
     def decode(self) -> DecodeBatch | None:
         """The last decode line."""
-        if self._decode is None and self._decode_body:
-            self._decode = decode_batch(self._decode_body, self.time, self.rank)
-        return self._decode
+        start = self._last(b"Decode batch")
+        return None if start is None else decode_batch(self._line(start), self.time, self.rank)
 
     @property
     def prefill(self) -> PrefillBatch | None:
         """The last prefill line."""
-        if self._prefill is None and self._prefill_body:
-            self._prefill = prefill_batch(self._prefill_body, self.time, self.rank)
-        return self._prefill
+        start = self._last(b"Prefill batch")
+        return None if start is None else prefill_batch(self._line(start), self.time, self.rank)
 
     @property
     def joined(self) -> list[PrefillBatch]:
         """The prefill lines after the last decode line: what joins the batch that it printed."""
-        return [prefill_batch(body, self.time, self.rank) for body in self._joined]
+        text = self.text[self._last(b"Decode batch") or 0 :]
+        start = self._prefix + b"Prefill batch"
+        found = [line for line in text.split(b"\n") if line.startswith(start)]
+        return [prefill_batch(line[len(self._prefix) :], self.time, self.rank) for line in found]
 
-    def add_decode(self, body: bytes, graph: bytes) -> None:
-        """Take a row's decode line."""
-        self.decodes += 1
-        self._decode_body = body
-        if self._joined:
-            self._joined = []
-        if graph == b"True":
-            self.replayed += 1
-        elif graph:
-            self.eager += 1
+    @property
+    def new_sequences(self) -> int:
+        """`#new-seq` of all prefill lines."""
+        if self.prefills == 1 and self.joined_sequences:
+            return self.joined_sequences
+        return sum(map(int, _SEQUENCES.findall(self.text)))
 
-    def add_prefill(self, body: bytes, sequences: bytes) -> None:
-        """Take a row's prefill line."""
-        self.prefills += 1
-        self.new_sequences += 1 if sequences == b"1" else int(sequences)
-        self._prefill_body = body
-        self._joined.append(body)
-        if _PROBE in body and _IDLE in body:
-            self.probes += 1
+    def events(self) -> Iterator[DecodeBatch | PrefillBatch]:
+        """Give the batch lines one by one."""
+        yield from singly(self.text, self._prefix, self.time, self.rank)
+
+    def _last(self, head: bytes) -> int | None:
+        """Find the last line that has this head behind the prefix."""
+        start = self._prefix + head
+        if (found := self.text.rfind(b"\n" + start)) >= 0:
+            return found + 1 + len(self._prefix)
+        return len(self._prefix) if self.text.startswith(start) else None
+
+    def _line(self, start: int) -> bytes:
+        return self.text[start : self.text.index(b"\n", start)]
 
 
-def runs(rows: list[Row], origin_of: Callable[[bytes], Origin | None]) -> tuple[list[BatchRun], int]:
-    """Put rows that are no other lines together: the runs in the order in which they began, and how many rows were read.
-
-    Stops at the first batch line whose prefix tells no time or whose ranks are not the server's.
-    """
-    found: dict[bytes, BatchRun] = {}
-    run: BatchRun | None = None
-    last = b""
-    read = 0
-    for prefix, decode, graph, prefill, sequences, _ in rows:
-        if decode or prefill:
-            if prefix != last or run is None:
-                run = found.get(prefix)
-                if run is None:
-                    origin = origin_of(prefix)
-                    if origin is None:
-                        break
-                    run = found[prefix] = BatchRun(origin)
-                last = prefix
-            if decode:
-                run.add_decode(decode, graph)
-            else:
-                run.add_prefill(prefill, sequences)
-        read += 1
-    return list(found.values()), read
+def singly(text: bytes, prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
+    """Give the batch lines of a row's text one by one."""
+    decode, prefill, end = prefix + b"Decode batch", prefix + b"Prefill batch", len(prefix)
+    for line in text.split(b"\n"):
+        if line.startswith(decode):
+            yield decode_batch(line[end:], time, rank)
+        elif line.startswith(prefill):
+            yield prefill_batch(line[end:], time, rank)

@@ -1,0 +1,242 @@
+"""The log half and its memory: files on a disk in, counters out, and the same counters for whoever comes after a crash."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conftest import config, wait_for
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.logbook import Logbook
+from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+
+LOCK = threading.RLock()
+AT = "[2025-11-20 11:40:10{ranks}] "
+TOOL = "Model attempted to call undefined function: get_weather"
+DECODE = (
+    "Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
+    "gen throughput (token/s): 4471.70, #queue-req: 4"
+)
+RETRACTION = (
+    "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, "
+    "#new_token_ratio: 0.3002 -> 0.5783"
+)
+UNEXPLAINED = "Prefill out of memory. Try to lower your batch size."
+
+
+class Place:
+    """A directory with a server's log and a state file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "server.log"
+        self.log.touch()
+        self.state_file = directory / "state.json"
+
+    def write(self, *messages: str, ranks: str = "") -> None:
+        with self.log.open("a") as file:
+            file.writelines(AT.format(ranks=ranks) + message + "\n" for message in messages)
+
+    def start(self, tp: int = 1) -> None:
+        self.write(f"server_args={{'tp_size': {tp}, 'dp_size': 1}}")
+        self.write(
+            "max_total_num_tokens=1040384, chunked_prefill_size=8192, max_running_requests=400",
+            ranks=" TP0" if tp > 1 else "",
+        )
+
+    @contextmanager
+    def reader(self) -> Iterator[tuple[Logbook, ServerState]]:
+        """What a process knows that has just started; at the end it is gone without a word."""
+        book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file))
+        state = ServerState(PROFILES["online"], time.monotonic())
+        book.restore(state, time.monotonic())
+        book.poll(state, LOCK)
+        yield book, state
+        book.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def events(state: ServerState) -> float:
+    return state.totals().counts["retraction_events"]
+
+
+def scrape(state: ServerState, retracted: float, *, ago: float = 0.0) -> None:
+    figures = RankFigures(None, running=237, queued=4, graph_passes=1.0, retracted_requests=retracted)
+    state.observe_scrape(Scrape([figures], progress=retracted), time.monotonic() - ago)
+
+
+def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Place) -> None:
+    with place.reader() as (book, state):
+        place.write(DECODE, RETRACTION)
+        book.poll(state, LOCK)
+        document = json.loads(place.state_file.read_bytes())
+        assert [mark["position"] for mark in document["positions"]["files"]] == [place.log.stat().st_size]
+        assert document["state"]["ranks"][0]["counts"]["retraction_events"] == 1
+
+
+def test_nothing_is_written_while_nothing_happens(place: Place) -> None:
+    with place.reader() as (book, state):
+        place.write(DECODE, RETRACTION)
+        book.poll(state, LOCK)
+        written = place.state_file.stat().st_ino, place.state_file.stat().st_mtime_ns
+        for _ in range(20):
+            state.advance(time.monotonic())
+            book.poll(state, LOCK)
+        assert (place.state_file.stat().st_ino, place.state_file.stat().st_mtime_ns) == written
+
+
+def test_the_words_of_the_log_are_not_in_the_file(place: Place) -> None:
+    with place.reader() as (book, state):
+        place.write("server_args={'tp_size': 1, 'api_key': 'sk-secret'}", DECODE, TOOL)
+        book.poll(state, LOCK)
+    text = place.state_file.read_text()
+    assert "secret" not in text
+    assert "get_weather" not in text
+
+
+def test_lines_are_counted_on_and_what_was_there_before_is_not(place: Place) -> None:
+    place.start()
+    place.write(DECODE, RETRACTION)
+    for number in range(1, 4):
+        with place.reader() as (book, state):
+            assert book.lines["decode"] == number - 1
+            place.write(DECODE, "Decode batch, nonsense")
+            book.poll(state, LOCK)
+            assert {kind: count for kind, count in book.lines.items() if count} == {"decode": number, "other": number}
+            assert book.unrecognised["batch_line"] == number
+    assert events(state) == 0
+
+
+def test_a_line_that_is_half_written_when_the_reader_dies_is_read_once(place: Place) -> None:
+    with place.reader() as (book, state):
+        with place.log.open("a") as file:
+            file.write(AT.format(ranks="") + RETRACTION[:40])
+        book.poll(state, LOCK)
+        assert events(state) == 0
+    with place.log.open("a") as file:
+        file.write(RETRACTION[40:] + "\n")
+    for _ in range(2):
+        with place.reader() as (_, state):
+            assert events(state) == 1
+
+
+def test_a_failure_that_waits_for_its_phase_is_not_lost_with_the_reader(place: Place) -> None:
+    place.start()
+    with place.reader() as (book, state):
+        place.write(DECODE, "Scheduler hit an exception: Traceback (most recent call last):")
+        with place.log.open("a") as file:
+            file.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB.\n")
+        book.poll(state, LOCK)
+        waiting = sum(state.out_of_memory.values())
+    for _ in range(2):
+        with place.reader() as (book, state):
+            state.advance(time.monotonic() + 1)
+            with LOCK:
+                book.keep(state, time.monotonic())
+            assert (waiting, sum(state.out_of_memory.values())) == (0, 1)
+
+
+def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(place: Place) -> None:
+    place.start()
+    watcher = Watcher(config(log_file=(str(place.log),), state_file=place.state_file))
+    watcher.start()
+    place.write(DECODE, TOOL, UNEXPLAINED)
+    assert watcher.log is not None
+    wait_for(lambda: watcher.log is not None and watcher.log.lines["out_of_memory"] == 1)
+    watcher._stopping.set()  # its threads end, so that only who looks can save
+    for thread in watcher._threads:
+        thread.join()
+    watcher.state.advance(time.monotonic() + 6)
+    with watcher.view():
+        shown = sum(watcher.state.out_of_memory.values())
+    watcher.log.close()
+    with place.reader() as (_, state):
+        assert (shown, sum(state.out_of_memory.values())) == (1, 1)
+
+
+def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
+    with place.reader() as (book, state):
+        scrape(state, 7, ago=60)
+        place.write(DECODE, RETRACTION)
+        book.poll(state, LOCK)
+        assert events(state) == 0
+        scrape(state, 12)
+        book.keep(state, time.monotonic())
+        assert events(state) == 1
+    with place.reader() as (_, state):
+        assert events(state) == 1
+
+
+def test_what_waits_for_a_scrape_is_counted_by_the_next_reader(place: Place) -> None:
+    with place.reader() as (book, state):
+        scrape(state, 7, ago=60)
+        place.write(DECODE, RETRACTION)
+        book.poll(state, LOCK)
+        assert events(state) == 0
+    for _ in range(2):
+        with place.reader() as (_, state):
+            assert events(state) == 1
+
+
+def test_what_is_suspect_waits_on_in_the_next_reader(place: Place) -> None:
+    place.start(tp=8)
+    with place.reader() as (book, state):
+        place.write(DECODE, TOOL, RETRACTION, ranks=" TP0")
+        book.poll(state, LOCK)
+    place.write(RETRACTION, ranks=" TP1")
+    with place.reader() as (_, state):
+        assert events(state) == 1
+    with place.reader() as (book, state):
+        place.write(RETRACTION.replace("5783", "6000"), ranks=" TP0")
+        book.poll(state, LOCK)
+    with place.reader() as (_, state):
+        state.advance(time.monotonic() + 11)
+        assert (events(state), state.witness.suspicious["retraction"]) == (1, 1)
+
+
+def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: Place) -> None:
+    place.start()
+    with place.reader() as (book, state):
+        place.write(DECODE, TOOL)
+        book.poll(state, LOCK)
+    place.write(RETRACTION)
+    with place.reader() as (book, state):
+        assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
+        assert book.lines["retraction"] == 1
+
+
+def test_the_ranks_of_the_server_are_learnt_from_what_was_there_before(place: Place) -> None:
+    place.start(tp=8)
+    place.write(DECODE, ranks=" TP0")
+    with place.reader() as (book, state):
+        place.write(RETRACTION)
+        book.poll(state, LOCK)
+        state.advance(time.monotonic() + 11)
+        assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
+
+
+def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:
+    with place.reader() as (book, state), place.reader() as (other, others):
+        assert (book.state_file_problem, other.state_file_problem) == ("", "another exporter uses it")
+        place.write(DECODE, RETRACTION)
+        for each, its in ((book, state), (other, others)):
+            each.poll(its, LOCK)
+            assert events(its) == 1
+
+
+def test_without_a_state_file_there_is_no_problem_to_tell_of(place: Place) -> None:
+    book = Logbook(config(log_file=(str(place.log),)))
+    book.restore(ServerState(PROFILES["online"], 0.0), 0.0)
+    assert book.state_file_problem is None
+    book.close()

@@ -1,0 +1,169 @@
+"""A server's state is the same whether it was told of batch lines one by one or of a second's lines at once."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.guide.findings import Past, findings
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.sglang.events import Event
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.state import ServerState
+
+RECORDED = sorted((Path(__file__).parent / "recordings").glob("*/server.log.gz"))
+ARGS = b"server_args=ServerArgs(model_path='m', chunked_prefill_size=%d, disable_cuda_graph=%b, page_size=1)\n"
+LIMITS = (
+    b"max_total_num_tokens=1000, chunked_prefill_size=%d, max_prefill_tokens=16384, max_running_requests=%d, "
+    b"context_len=4096, available_gpu_mem=7.00 GB\n"
+)
+ACCESS = b'INFO:     10.0.0.7:80 - "POST /generate HTTP/1.1" 200 OK\n'
+RETRACTION = b"KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_token_ratio: 0.30 -> 0.57\n"
+OUT_OF_MEMORY = b"Prefill out of memory. Try to lower your batch size.\n"
+TOOL = b"Model attempted to call undefined function: f\n"
+
+
+def fed(events: list[Event] | list[Event | BatchRun], profile: str) -> ServerState:
+    state = ServerState(PROFILES[profile], 0.0)
+    now = 0.0
+    for event in events:
+        now = now if event.time is None else event.time
+        state.observe(event, now)
+    state.settle(now + 7.0)
+    return state
+
+
+def told(state: ServerState) -> dict[str, Any]:
+    """All that anybody may ask a state for."""
+    now = state._now
+    totals, recent = state.totals(), state.recent(now, 120.0)
+    return {
+        "seconds": dict(totals.seconds),
+        "running seconds": dict(totals.running_seconds),
+        "integrals": dict(totals.integrals),
+        "counts": {name: count for name, count in totals.counts.items() if count},
+        "recent seconds": dict(recent.seconds),
+        "recent counts": {name: count for name, count in recent.counts.items() if count},
+        "failures": +state.out_of_memory,
+        "starts": state.starts,
+        "suspicious": +state.witness.suspicious,
+        "findings": [
+            (finding.diagnosis.id, finding)
+            for finding in findings(Past(totals, state.out_of_memory, now, state.facts, state.profile))
+        ],
+        "graph device": state.facts.graph_device,
+        "ranks": {
+            dp: {
+                "states": rank.states,
+                "running": rank.running,
+                "queued": rank.queued,
+                "usages": rank.usages,
+                "graph": rank.graph,
+                "throughput": rank.generation_throughput,
+                "ratio": rank.new_token_ratio,
+                "wait": rank.queue_wait_seconds(now),
+                "full": rank.pool.can_be_full(state.facts, dp, now),
+                "coverage": rank.window.recent(now, rank.totals).coverage,
+            }
+            for dp, rank in state.ranks.items()
+        },
+    }
+
+
+def both(text: bytes, profile: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return told(fed(LogReader().feed(text), profile)), told(fed(LogReader().feed_runs(text), profile))
+
+
+@pytest.mark.parametrize("profile", ["online", "offline"])
+@pytest.mark.parametrize("path", RECORDED, ids=[path.parent.name for path in RECORDED])
+def test_a_recorded_log_leads_to_the_same_state(path: Path, profile: str) -> None:
+    alone, together = both(gzip.decompress(path.read_bytes()), profile)
+    assert together == alone
+
+
+@pytest.mark.parametrize("name", ["steady", "retract"])
+def test_a_packaged_recording_leads_to_the_same_state(name: str) -> None:
+    alone, together = both(gzip.decompress((packaged(name) / "server.log.gz").read_bytes()), "online")
+    assert together == alone
+
+
+# One line of a made log: which scheduler, how many seconds after the line before, and what it says.
+RANKS = st.sampled_from([b"", b" TP0", b" TP1", b" DP0 TP0", b" DP1 TP0"])
+FIGURES = st.tuples(st.integers(0, 40), st.sampled_from([0.0, 0.2, 0.89, 0.9, 0.97]), st.sampled_from([0, 0, 1, 7, 2500]))
+GRAPHS = st.sampled_from([b"cuda graph: True, ", b"cuda graph: False, ", b"cpu graph: False, ", b""])
+
+
+def decode(figures: tuple[int, float, int], graph: bytes) -> bytes:
+    running, usage, queued = figures
+    return (
+        b"Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %bgen throughput (token/s): %d.50, "
+        b"#queue-req: %d\n" % (running, int(1000 * usage), usage, graph, running * 11, queued)
+    )
+
+
+def prefill(figures: tuple[int, float, int], sequences: int, tokens: int) -> bytes:
+    running, usage, queued = figures
+    return (
+        b"Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: 0, token usage: %.2f, #running-req: %d, "
+        b"#queue-req: %d\n" % (sequences, tokens, usage, running, queued)
+    )
+
+
+USUAL = st.builds(decode, FIGURES, GRAPHS) | st.builds(
+    prefill, FIGURES, st.integers(0, 9), st.sampled_from([1, 17, 60, 64])
+)
+PROBE = st.just(prefill((0, 0.0, 0), 1, 1))
+UNUSUAL = USUAL.map(lambda line: line.replace(b"\n", b", #transfer-req: 3\n")) | USUAL.map(
+    lambda line: line.replace(b"token usage", b"full token usage")
+)
+OTHER = st.one_of(
+    st.just(ACCESS),
+    st.builds(RETRACTION.__mod__, st.integers(1, 9)),
+    st.just(OUT_OF_MEMORY),
+    st.just(TOOL),
+    st.just(b"a line of nobody's\n"),
+    st.builds(lambda *given: ARGS % given, st.sampled_from([64, -1]), st.sampled_from([b"True", b"False"])),
+    st.builds(lambda *given: LIMITS % given, st.sampled_from([64, -1]), st.integers(8, 50)),
+)
+MESSAGES = st.one_of(*[USUAL] * 6, st.just(ACCESS), PROBE, UNUSUAL, OTHER)
+STEPS = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 9, 30, 61, 130, -1])
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> bytes:
+    """Lines of one server's schedulers; which of them print is drawn once, so that runs have some length."""
+    ranks = draw(st.lists(RANKS, min_size=1, max_size=3))
+    now, text = 3600, b""
+    for rank, step, message in draw(
+        st.lists(st.tuples(st.sampled_from(ranks), STEPS, MESSAGES), min_size=1, max_size=60)
+    ):
+        now = max(now + step, 0)
+        stamp = b"[2025-11-20 %02d:%02d:%02d" % (now // 3600 % 24, now // 60 % 60, now % 60)
+        text += stamp + rank + b"] " + message
+    return text
+
+
+@settings(max_examples=400, deadline=None)
+@given(logs(), st.sampled_from(sorted(PROFILES)))
+def test_any_log_leads_to_the_same_state(text: bytes, profile: str) -> None:
+    alone, together = both(text, profile)
+    assert together == alone
+
+
+@settings(max_examples=200, deadline=None)
+@given(logs(), st.data())
+def test_any_log_gives_the_same_lines_however_it_is_cut(text: bytes, data: st.DataObject) -> None:
+    lines = text.splitlines(keepends=True)
+    cut = data.draw(st.integers(0, len(lines)))
+    reader, whole = LogReader(), LogReader()
+    parts = [*reader.feed_runs(b"".join(lines[:cut])), *reader.feed_runs(b"".join(lines[cut:]))]
+    flat = [line for each in parts for line in (each.events() if isinstance(each, BatchRun) else [each])]
+    assert flat == whole.feed(text)
+    assert (reader.counts, reader.unrecognised, reader.suspicious) == (whole.counts, whole.unrecognised, whole.suspicious)
