@@ -168,7 +168,7 @@ def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(p
 def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
     with place.reader() as (book, state):
         scrape(state, 7, ago=60)
-        place.write(DECODE, RETRACTION)
+        place.write(DECODE, TOOL, RETRACTION)
         book.poll(state, LOCK)
         assert events(state) == 0
         scrape(state, 12)
@@ -176,17 +176,6 @@ def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
         assert events(state) == 1
     with place.reader() as (_, state):
         assert events(state) == 1
-
-
-def test_what_waits_for_a_scrape_is_counted_by_the_next_reader(place: Place) -> None:
-    with place.reader() as (book, state):
-        scrape(state, 7, ago=60)
-        place.write(DECODE, RETRACTION)
-        book.poll(state, LOCK)
-        assert events(state) == 0
-    for _ in range(2):
-        with place.reader() as (_, state):
-            assert events(state) == 1
 
 
 def test_what_is_suspect_waits_on_in_the_next_reader(place: Place) -> None:
@@ -214,16 +203,6 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: 
     with place.reader() as (book, state):
         assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
         assert book.lines["retraction"] == 1
-
-
-def test_the_ranks_of_the_server_are_learnt_from_what_was_there_before(place: Place) -> None:
-    place.start(tp=8)
-    place.write(DECODE, ranks=" TP0")
-    with place.reader() as (book, state):
-        place.write(RETRACTION)
-        book.poll(state, LOCK)
-        state.advance(time.monotonic() + 11)
-        assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
 
 
 def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:

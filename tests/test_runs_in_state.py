@@ -96,7 +96,9 @@ def test_a_packaged_recording_leads_to_the_same_state(name: str) -> None:
 
 # One line of a made log: which scheduler, how many seconds after the line before, and what it says.
 RANKS = st.sampled_from([b"", b" TP0", b" TP1", b" DP0 TP0", b" DP1 TP0"])
-FIGURES = st.tuples(st.integers(0, 40), st.sampled_from([0.0, 0.2, 0.89, 0.9, 0.97]), st.sampled_from([0, 0, 1, 7, 2500]))
+FIGURES = st.tuples(
+    st.integers(0, 40), st.sampled_from([0.0, 0.2, 0.89, 0.9, 0.97]), st.sampled_from([0, 0, 1, 7, 2500])
+)
 GRAPHS = st.sampled_from([b"cuda graph: True, ", b"cuda graph: False, ", b"cpu graph: False, ", b""])
 
 
@@ -166,4 +168,8 @@ def test_any_log_gives_the_same_lines_however_it_is_cut(text: bytes, data: st.Da
     parts = [*reader.feed_runs(b"".join(lines[:cut])), *reader.feed_runs(b"".join(lines[cut:]))]
     flat = [line for each in parts for line in (each.events() if isinstance(each, BatchRun) else [each])]
     assert flat == whole.feed(text)
-    assert (reader.counts, reader.unrecognised, reader.suspicious) == (whole.counts, whole.unrecognised, whole.suspicious)
+    assert (reader.counts, reader.unrecognised, reader.suspicious) == (
+        whole.counts,
+        whole.unrecognised,
+        whole.suspicious,
+    )

@@ -1,10 +1,13 @@
 """Whether a line in the log is an event of the server or only looks like one. Pure; times are seconds on the caller's clock.
 
 SGLang prints some words of others raw: a tool's name that holds a newline puts a byte-perfect line into the log (CENSUS §5; the same f-string in every
-release from 0.4.3 on). So a line is believed for what only a real event has: the server's own counter moves with it, other TP ranks repeat it, the
-pool can have been full at that moment, its rank exists. What is not believed moves no counter but is counted.
+release from 0.4.3 on). So a line that comes soon after such words is believed only for what a real event has: the server's own counter moves with it,
+other TP ranks repeat it, the pool can have been full at that moment, its rank exists. What is not believed moves no counter but is counted.
 
-What this cannot tell: a forger who knows pool and batch, or who repeats a line in the names of other ranks, in a log without metrics.
+A line that nothing makes suspect counts at once, so that no retraction is lost or late; when the server's counter does not know it, that is said
+(`Witness.disagrees`).
+
+What this cannot tell: a forger who repeats a line in the names of other ranks, in a log without metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from sglang_tuning_exporter.sglang.events import (
 # A scrape of ours is a scrape of SGLang, and the counter is written with the line; this long it may lag behind.
 CONFIRM_SECONDS = 15.0
 CONFIRM_SCRAPES = 2
-# The server may die of what it printed: then nobody confirms, and a line that nothing speaks against is believed.
 GIVE_UP_SECONDS = 30.0
 REPEAT_SECONDS = 10.0
 # What the first scrape shows may hold lines that are still on their way through the file: its base is not sharp.
@@ -113,7 +115,7 @@ class Account:
         self._struck = 0.0
         self._gains: deque[tuple[float, float]] = deque()  # when, and all that had been gained by then
         self._claimed: dict[int | None, float] = {}  # by PP rank
-        self.missed_at: float | None = None  # when a gain was struck that a line should have claimed
+        self.missed_at: float | None = None  # when log and counter last proved to differ
 
     def gain(self, requests: float, now: float) -> None:
         """The counter grew."""
@@ -131,6 +133,8 @@ class Account:
         for pp, claimed in self._claimed.items():
             # Nor must a line that was believed without asking cost a later one its due for ever.
             most = self._gained if now - self._believed_at > DISAGREE_SECONDS else inf
+            if claimed > most:
+                self.missed_at = now
             self._claimed[pp] = min(max(claimed, self._struck), most)
 
     def _from_base(self, at: float) -> bool:
@@ -202,7 +206,7 @@ class Witness:
         """The events to count now: `line` itself, or none while it waits or is not believed."""
         dp = line.rank.dp
         account = self._accounts.get(dp)
-        if not pool_can_be_full or (line.suspect and not rank_exists(line.rank, facts)):
+        if line.suspect and not (pool_can_be_full and rank_exists(line.rank, facts)):
             return self._refuse()
         # Where the last request was aborted instead, none was put back: the counter stands, and has nothing to say.
         asked = dp in self._confirming and line.requests > 0
@@ -211,15 +215,9 @@ class Witness:
         if line.suspect:
             alone = "tp_size" in facts.args and expected_ranks(facts) < 2
             return self._refuse() if alone and dp not in self._counting else self._wait(line, now)
-        if account is not None and asked and not account.blurred(now):
-            return self._wait(line, now)
-        return self._believe(_Pending(now, line))
-
-    def _believe(self, each: _Pending) -> list[Retraction]:
-        account = self._accounts.get(each.event.rank.dp)
         if account is not None:
-            account.believe(each.event, each.at)
-        return [each.event]
+            account.believe(line, now)
+        return [line]
 
     def _refuse(self) -> list[Retraction]:
         self.suspicious["retraction"] += 1
@@ -236,7 +234,13 @@ class Witness:
         asked = line.rank.dp in self._confirming and line.requests > 0
         if asked or not rank_exists(line.rank, facts):
             return []
-        return self._take([each for each in self._pending if _figures(each.event) == _figures(line)])
+        believed = [each for each in self._pending if _figures(each.event) == _figures(line)]
+        self._drop(believed)
+        account = self._accounts.get(line.rank.dp)
+        for each in believed:
+            if account is not None:
+                account.believe(each.event, each.at)
+        return [each.event for each in believed]
 
     def scraped(
         self, dp: int | None, now: float, gained: float | None, *, counts: bool, confirms: bool
@@ -258,14 +262,12 @@ class Witness:
             each.scrapes += 1
         if dp not in self._confirming:
             return []
-        # A suspect line has what the others leave over.
-        mine.sort(key=lambda each: each.event.suspect)
         confirmed = [each for each in mine if each.event.requests and account.claim(each.event, now)]
         self._drop(confirmed)
         return [each.event for each in confirmed]
 
     def disagrees(self, now: float) -> bool | None:
-        """Whether the server has lately counted retractions that its log has not shown within a minute; None when it does not count them."""
+        """Whether log and counter have lately differed for a minute, either way; None when the server does not count."""
         if not self._confirming:
             return None
         missed = [self._accounts[dp].missed_at for dp in self._confirming if dp in self._accounts]
@@ -280,27 +282,16 @@ class Witness:
         gone = {id(each) for each in settled}
         self._pending = [each for each in self._pending if id(each) not in gone]
 
-    def _take(self, believed: list[_Pending]) -> list[Retraction]:
-        self._drop(believed)
-        return [event for each in believed for event in self._believe(each)]
-
-    def tick(self, now: float) -> list[Retraction]:
-        """What waited long enough: believed when nobody could say anything and nothing speaks against it, else refused."""
-        believed: list[_Pending] = []
-        refused: list[_Pending] = []
+    def tick(self, now: float) -> None:
+        """Refuse what waited long enough and nobody bore out."""
+        refused = []
         for each in self._pending:
-            age, dp = now - each.at, each.event.rank.dp
-            asked = dp in (self._counting if each.event.suspect else self._confirming)
-            if asked and age > CONFIRM_SECONDS and each.scrapes >= CONFIRM_SCRAPES:
-                account = self._accounts.get(dp)
-                early = account is not None and account.blurred(each.at)
-                (believed if early and not each.event.suspect else refused).append(each)
-            elif age > (GIVE_UP_SECONDS if asked else REPEAT_SECONDS):
-                (refused if each.event.suspect else believed).append(each)
+            age, asked = now - each.at, each.event.rank.dp in self._counting
+            told = asked and age > CONFIRM_SECONDS and each.scrapes >= CONFIRM_SCRAPES
+            if told or age > (GIVE_UP_SECONDS if asked else REPEAT_SECONDS):
+                refused.append(each)
+                self._refuse()
         self._drop(refused)
-        for _ in refused:
-            self._refuse()
-        return self._take(believed)
 
     def failure(self, line: OutOfMemory, now: float) -> list[OutOfMemory]:
         """The failures to count now. One after a raw sink waits whether its process really ends."""
@@ -330,49 +321,40 @@ class Witness:
         self._failures = [(at, line) for at, line in self._failures if now - at <= FATAL_SECONDS]
         return due
 
-    def restarted(self) -> list[Retraction]:
-        """The server started anew and its counter with it: what waits is believed unless something speaks against it."""
-        believed = [each.event for each in self._pending if not each.event.suspect]
-        self.suspicious["retraction"] += len(self._pending) - len(believed)
+    def restarted(self) -> None:
+        """The server started anew and its counter with it: nobody will bear out what waits."""
+        self.suspicious["retraction"] += len(self._pending)
         self._pending.clear()
         self._confirming.clear()
         self._counting.clear()
         self._accounts.clear()
         # What another server prints later, from a backlog in the same moment, says nothing about the one before.
         self._failures = [(at, replace(line, time=None)) for at, line in self._failures]
-        return believed
 
     def saved(self, now: float) -> dict[str, Any]:
         """Give what still waits, and what was refused, as plain JSON."""
         return {
             "suspicious": dict(self.suspicious),
             "retractions": [
-                [[*_scheduler(line.rank), line.rank.tp], line.suspect, *_told(line)]
+                [[*_scheduler(line.rank), line.rank.tp], *_told(line)]
                 for line in (each.event for each in self._pending)
             ],
             "failures": [[now - at, [*_scheduler(line.rank), line.rank.tp], line.phase] for at, line in self._failures],
         }
 
-    def restore(self, saved: object, now: float) -> list[Retraction]:
-        """Go on from what `saved` gave; what cannot be read is left out.
-
-        The counter of then is not remembered: a line that waited for it is given back to be counted unless something speaks against it.
-        """
+    def restore(self, saved: object, now: float) -> None:
+        """Go on from what `saved` gave; what cannot be read is left out."""
         document = saved if isinstance(saved, dict) else {}
         self.suspicious.update(counts(document.get("suspicious")))
-        believed = []
         for entry in _lists(document.get("retractions"))[:MOST_PENDING]:
             line = _retraction(entry)
-            if line is not None and line.suspect:
+            if line is not None:
                 self._pending.append(_Pending(now, line))
-            elif line is not None:
-                believed.append(line)
         for entry in _lists(document.get("failures"))[:MOST_PENDING]:
             if len(entry) == 3 and _is_number(entry[0]) and entry[2] in OUT_OF_MEMORY_PHASES:
                 rank = _rank(entry[1])
                 if rank is not None:
                     self._failures.append((now - entry[0], OutOfMemory(None, rank, entry[2], suspect=True)))
-        return believed
 
 
 def expected_ranks(facts: ServerFacts) -> int:
@@ -422,20 +404,20 @@ def _rank(saved: object) -> Rank | None:
 
 
 def _retraction(entry: list[Any]) -> Retraction | None:
-    rank = _rank(entry[0]) if len(entry) == 7 else None
-    if rank is None or not all(n is None or _is_number(n) for n in entry[3:]) or not _is_number(entry[2]):
+    rank = _rank(entry[0]) if len(entry) == 6 else None
+    if rank is None or not all(n is None or _is_number(n) for n in entry[2:]) or not _is_number(entry[1]):
         return None
-    if not 0 <= entry[2] <= MOST_REQUESTS:
+    if not 0 <= entry[1] <= MOST_REQUESTS:
         return None
     return Retraction(
         None,
         rank,
-        int(entry[2]),
-        aborted=entry[3],
-        new_tokens_gained=entry[4],
-        ratio_before=entry[5],
-        ratio_after=entry[6],
-        suspect=bool(entry[1]),
+        int(entry[1]),
+        aborted=entry[2],
+        new_tokens_gained=entry[3],
+        ratio_before=entry[4],
+        ratio_after=entry[5],
+        suspect=True,
     )
 
 

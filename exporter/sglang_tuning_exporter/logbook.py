@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sglang_tuning_exporter.credibility import counts
 from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.sources.statefile import StateFile
 from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
 
@@ -104,7 +105,7 @@ class Logbook:
                 for event in events:
                     state.recall(event)
             return
-        events = reader.feed(block.data)
+        events = reader.feed_runs(block.data)
         with lock:
             now = time.monotonic()
             for event in events:
@@ -143,10 +144,10 @@ def _taken(path: Path | None) -> StateFile | None:
     return state_file
 
 
-def _uncounted(reader: LogReader, text: bytes) -> list[Event]:
+def _uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
     tallies = (reader.counts, reader.unrecognised, reader.suspicious)
     before = [dict(tally) for tally in tallies]
-    events = reader.feed(text)
+    events = reader.feed_runs(text)
     for tally, figures in zip(tallies, before, strict=True):
         tally.update(figures)
     return events

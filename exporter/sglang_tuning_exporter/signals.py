@@ -92,13 +92,13 @@ class Judge:
         self._largest = inf if largest_captured is None else largest_captured
         self._without_graph = graphs_disabled
 
-    def serving(
+    def serving(  # noqa: PLR0917 - called for every line, by position
         self,
         running: float | None,
         queued: float | None,
         usage: float | None,
         graph: bool | None,
-        prefill_full: bool,  # noqa: FBT001 - called for every line by position
+        prefill_full: bool,  # noqa: FBT001
         wait: Callable[[float], float | None],
         now: float,
     ) -> States:

@@ -70,7 +70,7 @@ class ServerState:
 
     def observe(self, event: Event | BatchRun, now: float) -> bool:
         """Take one event of the log; False for a batch line that is not believed to be one."""
-        if isinstance(event, BatchRun):
+        if isinstance(event, BatchRun):  # first: a busy log holds little else
             rank = event.rank
             if rank.tp is None or self._stats_ranks.counts(rank):
                 known = self.ranks.get(rank.dp) or self.rank(rank.dp, now)
@@ -172,7 +172,7 @@ class ServerState:
             self._count_failure(event.phase, at)
         for failure in self.witness.ended(now):
             self._fail(failure, self._now)
-        self._count(self.witness.tick(now), self._now)
+        self.witness.tick(now)
 
     def _fresh_facts(self) -> ServerFacts:
         old = self.facts
@@ -187,7 +187,7 @@ class ServerState:
         self.facts = self._fresh_facts()
         for rank in self.ranks.values():
             rank.reset()
-        self._count(self.witness.restarted(), now)
+        self.witness.restarted()
         self._failures.forget()
         self._stats_ranks.forget()
 
@@ -264,7 +264,7 @@ class ServerState:
         self._retractions.restore(saved.get("retractions"), now)
         self._failures.restore(saved.get("failures"), now)
         self._stats_ranks.restore(saved.get("stats_ranks"))
-        self._count(self.witness.restore(saved.get("witness"), now), now)
+        self.witness.restore(saved.get("witness"), now)
 
     def advance(self, now: float) -> None:
         """Bring the seconds up to `now`."""

@@ -38,11 +38,17 @@ class Totals:
 
     __slots__ = ("_integrals", "_running_seconds", "_seconds", "counts", "pending")
 
-    def __init__(self) -> None:
-        self._seconds: defaultdict[tuple[Signal, str], float] = defaultdict(float)
-        self._running_seconds: defaultdict[int, float] = defaultdict(float)
-        self._integrals: defaultdict[str, float] = defaultdict(float)
-        self.counts: defaultdict[str, float] = defaultdict(float)
+    def __init__(
+        self,
+        seconds: defaultdict[tuple[Signal, str], float] | None = None,
+        running_seconds: defaultdict[int, float] | None = None,
+        integrals: defaultdict[str, float] | None = None,
+        counts: defaultdict[str, float] | None = None,
+    ) -> None:
+        self._seconds = defaultdict(float) if seconds is None else seconds
+        self._running_seconds = defaultdict(float) if running_seconds is None else running_seconds
+        self._integrals = defaultdict(float) if integrals is None else integrals
+        self.counts = defaultdict(float) if counts is None else counts
         self.pending: list[tuple[float, Held]] = []  # seconds and what was held in them, not added up yet
 
     @property
@@ -63,40 +69,42 @@ class Totals:
         self._settle()
         return self._integrals
 
-    def _settle(self) -> None:
+    def _settle(self) -> None:  # noqa: C901 - one loop: this runs over every second of a log
         if not self.pending:
             return
         held_for: dict[States, float] = {}
-        integrals, running_seconds = self._integrals, self._running_seconds
+        of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
         for seconds, (states, queued, usage, running) in self.pending:
             held_for[states] = held_for.get(states, 0.0) + seconds
             if states[0] != "serving":
                 continue
             if queued is not None:
-                integrals["queued"] += queued * seconds
-                integrals["queued_seconds"] += seconds
+                of_queued += queued * seconds
+                queued_for += seconds
             if usage is not None:
-                integrals["usage"] += usage * seconds
-                integrals["usage_seconds"] += seconds
+                of_usage += usage * seconds
+                usage_for += seconds
             if running is not None:
-                integrals["running"] += running * seconds
-                integrals["running_seconds"] += seconds
+                of_running += running * seconds
+                running_for += seconds
                 if running:
-                    running_seconds[batch_size_bucket(running)] += seconds
+                    self._running_seconds[batch_size_bucket(running)] += seconds
+        self.pending.clear()
         for states, seconds in held_for.items():
             for key in zip(SIGNALS, states, strict=True):
                 self._seconds[key] += seconds
-        self.pending.clear()
+        for figure, integral, told_for in (
+            ("queued", of_queued, queued_for),
+            ("usage", of_usage, usage_for),
+            ("running", of_running, running_for),
+        ):
+            if told_for:
+                self._integrals[figure] += integral
+                self._integrals[figure + "_seconds"] += told_for
 
     def copy(self) -> Totals:
         """Give an independent copy."""
-        self._settle()
-        result = Totals()
-        result._seconds = self._seconds.copy()
-        result._running_seconds = self._running_seconds.copy()
-        result._integrals = self._integrals.copy()
-        result.counts = self.counts.copy()
-        return result
+        return Totals(self.seconds.copy(), self.running_seconds.copy(), self.integrals.copy(), self.counts.copy())
 
     def __add__(self, other: Totals) -> Totals:
         """Add another scheduler's figures."""
@@ -108,9 +116,9 @@ class Totals:
 
     def _with(self, other: Totals, sign: int) -> Totals:
         result = self.copy()
-        _combine(result._seconds, other.seconds, sign)
-        _combine(result._running_seconds, other.running_seconds, sign)
-        _combine(result._integrals, other.integrals, sign)
+        _combine(result.seconds, other.seconds, sign)
+        _combine(result.running_seconds, other.running_seconds, sign)
+        _combine(result.integrals, other.integrals, sign)
         _combine(result.counts, other.counts, sign)
         return result
 

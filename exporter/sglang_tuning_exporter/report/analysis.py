@@ -19,6 +19,7 @@ from sglang_tuning_exporter.sglang.events import (
     Retraction,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.state import ServerState
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Analysis:
         self._first_seen: dict[Hashable, float] = {}
         self._last_seen: dict[Hashable, float] = {}
 
-    def take(self, moment: float, event: Event | None) -> None:
+    def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
         if moment != -inf and (self._begin is None or moment > self._now):
             self._pass(moment)
@@ -111,8 +112,10 @@ class Analysis:
         self.serving_seconds += max(gained, default=0.0)
         self._now = moment
 
-    def _note(self, event: Event) -> None:
-        if isinstance(event, (DecodeBatch, PrefillBatch)):
+    def _note(self, event: Event | BatchRun) -> None:
+        if isinstance(event, BatchRun):
+            self._note_run(event)
+        elif isinstance(event, (DecodeBatch, PrefillBatch)):
             self._note_batch(event)
         elif isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
             self._ranks.available.append((event.rank, event.available_gb))
@@ -122,17 +125,33 @@ class Analysis:
         elif isinstance(event, OutOfMemory):
             self._see(event.phase)
 
+    def _note_run(self, run: BatchRun) -> None:
+        for kind, lines in (("decode", run.decodes), ("prefill", run.prefills)):
+            if lines:
+                self._ranks.batches[kind, run.rank] += lines
+        if run.decodes:
+            self.graph = run.graph
+        last = self._last_of(run.rank.dp)
+        last.running, last.queued, last.usage = run.running, run.queued, run.usage
+        self._see_states(run.rank.dp)
+
     def _note_batch(self, line: DecodeBatch | PrefillBatch) -> None:
         self._ranks.batches["decode" if isinstance(line, DecodeBatch) else "prefill", line.rank] += 1
-        if self._restarted:
-            self._last, self._restarted = {}, False
         if isinstance(line, DecodeBatch):
             self.graph = line.graph
-        last = self._last.setdefault(line.rank.dp, LastLine())
+        last = self._last_of(line.rank.dp)
         last.running = line.running if line.running is not None else last.running
         last.queued = line.queued if line.queued is not None else last.queued
         last.usage = line.full_usage if line.full_usage is not None else last.usage
-        rank = self.state.ranks.get(line.rank.dp)
+        self._see_states(line.rank.dp)
+
+    def _last_of(self, dp: int | None) -> LastLine:
+        if self._restarted:
+            self._last, self._restarted = {}, False
+        return self._last.setdefault(dp, LastLine())
+
+    def _see_states(self, dp: int | None) -> None:
+        rank = self.state.ranks.get(dp)
         if rank is not None and self._printed is not None:
             for item in rank.states.items():
                 self._first_seen.setdefault(item, self._printed)

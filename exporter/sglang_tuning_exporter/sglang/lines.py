@@ -37,7 +37,9 @@ _PREFIXES_KEPT = 4096
 _SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
 _AFTER_SECOND = (b" ", b"]")  # no fraction of the second
 _LAST_SECOND = 60.0
+_SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _STRETCH = 128 << 10  # bytes read at once
+_DULL_KEPT, _DULL_LENGTH = 64, 400
 _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
@@ -81,8 +83,10 @@ class LogReader:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
         self._prefixes: dict[bytes, usual.Origin] = {}
+        self._dull: set[bytes] = set()  # messages that mean nothing, each with its newline
         self._minutes: dict[bytes, float] = {}
         self._ranks: dict[bytes, Rank] = {}
+        self._minute: tuple[bytes, float, bytes, Rank] = (b"", 0.0, b"", NO_RANK)
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
@@ -130,11 +134,43 @@ class LogReader:
 
     def _read_row(self, row: usual.Row, events: list[_Any]) -> None:
         """Read the lines of a row one by one."""
+        if not self._suspicion.active and (row[usual.OTHER] and self._read_known(row, events)):
+            self._line += 1
+            return
         for line in usual.lines(row):
             self._line += 1
             if self._suspicion.active:
                 self._suspicion.move_on(None, self._line)
             self.counts[self._read(line, events)] += 1
+
+    def _read_known(self, row: usual.Row, events: list[_Any]) -> bool:
+        """Read what is printed again and again besides batches: health probes, and messages that mean nothing here."""
+        line = row[usual.OTHER]
+        start = line.find(b"] ") + 2
+        if line[start:] in self._dull:
+            prefix, body = line[:start], b""
+        elif line.startswith(b"Prefill", start) and (found := usual.probe(row)) is not None:
+            prefix, body = found
+        else:
+            return False
+        origin = self._origin(prefix)
+        if origin is None:
+            return False
+        if body:
+            events.append(usual.prefill_batch(body, *origin))
+            self._failures.serving = self._timed = True
+        self.counts["prefill" if body else "other"] += 1
+        self._last_time = origin[0]
+        return True
+
+    def _remember(self, line: bytes, prefix: Prefix) -> None:
+        """Keep a message of which was found that it means nothing, whatever came before it."""
+        # A second prefix in the line would be another line's, and its time would have to be read.
+        if prefix.time is None or len(line) > _DULL_LENGTH or b"[" in line[prefix.end :] or TRACEBACK in line:
+            return
+        if len(self._dull) >= _DULL_KEPT:
+            self._dull.clear()
+        self._dull.add(line[prefix.end :] + b"\n")
 
     def _read_usual(
         self,
@@ -146,24 +182,30 @@ class LogReader:
     ) -> int:
         """Read rows of usual lines; up to which row could be read so."""
         decodes = prefills = number = 0
-        known = self._prefixes
         done = end
         for index in range(begin, end):
             row = rows[index]
             text, prefix, body, _, _ = row
+            if body:
+                # A new second of the same minute, printed by the same scheduler: nearly always.
+                minute, base, tail, rank = self._minute
+                second = _SECONDS.get(prefix[_SECOND:_RANKS])
+                if second is not None and prefix[:_SECOND] == minute and prefix[_RANKS:] == tail:
+                    time = base + second
+                else:
+                    origin = self._origin(prefix)
+                    if origin is None:
+                        done = index
+                        break
+                    time, rank = origin
+                    if second is not None and prefix[_RANKS : _RANKS + 1] in _AFTER_SECOND:
+                        self._minute = (prefix[:_SECOND], time - second, prefix[_RANKS:], rank)
+                run = usual.BatchRun(time, rank, row)
+                decodes += run.decodes
+                prefills += run.prefills
+                self._last_time = time
+                take(run, events)
             number += text.count(b"\n")
-            if not body:
-                continue
-            origin = known.get(prefix) or self._origin(prefix)
-            if origin is None:
-                number -= text.count(b"\n")
-                done = index
-                break
-            run = usual.BatchRun(origin[0], origin[1], row)
-            decodes += run.decodes
-            prefills += run.prefills
-            self._last_time = origin[0]
-            take(run, events)
         self._line += number
         self.counts["decode"] += decodes
         self.counts["prefill"] += prefills
@@ -197,6 +239,7 @@ class LogReader:
         return known
 
     def _forget_prefixes(self) -> None:
+        self._minute = (b"", 0.0, b"", NO_RANK)
         self._prefixes.clear()
         self._minutes.clear()
         self._ranks.clear()
@@ -208,7 +251,11 @@ class LogReader:
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
         if prefix is not None:
-            return self._read_prefixed(line, prefix, None, events)
+            known = (len(events), *self.unrecognised.values())
+            kind = self._read_prefixed(line, prefix, None, events)
+            if kind == "other" and not self._suspicion.active and known == (len(events), *self.unrecognised.values()):
+                self._remember(line, prefix)
+            return kind
         unwrapped = unwrap(line)
         text, time = unwrapped.text, unwrapped.time
         if unwrapped.stream is not None:

@@ -34,15 +34,19 @@ _DECODE = (
 )
 # A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
 _PROBE = rb"1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b"
-_PREFILL = (
-    rb"Prefill batch[.,] #new-seq: [0-9]{1,9}, #new-token: (?!" + _PROBE + rb")[0-9]{1,9}, "
-    rb"#cached-token: [0-9]{1,12}, token usage: [01]\.[0-9][0-9], #running-req: [0-9]{1,9}, #queue-req: [0-9]{1,9}"
+_PREFILL_HEAD = rb"Prefill batch[.,] #new-seq: [0-9]{1,9}, #new-token: "
+_PREFILL_TAIL = (
+    rb"[0-9]{1,9}, #cached-token: [0-9]{1,12}, token usage: [01]\.[0-9][0-9], #running-req: [0-9]{1,9}, #queue-req: [0-9]{1,9}"
     rb"(?:, #pending-token: [0-9]{1,12}|)(?:, " + _GRAPH + rb"|)"
     rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9]|),? ?"
 )
+_PREFILL = _PREFILL_HEAD + rb"(?!" + _PROBE + rb")" + _PREFILL_TAIL
 _ROW = re.compile(
     rb"((?=(" + _PREFIX + rb"))(?:(?:\2(?:(" + _DECODE + rb"|" + _PREFILL + rb")|" + _ACCESS + rb")"
     rb"|" + _PREFIX + _ACCESS + rb")\r?\n)+)|([^\n]*\n)"
+)
+_PROBE_LINE = re.compile(
+    rb"(" + _PREFIX + rb")(" + _PREFILL_HEAD + rb"(?=" + _PROBE + rb")" + _PREFILL_TAIL + rb")\r?\n"
 )
 # What only a decode line, and only a prefill line, has once.
 _DECODE_MARK = b"gen throughput (token/s): "
@@ -69,7 +73,7 @@ _decode_now: Callable[[bytes], re.Match[bytes] | None] = _DECODE_NOW.match
 _prefill_now: Callable[[bytes], re.Match[bytes] | None] = _PREFILL_NOW.match
 _SEQUENCES = re.compile(_PREFILL_MARK + rb"(\d+)")
 _DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
-_GRAPHS = {
+_GRAPHS: dict[bytes, tuple[str | None, bool | None]] = {b"": (None, None)} | {
     b"%b graph: %b, " % (device, flag): (name, flag == b"True")
     for device, name in _DEVICES.items()
     for flag in (b"True", b"False")
@@ -87,6 +91,12 @@ def split(block: bytes) -> list[Row]:
 def lines(row: Row) -> Iterator[bytes]:
     """Give each line of a row, without its newline."""
     yield from (row[OTHER] or row[TEXT])[:-1].split(b"\n")
+
+
+def probe(row: Row) -> tuple[bytes, bytes] | None:
+    """Give prefix and body of a health probe's prefill line in the usual layout; `None` for any other line."""
+    match = _PROBE_LINE.fullmatch(row[OTHER])
+    return None if match is None else (match[1], match[2])
 
 
 def number(text: bytes) -> int:
@@ -142,7 +152,7 @@ class BatchRun:
         self.joined_sequences = self.new_tokens = 0
         self.decodes = self.text.count(_DECODE_MARK)  # lines
         self.prefills = self.text.count(_PREFILL_MARK)  # lines
-        self.graph_device, self.graph = _GRAPHS[graph] if graph else (None, None)  # of all decode lines
+        self.graph_device, self.graph = _GRAPHS[graph]  # of all decode lines
         if body[0] == _DECODE_INITIAL:
             match = _decode_now(body)
             assert match is not None
@@ -162,11 +172,6 @@ class BatchRun:
 
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
-
-    @property
-    def prefill_last(self) -> bool:
-        """Whether the last of all these lines is a prefill line."""
-        return self.joined_sequences > 0 or bool(self.joined)
 
     @property
     def decode(self) -> DecodeBatch | None:
