@@ -79,7 +79,7 @@ class ServerFacts:
     memory_device: str | None = None
     graph_device: str | None = None
     ready: bool = False
-    revision: int = 0  # moves with every change, for those who remember what they derived
+    revision: int = field(default=0, compare=False)  # moves with every change, for those who remember what they derived
 
     def apply(self, event: Event) -> None:
         """Learn from one log event; events that say nothing lasting are ignored."""

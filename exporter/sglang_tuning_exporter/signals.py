@@ -97,7 +97,7 @@ class Judge:
         running: float | None,
         queued: float | None,
         usage: float | None,
-        graph: bool | None,
+        graph: bool | None,  # noqa: FBT001
         prefill_full: bool,  # noqa: FBT001
         wait: Callable[[float], float | None],
         now: float,

@@ -73,6 +73,7 @@ class Totals:
         if not self.pending:
             return
         held_for: dict[States, float] = {}
+        sizes: dict[float, float] = {}
         of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
         for seconds, (states, queued, usage, running) in self.pending:
             held_for[states] = held_for.get(states, 0.0) + seconds
@@ -88,8 +89,10 @@ class Totals:
                 of_running += running * seconds
                 running_for += seconds
                 if running:
-                    self._running_seconds[batch_size_bucket(running)] += seconds
+                    sizes[running] = sizes.get(running, 0.0) + seconds
         self.pending.clear()
+        for size, seconds in sizes.items():
+            self._running_seconds[batch_size_bucket(size)] += seconds
         for states, seconds in held_for.items():
             for key in zip(SIGNALS, states, strict=True):
                 self._seconds[key] += seconds
@@ -104,7 +107,8 @@ class Totals:
 
     def copy(self) -> Totals:
         """Give an independent copy."""
-        return Totals(self.seconds.copy(), self.running_seconds.copy(), self.integrals.copy(), self.counts.copy())
+        self._settle()
+        return Totals(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy(), self.counts.copy())
 
     def __add__(self, other: Totals) -> Totals:
         """Add another scheduler's figures."""

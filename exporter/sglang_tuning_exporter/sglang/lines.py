@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
-_PREFIXES_KEPT = 4096
-_SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
-_AFTER_SECOND = (b" ", b"]")  # no fraction of the second
-_LAST_SECOND = 60.0
-_SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _STRETCH = 128 << 10  # bytes read at once
 _DULL_KEPT, _DULL_LENGTH = 64, 400
 _STREAMS = ("stdout", "stderr")
@@ -82,15 +77,12 @@ class LogReader:
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
-        self._prefixes: dict[bytes, usual.Origin] = {}
         self._dull: set[bytes] = set()  # messages that mean nothing, each with its newline
-        self._minutes: dict[bytes, float] = {}
-        self._ranks: dict[bytes, Rank] = {}
-        self._minute: tuple[bytes, float, bytes, Rank] = (b"", 0.0, b"", NO_RANK)
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
+        self._prefixes = usual.Prefixes(self._suspicion.fits)
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
@@ -153,7 +145,7 @@ class LogReader:
             prefix, body = found
         else:
             return False
-        origin = self._origin(prefix)
+        origin = self._prefixes.of(prefix)
         if origin is None:
             return False
         if body:
@@ -181,29 +173,21 @@ class LogReader:
         take: Callable[[usual.BatchRun, list[_Any]], None],
     ) -> int:
         """Read rows of usual lines; up to which row could be read so."""
+        origin_of = self._prefixes.of
         decodes = prefills = number = 0
         done = end
         for index in range(begin, end):
             row = rows[index]
             text, prefix, body, _, _ = row
             if body:
-                # A new second of the same minute, printed by the same scheduler: nearly always.
-                minute, base, tail, rank = self._minute
-                second = _SECONDS.get(prefix[_SECOND:_RANKS])
-                if second is not None and prefix[:_SECOND] == minute and prefix[_RANKS:] == tail:
-                    time = base + second
-                else:
-                    origin = self._origin(prefix)
-                    if origin is None:
-                        done = index
-                        break
-                    time, rank = origin
-                    if second is not None and prefix[_RANKS : _RANKS + 1] in _AFTER_SECOND:
-                        self._minute = (prefix[:_SECOND], time - second, prefix[_RANKS:], rank)
-                run = usual.BatchRun(time, rank, row)
+                origin = origin_of(prefix)
+                if origin is None:
+                    done = index
+                    break
+                run = usual.BatchRun(*origin, row)
                 decodes += run.decodes
                 prefills += run.prefills
-                self._last_time = time
+                self._last_time = origin[0]
                 take(run, events)
             number += text.count(b"\n")
         self._line += number
@@ -213,36 +197,6 @@ class LogReader:
         if decodes or prefills:
             self._failures.serving = self._timed = True
         return done
-
-    def _origin(self, start: bytes) -> usual.Origin | None:
-        """Say what a line's start means, where it is SGLang's own prefix, carries its date and fits the server."""
-        known = self._prefixes.get(start)
-        if known is not None:
-            return known
-        # A new second of a minute that is known, printed by a rank that is known.
-        minute, rank, second = self._minutes.get(start[:_SECOND]), self._ranks.get(start[_RANKS:]), 0.0
-        if minute is not None and rank is not None and (second := float(start[_SECOND:_RANKS])) <= _LAST_SECOND:
-            known = (minute + second, rank)
-        else:
-            prefix = parse_plain_prefix(start)
-            if prefix is None or prefix.end != len(start) or prefix.time is None:
-                return None
-            if not self._suspicion.fits(prefix.rank):
-                return None
-            known = (prefix.time, prefix.rank)
-            if start[_RANKS : _RANKS + 1] in _AFTER_SECOND:
-                self._ranks[start[_RANKS:]] = prefix.rank
-                self._minutes[start[:_SECOND]] = prefix.time - float(start[_SECOND:_RANKS])
-        if len(self._prefixes) >= _PREFIXES_KEPT:
-            self._forget_prefixes()
-        self._prefixes[start] = known
-        return known
-
-    def _forget_prefixes(self) -> None:
-        self._minute = (b"", 0.0, b"", NO_RANK)
-        self._prefixes.clear()
-        self._minutes.clear()
-        self._ranks.clear()
 
     def _read(self, line: bytes, events: list[_Any]) -> str:
         """One physical line, slowly: its kind, and its events appended."""
@@ -443,7 +397,7 @@ class LogReader:
         self._failures.restart()
         self._memory.restart()
         if self._suspicion.restart():
-            self._forget_prefixes()
+            self._prefixes.forget()
         arguments = parse_server_args(message.decode("utf-8", "replace"))
         if arguments is None:
             self.unrecognised["server_args"] += 1

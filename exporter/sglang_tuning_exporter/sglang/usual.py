@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 # lines; or one other line, and nothing else. A stretch of access lines has no batch line.
 Row: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
 Origin: TypeAlias = tuple[float, Rank]
+_KEPT = 4096
+_SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
+_AFTER_SECOND = (b" ", b"]")  # no fraction of the second
+_SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 TEXT, PREFIX, BODY, GRAPH, OTHER = range(5)
 
 # Few groups, and `(?:…|)` for what may be missing: each group and each `(?:…)?` costs time at every line.
@@ -132,6 +137,48 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     return event
 
 
+class Prefixes:
+    """Says what lines' starts mean, each of which comes again and again or differs from one known in its second only."""
+
+    def __init__(self, fits: Callable[[Rank], bool]) -> None:
+        self._fits = fits
+        self._odd: dict[bytes, Origin] = {}
+        self._minutes: dict[bytes, float] = {}
+        self._ranks: dict[bytes, Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._odd) + len(self._minutes) + len(self._ranks)
+
+    def of(self, start: bytes) -> Origin | None:
+        """Say when and by whom a line was printed, where it starts with SGLang's own prefix and date and fits the server."""
+        minute, rank = self._minutes.get(start[:_SECOND]), self._ranks.get(start[_RANKS:])
+        if minute is not None and rank is not None:
+            second = _SECONDS.get(start[_SECOND:_RANKS])
+            if second is not None:
+                return minute + second, rank
+        return self._odd.get(start) or self._read(start)
+
+    def _read(self, start: bytes) -> Origin | None:
+        prefix = parse_plain_prefix(start)
+        if prefix is None or prefix.end != len(start) or prefix.time is None or not self._fits(prefix.rank):
+            return None
+        if len(self) > _KEPT - 2:
+            self.forget()
+        second = _SECONDS.get(start[_SECOND:_RANKS])
+        if second is not None and start[_RANKS : _RANKS + 1] in _AFTER_SECOND:
+            self._ranks[start[_RANKS:]] = prefix.rank
+            self._minutes[start[:_SECOND]] = prefix.time - second
+        else:
+            self._odd[start] = (prefix.time, prefix.rank)
+        return prefix.time, prefix.rank
+
+    def forget(self) -> None:
+        """Forget it all: the server started anew, perhaps with other ranks."""
+        self._odd.clear()
+        self._minutes.clear()
+        self._ranks.clear()
+
+
 class BatchRun:
     """Batch lines of one scheduler in one printed second with nothing but access lines between, none a health probe.
 
@@ -198,7 +245,11 @@ class BatchRun:
         """`#new-seq` of all prefill lines."""
         if self.prefills == 1 and self.joined_sequences:
             return self.joined_sequences
-        return sum(map(int, _SEQUENCES.findall(self.text)))
+        found = _SEQUENCES.findall(self.text)
+        try:
+            return sum(map(_NUMBERS.__getitem__, found))
+        except KeyError:
+            return sum(map(int, found))
 
     def events(self) -> Iterator[DecodeBatch | PrefillBatch]:
         """Give the batch lines one by one."""
