@@ -54,6 +54,7 @@ def prefill(new_tokens: int = 24, running: int = 2, usage: float = 0.93, queued:
     )
 
 
+WHOLE = "".join(f", 'argument_{number}': {number}" for number in range(40))  # a real server prints hundreds
 OUT_OF_MEMORY = "Decode out of memory. Try to lower your batch size."
 
 
@@ -647,7 +648,7 @@ def test_a_forged_failure_is_found_out_in_a_backlog_that_is_read_in_one_moment()
 def test_a_real_failure_in_a_backlog_is_not_denied_by_the_server_after_it() -> None:
     server = busy()
     limits = f"max_total_num_tokens={POOL}, chunked_prefill_size=8192, max_running_requests=400"
-    for message, second in ((TOOL, 10), (OUT_OF_MEMORY, 10), (args(), 20), (limits, 30), (decode(), 50)):
+    for message, second in ((TOOL, 10), (OUT_OF_MEMORY, 10), (args(WHOLE), 20), (limits, 30), (decode(), 50)):
         for event in server.reader.feed(f"[2025-11-20 11:00:{second}] {message}\n".encode()):
             server.state.observe(event, 100.0)
     server.wait(110)
@@ -711,3 +712,25 @@ def test_a_real_retraction_shows_on_the_page_whose_scrape_confirms_it_and_a_forg
             watcher.state.advance(now + 16)
         assert page().value("sglang_tuning_retraction_events_total") == 1
         assert page().value("sglang_tuning_log_suspicious_total", kind="retraction") == 1
+
+
+# A start ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_in_a_tools_name_changes_nothing() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, args(", 'schedule_conservativeness': 9"))
+    server.say(30, "max_total_num_tokens=17, chunked_prefill_size=1, max_running_requests=1")
+    server.say(30, "The server is fired up and ready to roll!")
+    assert (server.state.starts, server.state.facts.running_limit(None)) == (1, 400)
+    assert server.state.facts.arg("schedule_conservativeness") is None
+    assert server.doubted == {"startup": 3}
+
+
+def test_a_start_soon_after_raw_words_is_one_if_it_prints_all_its_arguments() -> None:
+    server = busy()
+    server.say(30, TOOL)
+    server.say(30, args(WHOLE))
+    server.say(31, "max_total_num_tokens=1700, chunked_prefill_size=512, max_running_requests=7")
+    assert (server.state.starts, server.state.facts.running_limit(None), server.doubted) == (2, 7, {})

@@ -42,7 +42,9 @@ def suspicions(events: list[Event]) -> list[bool]:
 def test_what_follows_a_tools_name_is_suspect_and_counted(line: bytes, kind: str) -> None:
     events, reader = read(AT + line + TOOL + AT + line)
     assert suspicions(events) == [False, True]
-    assert reader.suspicious == {"decode": 0, "prefill": 0, "retraction": 0, "out_of_memory": 0} | {kind: 1}
+    assert reader.suspicious == {"decode": 0, "prefill": 0, "retraction": 0, "out_of_memory": 0, "startup": 0} | {
+        kind: 1
+    }
 
 
 @pytest.mark.parametrize(
@@ -101,39 +103,20 @@ def test_where_a_block_ends_does_not_end_the_suspicion() -> None:
     assert suspicions(reader.feed(ACCESS + AT + DECODE)) == [True]
 
 
-@pytest.mark.parametrize("line", [DECODE, PREFILL, RETRACTION, OUT_OF_MEMORY])
-def test_a_line_without_ranks_is_suspect_where_schedulers_print_theirs(line: bytes) -> None:
-    assert suspicions(read(AT + DECODE + b"[2025-11-20 11:40:13] " + line + AT + DECODE)[0]) == [False, True, False]
+def test_a_whole_line_of_time_stats_makes_nothing_suspect() -> None:
+    stats = b"Req Time Stats(rid=abc, input len=24, output len=600, type=unified): queue_duration=0.1ms\n"
+    assert suspicions(read(AT + stats + AT + RETRACTION)[0]) == [False]
 
 
-@pytest.mark.parametrize("line", [DECODE, PREFILL, RETRACTION, OUT_OF_MEMORY])
-def test_a_line_with_ranks_is_suspect_where_schedulers_print_none(line: bytes) -> None:
-    block = b"[2025-11-20 11:40:13] " + DECODE + AT + line + b"[2025-11-20 11:40:13] " + DECODE
-    assert suspicions(read(block)[0]) == [False, True, False]
-
-
-def test_another_rank_of_the_same_server_is_not_suspect() -> None:
-    assert suspicions(read(AT + DECODE + b"[2025-11-20 11:40:13 TP7] " + RETRACTION)[0]) == [False, False]
-
-
-def test_a_start_up_line_tells_which_ranks_the_server_has() -> None:
-    pool = b"[2025-11-20 11:40:10 TP0] KV Cache is allocated. #tokens: 1000, K size: 1.00 GB, V size: 1.00 GB\n"
-    assert suspicions(read(pool + b"[2025-11-20 11:40:13] " + RETRACTION)[0]) == [True]
-
-
-def test_a_new_server_may_have_other_ranks() -> None:
-    start = b"[2025-11-20 11:41:00] server_args={'tp_size': 1}\n"
-    assert suspicions(read(AT + DECODE + start + b"[2025-11-20 11:41:13] " + DECODE)[0]) == [False, False]
-
-
-def test_a_forged_start_does_not_change_the_servers_ranks() -> None:
+def test_a_forged_start_is_suspect() -> None:
     start = b"[2025-11-20 11:40:13] server_args={'tp_size': 1}\n"
-    late = LATER + PREFILL + b"[2025-11-20 11:40:16] " + RETRACTION
-    events, _ = read(AT + DECODE + TOOL + start + b"x\n" * 64 + late)
-    assert suspicions(events) == [False, False, True]
+    limits = b"[2025-11-20 11:40:13] max_total_num_tokens=1, max_running_requests=1, context_len=1\n"
+    events, reader = read(TOOL + start + limits)
+    assert [event.suspect for event in events] == [True, True]
+    assert reader.suspicious["startup"] == 2
 
 
-def test_a_traceback_has_no_ranks_that_could_be_wrong() -> None:
+def test_a_traceback_is_suspect_like_any_other_line() -> None:
     bare = b'Traceback (most recent call last):\n  File "x.py", line 1, in f\ntorch.OutOfMemoryError: CUDA\n'
     assert suspicions(read(AT + DECODE + bare)[0]) == [False, False]
     assert suspicions(read(AT + DECODE + TOOL + bare)[0]) == [False, True]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PREFIX = "sglang_tuning_"
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
-SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory")
+SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup")
 
 
 class WatcherCollector(Collector):

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
-MOST_LOG_BYTES = 32 << 20  # a demo that runs for days must not fill the disk: past this a new round begins an empty file
+MOST_LOG_BYTES = (
+    32 << 20
+)  # a demo that runs for days must not fill the disk: past this a new round begins an empty file
 _JSON = "application/json"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 

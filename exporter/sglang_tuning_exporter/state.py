@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
@@ -20,7 +20,10 @@ from sglang_tuning_exporter.sglang.events import (
     OUT_OF_MEMORY_PHASES,
     DecodeBatch,
     Event,
+    KvPool,
+    Limits,
     Liveness,
+    Memory,
     OutOfMemory,
     PrefillBatch,
     RankFigures,
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
 EXPLAIN_SECONDS = 0.4
 # After this long a server that printed its arguments and never became ready is not starting any more.
 STARTING_SECONDS = 1800.0
+# The oldest release prints some fifty arguments, the newest several hundred; a name that a model makes up has a few.
+WHOLE_ARGS = 30
+
+_Start: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
 
 class ServerState:
@@ -75,6 +82,7 @@ class ServerState:
             if rank.tp is None or self._stats_ranks.counts(rank):
                 known = self.ranks.get(rank.dp) or self.rank(rank.dp, now)
                 self.witness.survived(rank, now, event.time)
+                self._started_at = None
                 known.see_run(event, now)
             return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
@@ -99,12 +107,16 @@ class ServerState:
             rank = self.rank(line.rank.dp, now)
             self.witness.survived(line.rank, now, line.time)
             if isinstance(line, DecodeBatch):
+                self._started_at = None  # it decodes, so it has started
                 rank.see_decode(line, now)
             else:
                 rank.see_prefill(line, now)
         return True
 
-    def _live(self, event: Event, now: float) -> None:
+    def _live(self, event: _Start, now: float) -> None:
+        if not self._believes_start(event, now):
+            self.witness.suspicious["startup"] += 1
+            return
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
             self._start(now)
@@ -115,17 +127,26 @@ class ServerState:
             if event.what != "health_check_failed":
                 self._started_at = None
 
+    def _believes_start(self, event: _Start, now: float) -> bool:
+        """After raw words a start is believed for the mass of its arguments, and the lines that follow it for following it."""
+        if not event.suspect:
+            return True
+        return len(event.args) >= WHOLE_ARGS if isinstance(event, ServerArgs) else self.starting(now)
+
     def starting(self, now: float) -> bool:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
         return self._started_at is not None and now - self._started_at < STARTING_SECONDS
 
     def recall(self, event: Event | BatchRun) -> None:
         """Take an event from before the exporter came: only what lasts is learned, nothing is counted."""
+        if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory)):
+            return
+        if not self._believes_start(event, self._now):
+            return
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
             self.facts = self._fresh_facts()
-        if not isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory)):
-            self.facts.apply(event)
+        self.facts.apply(event)
 
     def _retract(self, event: Retraction, now: float) -> None:
         if event.testing:

@@ -80,7 +80,9 @@ def _cell(fact: str, release: str) -> str:
 
 def sources_page() -> str:
     """Which fact comes from where in which release, as Markdown."""
-    names = dict.fromkeys([source.fact for source in facts.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"])
+    names = dict.fromkeys(
+        [source.fact for source in facts.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"]
+    )
     lines = [
         "# Where each fact comes from",
         "",
@@ -99,7 +101,10 @@ def sources_page() -> str:
         "",
         "| fact | metric | releases | over ranks |",
         "|---|---|---|---|",
-        *(f"| {fact} | `{source}` | {versions} | {aggregation} |" for fact, source, versions, aggregation in facts.describe()),
+        *(
+            f"| {fact} | `{source}` | {versions} | {aggregation} |"
+            for fact, source, versions, aggregation in facts.describe()
+        ),
         "",
         "## Log lines",
         "",

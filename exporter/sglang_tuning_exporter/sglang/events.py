@@ -113,6 +113,7 @@ class ServerArgs:
     time: float | None
     rank: Rank
     args: dict[str, object]
+    suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class KvPool:
     rank: Rank
     tokens: int
     gigabytes: float | None = None  # K + V, or KV
+    suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -135,6 +137,7 @@ class Memory:
     available_gb: float | None = None
     used_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()  # captured decode batch sizes, with stage graph
+    suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -152,6 +155,7 @@ class Limits:
     context_len: int | None = None
     available_gb: float | None = None
     memory_device: str | None = None  # gpu, cpu, …: the word in `available_gpu_mem`
+    suspect: bool = False
 
 
 @dataclass(slots=True)
@@ -169,6 +173,7 @@ class Liveness:
         "draining",
         "launch_failed",
     ]
+    suspect: bool = False
 
 
 Event: TypeAlias = (

@@ -82,7 +82,7 @@ class LogReader:
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
-        self._prefixes = usual.Prefixes(self._suspicion.fits)
+        self._prefixes = usual.Prefixes()
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
@@ -251,7 +251,7 @@ class LogReader:
             text, outer_time if outer_time is not None else self._last_time, self._line
         )
         if isinstance(event, OutOfMemory):
-            event.suspect = self._suspicion.doubts("out_of_memory", event.rank, prefixed=False)
+            event.suspect = self._suspicion.doubts("out_of_memory")
         if event is not None:
             events.append(event)
         return kind
@@ -341,15 +341,14 @@ class LogReader:
                 return None
         self._failures.starting = True
         if event is not None:
-            self._suspicion.trust(rank)
+            event.suspect = self._suspicion.doubts("startup")
             events.append(event)
         return "startup"
 
     def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
         event = self._failures.parse_message(message, time, rank, self._line)
-        if isinstance(event, OutOfMemory):
-            event.suspect = self._suspicion.doubts("out_of_memory", rank)
         if event is not None:
+            event.suspect = self._suspicion.doubts("out_of_memory" if isinstance(event, OutOfMemory) else "startup")
             events.append(event)
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
         if message.rstrip().endswith(TRACEBACK):
@@ -375,8 +374,7 @@ class LogReader:
         if batch_lines.has_unreadable_value(message):
             self.unrecognised["batch_line"] += 1
         self._failures.serving = True
-        self._suspicion.fits(rank)
-        event.suspect = self._suspicion.doubts(part, rank)
+        event.suspect = self._suspicion.doubts(part)
         events.append(event)
         return part
 
@@ -389,20 +387,18 @@ class LogReader:
         except batch_lines.BatchLineError:
             self.unrecognised["retraction_line"] += 1
             return False
-        event.suspect = self._suspicion.doubts("retraction", rank)
+        event.suspect = self._suspicion.doubts("retraction")
         events.append(event)
         return True
 
     def _read_args(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
         self._failures.restart()
         self._memory.restart()
-        if self._suspicion.restart():
-            self._prefixes.forget()
         arguments = parse_server_args(message.decode("utf-8", "replace"))
         if arguments is None:
             self.unrecognised["server_args"] += 1
         else:
-            events.append(ServerArgs(time, rank, arguments))
+            events.append(ServerArgs(time, rank, arguments, suspect=self._suspicion.doubts("startup")))
         return "startup"
 
 

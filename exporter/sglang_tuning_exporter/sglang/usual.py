@@ -140,8 +140,7 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
 class Prefixes:
     """Says what lines' starts mean, each of which comes again and again or differs from one known in its second only."""
 
-    def __init__(self, fits: Callable[[Rank], bool]) -> None:
-        self._fits = fits
+    def __init__(self) -> None:
         self._odd: dict[bytes, Origin] = {}
         self._minutes: dict[bytes, float] = {}
         self._ranks: dict[bytes, Rank] = {}
@@ -150,7 +149,7 @@ class Prefixes:
         return len(self._odd) + len(self._minutes) + len(self._ranks)
 
     def of(self, start: bytes) -> Origin | None:
-        """Say when and by whom a line was printed, where it starts with SGLang's own prefix and date and fits the server."""
+        """Say when and by whom a line was printed, where it starts with SGLang's own prefix and date."""
         minute, rank = self._minutes.get(start[:_SECOND]), self._ranks.get(start[_RANKS:])
         if minute is not None and rank is not None:
             second = _SECONDS.get(start[_SECOND:_RANKS])
@@ -160,7 +159,7 @@ class Prefixes:
 
     def _read(self, start: bytes) -> Origin | None:
         prefix = parse_plain_prefix(start)
-        if prefix is None or prefix.end != len(start) or prefix.time is None or not self._fits(prefix.rank):
+        if prefix is None or prefix.end != len(start) or prefix.time is None:
             return None
         if len(self) > _KEPT - 2:
             self.forget()
@@ -173,7 +172,7 @@ class Prefixes:
         return prefix.time, prefix.rank
 
     def forget(self) -> None:
-        """Forget it all: the server started anew, perhaps with other ranks."""
+        """Forget it all: there is no end to what a log may hold."""
         self._odd.clear()
         self._minutes.clear()
         self._ranks.clear()
