@@ -590,6 +590,15 @@ def test_a_suspect_batch_line_without_a_neighbour_has_to_know_the_pool(line: str
     assert server.doubted == ({} if believed else {"batch": 1})
 
 
+def test_a_suspect_batch_line_in_a_log_without_its_start_is_compared_with_the_line_before() -> None:
+    for line, believed in ((decode(0.95), True), (decode(0.3), False)):
+        state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+        for message in (decode(), TOOL, line):
+            for event in reader.feed(f"[2025-11-20 11:00:30] {message}\n".encode()):
+                state.observe(event, 30.0)
+        assert state.totals().counts["replayed"] == 1 + believed
+
+
 def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:
     server = busy()
     server.say(30, decode(0.55, running=401))
@@ -662,7 +671,7 @@ def test_a_forged_end_of_the_process_does_not_prove_a_forged_failure() -> None:
     server.say(30, "Child process unexpectedly failed with an exit code 9. pid=77")
     server.say(33, decode())
     server.wait(60)
-    assert (+server.state.out_of_memory, server.doubted) == ({}, {"out_of_memory": 1})
+    assert (+server.state.out_of_memory, server.doubted) == ({}, {"out_of_memory": 1, "startup": 1})
 
 
 # On the page ---------------------------------------------------------------------------------------------------------

@@ -182,13 +182,14 @@ class Witness:
         """
         if not line.suspect:
             return True
-        fits = self._fits(line, facts) and _near(line, queued, usage)
+        known = queued is not None and usage is not None
+        fits = self._fits(line, facts, neighbour=known) and _near(line, queued, usage)
         if not fits:
             self.suspicious["batch"] += 1
         return fits
 
     @staticmethod
-    def _fits(line: DecodeBatch | PrefillBatch, facts: ServerFacts) -> bool:
+    def _fits(line: DecodeBatch | PrefillBatch, facts: ServerFacts, *, neighbour: bool) -> bool:
         limit, pool = facts.running_limit(line.rank.dp), facts.kv_pool_tokens.get(line.rank.dp)
         if limit is not None and (line.running or 0) > limit:
             return False
@@ -197,7 +198,7 @@ class Witness:
         if isinstance(line, PrefillBatch):
             return True
         if pool is None or line.tokens is None or line.full_usage is None:
-            return False
+            return neighbour  # a log without its start: the line before is all there is to compare with
         return abs(line.tokens / pool - line.full_usage) <= USAGE_ROUNDING
 
     def retraction(
