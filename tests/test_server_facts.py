@@ -239,3 +239,20 @@ def test_a_batch_line_says_nothing_that_lasts() -> None:
     facts = ServerFacts()
     facts.apply(DecodeBatch(None, NO_RANK, 1))
     assert facts == ServerFacts()
+
+
+@pytest.mark.parametrize(("release", "left"), [("0.4.3.post4", 9.87), ("0.4.6.post5", 9.87), ("0.4.9.post6", 9.87)])
+def test_what_the_last_stage_left_is_the_reserve_where_the_limits_do_not_tell_it(release: str, left: float) -> None:
+    assert from_log(release).reserve_gb == left
+
+
+def test_a_capture_that_tells_no_memory_leaves_the_reserve_unknown() -> None:
+    facts = ServerFacts()
+    for line in (
+        b"[11:38:33 TP0] Memory pool end. avail mem=11.93 GB\n",
+        b"[11:38:33 TP0] Capture cuda graph begin. This can take up to several minutes.\n",
+        b"[11:38:33 TP0] max_total_num_tokens=1040384, max_prefill_tokens=16384, max_running_requests=4096, context_len=131072\n",
+    ):
+        for event in LogReader().feed(line):
+            facts.apply(event)
+    assert facts.reserve_gb is None

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, RankFigures, ServerArgs
+from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, Rank, RankFigures, ServerArgs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +76,7 @@ class ServerFacts:
     graph_gb: float | None = None
     memory_before_weights_gb: float | None = None
     available_gb: dict[int | None, float] = field(default_factory=dict)  # by DP rank; the smallest of its TP ranks
+    left_gb: dict[Rank, float] = field(default_factory=dict)  # by the rank that printed it, after its last stage
     memory_device: str | None = None
     graph_device: str | None = None
     ready: bool = False
@@ -106,15 +107,20 @@ class ServerFacts:
             self.running_limits[event.rank.dp] = event.max_running_requests
         if event.chunked_prefill_size is not None and self.args.get("chunked_prefill_size") is None:
             self.args["chunked_prefill_size"] = event.chunked_prefill_size
-        if event.available_gb is not None:
-            self.memory_device = event.memory_device or self.memory_device
-            before = self.available_gb.get(event.rank.dp, event.available_gb)
-            self.available_gb[event.rank.dp] = min(before, event.available_gb)
+        self.memory_device = event.memory_device or self.memory_device
+        # Up to 0.4.6 this line tells no memory; what the last stage before it left is the same figure (CENSUS §4).
+        available = event.available_gb if event.available_gb is not None else self.left_gb.get(event.rank)
+        if available is not None:
+            self.available_gb[event.rank.dp] = min(self.available_gb.get(event.rank.dp, available), available)
 
     def _apply_memory(self, event: Memory) -> None:
         if event.stage == "weights_begin" and event.available_gb is not None:
             self.memory_before_weights_gb = event.available_gb
-        elif event.stage in {"graph_begin", "graph"}:
+        if event.stage in {"pool", "graph"} and event.available_gb is not None:
+            self.left_gb[event.rank] = event.available_gb
+        elif event.stage == "graph_begin":
+            self.left_gb.pop(event.rank, None)  # and up to 0.4.0 the end of the capture tells no memory
+        if event.stage in {"graph_begin", "graph"}:
             self.graph_sizes = event.graph_sizes or self.graph_sizes
             self.graph_gb = event.used_gb if event.used_gb is not None else self.graph_gb
 

@@ -47,7 +47,7 @@ LOGGED: tuple[tuple[str, str, str], ...] = (
     ("retraction_events", "0.3.0", "`Decode out of memory happened.`, `KV cache pool is full. Retract requests.`"),
     ("retracted_requests", "0.3.0", "`#retracted_reqs`"),
     ("admitted_requests", "0.3.0", "`#new-seq` in prefill lines"),
-    ("available_gpu_memory_gb", "0.4.9.post6", "`available_gpu_mem=` at start-up"),
+    ("available_gpu_memory_gb", "0.4.3.post4", "`available_gpu_mem=` at start-up (0.4.7 on), before that `avail mem=` after the capture"),
     ("graph_memory_gb", "0.4.3.post4", "`Capture … end. … mem usage=` at start-up"),
     ("weight_memory_gb", "0.4.3.post4", "`Load weight end. … mem usage=` at start-up"),
     ("kv_memory_gb", "0.4.3.post4", "`KV Cache is allocated. … size:` at start-up"),
