@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -200,3 +201,12 @@ def test_lines_of_two_ranks_written_into_each_other_do_not_mix() -> None:
     assert all(isinstance(event, DecodeBatch | PrefillBatch | Liveness) for event in events)
     assert len(events) == 1
     assert reader.unrecognised["batch_line"] == 1
+
+
+@pytest.mark.parametrize("figure", [b"1e999", b"9" * 6000, b"9" * 25])
+@pytest.mark.parametrize("key", [b"#running-req", b"#queue-req", b"#token"])
+def test_a_figure_that_no_server_prints_is_missing(key: bytes, figure: bytes) -> None:
+    line = b"[2025-11-20 11:40:13 TP0] Decode batch, #running-req: 1, #token: 1, token usage: 0.10, #queue-req: 1\n"
+    events = LogReader().feed(re.sub(key + b": 1", key + b": " + figure, line))
+    name = {b"#running-req": "running", b"#queue-req": "queued", b"#token": "tokens"}[key]
+    assert [getattr(event, name) for event in events] in ([None], [])

@@ -144,6 +144,9 @@ def second_line(text: bytes) -> int:
     return other.start() if complete else 0
 
 
+_LARGEST = 2.0**53
+
+
 def _fields(text: bytes, start: int) -> Fields:
     """Read the `key: value` pairs after the head, the first of each key; text that is no such pair is left out."""
     found: Fields = {}
@@ -163,7 +166,8 @@ def _figure(fields: Fields, *keys: bytes) -> float | None:
         if match is None:
             return None
         number = float(match[1])
-        return (number / 100 if match[2] else number) if number >= 0 else None
+        # Past 2**53 a float counts no more, and `1e999` is infinite: no server prints either.
+        return (number / 100 if match[2] else number) if 0 <= number <= _LARGEST else None
     return None
 
 
