@@ -284,7 +284,7 @@ class RankState:
         self._prefill_full = self._most is not None and run.new_tokens >= FULL_PREFILL_SHARE * self._most
         prefills = run.prefills
         if prefills and not self._admitted_told:
-            self.admission.add_run(now, run)
+            self.admission.add(now, run.new_sequences)
         self.totals.counts["observations"] += decodes + prefills
         self._seen_at = self._told_at = now
         self._holds_until = now + HOLD_SECONDS

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from sglang_tuning_exporter.signals import IDLE, SIGNALS, UNKNOWN, Signal, States
 
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.usual import BatchRun
-
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
-_UNREAD_BYTES = 1 << 20  # of log text whose requests nobody has asked for
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
 
@@ -194,33 +190,9 @@ class AdmissionRate:
         self._admitted: deque[tuple[float, float]] = deque()
         self._sum = 0.0  # of `_admitted`
         self._since: float | None = None
-        self._unread: list[tuple[float, BatchRun]] = []
-        self._unread_bytes = 0
 
     def add(self, now: float, requests: float) -> None:
         """Count `requests` admitted just now."""
-        if self._unread:
-            self._read()
-        self._add(now, requests)
-
-    def add_run(self, now: float, run: BatchRun) -> None:
-        """Count the requests of a run's prefill lines; they are read when the rate is asked for."""
-        if self._since is None:
-            self._since = now
-        self._unread.append((now, run))
-        self._unread_bytes += len(run.text)
-        if self._unread_bytes > _UNREAD_BYTES:
-            self._read()
-
-    def _read(self) -> None:
-        unread, self._unread, self._unread_bytes = self._unread, [], 0
-        # What is older than a minute counts for nothing any more.
-        oldest = unread[-1][0] - ADMISSION_SECONDS - 1.0
-        for now, run in unread:
-            if now >= oldest:
-                self._add(now, run.new_sequences)
-
-    def _add(self, now: float, requests: float) -> None:
         if self._since is None:
             self._since = now
         if requests > 0:
@@ -235,8 +207,6 @@ class AdmissionRate:
         watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
         if watched < 10.0:
             return None
-        if self._unread:
-            self._read()
         while self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
             self._sum -= self._admitted.popleft()[1]
         return self._sum / watched
