@@ -79,7 +79,8 @@ class LogReader:
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
-        self._usual = usual.UsualLines()
+        self._prefixes = usual.Prefixes()
+        self._usual = usual.UsualLines(self._prefixes)
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
@@ -135,7 +136,7 @@ class LogReader:
             prefix, body = found
         else:
             return False
-        origin = self._usual.prefixes.of(prefix)
+        origin = self._prefixes.of(prefix)
         if origin is None:
             return False
         if body:

@@ -48,9 +48,7 @@ _PREFILL_TEXT = (
 )
 _PREFILL = re.compile(_PREFILL_TEXT % b"")
 # A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
-_PROBE = re.compile(
-    _PREFILL_TEXT % rb"(?=1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b)"
-)
+_PROBE = re.compile(_PREFILL_TEXT % rb"(?=1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b)")
 
 _DECODE_FIGURES = re.compile(
     rb"Decode batch[.,] #running-req: (\d+), #token: (\d+), token usage: ([\d.]+), (?:(\w+) graph: (\w+), )?"
@@ -265,11 +263,11 @@ def _singly(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Itera
 class UsualLines:
     """Reads what is usual in a stretch of a log. `decodes` and `prefills` are lines; `time` is the last one's."""
 
-    def __init__(self) -> None:
-        self.prefixes = Prefixes()
+    def __init__(self, prefixes: Prefixes) -> None:
         self.lines: list[bytes] = [b""]  # of the stretch; the last is empty, and none
         self.decodes = self.prefills = 0
         self.time: float | None = None
+        self._prefixes = prefixes
         self._shapes: list[Shape | None] = [None]
         self._known = _Shapes()
 
@@ -286,11 +284,14 @@ class UsualLines:
         Appends a `BatchRun`, or `singly` its lines, for what one scheduler prints in one second.
         """
         # One loop, and its figures in its own names: all lines of a log pass here.
-        lines, shapes, origin_of, known_share = self.lines, self._shapes, self.prefixes.of, _SHARES.get
-        numbers = _NUMBERS
+        lines, shapes, origin_of, known_share = self.lines, self._shapes, self._prefixes.of, _SHARES.get
+        numbers, new_run = (
+            _NUMBERS,
+            tuple.__new__,
+        )  # the fields are given by place: a call with names takes twice as long
         prefix = _NO_LINE
         first = last = index = begin
-        time, rank = self.time, _NOBODY
+        time, rank = 0.0, _NOBODY
         decodes = prefills = sequences = all_decodes = all_prefills = 0
         graph: _Graph | None = None
         for index in range(begin, len(lines)):
@@ -323,12 +324,12 @@ class UsualLines:
                         events.extend(_singly(lines[first : last + 1], prefix, time, rank))
                     else:
                         device, replayed = graph or _NO_GRAPH
-                        events.append(
-                            BatchRun(
-                                time, rank, numbers[running], numbers[queued], share, joined, tokens, decodes, prefills,
-                                sequences, device, replayed, prefix, lines[first : last + 1],
-                            )  # fmt: skip
-                        )
+                        # fmt: off
+                        events.append(new_run(BatchRun, (
+                            time, rank, numbers[running], numbers[queued], share, joined, tokens, decodes, prefills,
+                            sequences, device, replayed, prefix, lines[first : last + 1],
+                        )))
+                        # fmt: on
                     prefix = _NO_LINE
                 if shape is None:
                     break
@@ -348,5 +349,6 @@ class UsualLines:
                 sequences += line[digit] - _ZERO if digit else numbers[line[where]]
         self.decodes += all_decodes
         self.prefills += all_prefills
-        self.time = time
+        if all_decodes or all_prefills:
+            self.time = time
         return index
