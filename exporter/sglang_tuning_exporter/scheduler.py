@@ -250,7 +250,7 @@ class RankState:
             self.admission.add(now, line.new_sequences or 0)
         self._see(now, serving=not line.is_health_probe)
 
-    def see_run(self, run: BatchRun, now: float) -> None:  # noqa: C901 - written out, not called: once for every second of a log
+    def see_run(self, run: BatchRun, now: float) -> None:  # noqa: C901, PLR0912 - written out, not called: once for every second of a log
         """Take batch lines between which no time passed: all count, and the last of them says what holds.
 
         Does what `see_decode` and `see_prefill` do, line by line, in one go.
@@ -295,9 +295,12 @@ class RankState:
             self.admission.add(now, sequences)
         self._seen_at = self._told_at = now
         self._holds_until = now + HOLD_SECONDS
-        states = self._thresholds.serving(
-            running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, now
-        )
+        if queued:
+            states = self._thresholds.serving(
+                running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, now
+            )
+        else:
+            states = self._thresholds.unqueued(running + joined, usage, self.graph)
         self._held = (states, queued, usage, running)
 
     def see_figures(

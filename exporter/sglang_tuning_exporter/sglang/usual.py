@@ -82,7 +82,7 @@ class Shape(NamedTuple):
     """What all lines are that differ in nothing but digits."""
 
     decode: bool  # else prefill
-    prefix: int  # bytes
+    prefix: slice  # where it stands
     graph: _Graph | None  # of a decode line; the same object for the same graph
     # A decode line's running, usage, queued; a prefill line's new sequences, new tokens, usage, running, queued.
     figures: Callable[[bytes], tuple[bytes, ...]]
@@ -91,7 +91,7 @@ class Shape(NamedTuple):
     may_be_probe: bool
 
 
-ACCESS: Final = Shape(False, 0, None, lambda _: (), slice(0), 0, may_be_probe=False)  # noqa: FBT003 - never looked into
+ACCESS: Final = Shape(False, slice(0), None, lambda _: (), slice(0), 0, may_be_probe=False)  # noqa: FBT003 - never looked into
 
 
 class _Shapes(dict[bytes, Shape | None]):
@@ -109,12 +109,12 @@ class _Shapes(dict[bytes, Shape | None]):
 def _shape(line: bytes) -> Shape | None:
     if (match := _DECODE.fullmatch(line)) is not None:
         figures = itemgetter(*(slice(*match.span(group)) for group in (2, 3, 5)))
-        return Shape(True, match.end(1), _GRAPHS[match[4]], figures, slice(0), 0, may_be_probe=False)  # noqa: FBT003
+        return Shape(True, slice(match.end(1)), _GRAPHS[match[4]], figures, slice(0), 0, may_be_probe=False)  # noqa: FBT003
     if (match := _PREFILL.fullmatch(line)) is not None:
         figures = itemgetter(*(slice(*match.span(group)) for group in (3, 4, 6, 7, 8)))
         digit = match.start(3) if len(match[3]) == 1 else 0
         probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
-        return Shape(False, match.end(1), None, figures, slice(*match.span(3)), digit, may_be_probe=probe)  # noqa: FBT003
+        return Shape(False, slice(match.end(1)), None, figures, slice(*match.span(3)), digit, may_be_probe=probe)  # noqa: FBT003
     return None if _ACCESS.fullmatch(line) is None else ACCESS
 
 
@@ -300,12 +300,13 @@ class UsualLines:
                 continue
             line = lines[index]
             if shape is not None:
-                decode, length, its_graph, _, where, digit, may_be_probe = shape
+                decode, its_prefix, its_graph, _, where, digit, may_be_probe = shape
+                start = line[its_prefix]
                 if may_be_probe and _PROBE.fullmatch(line) is not None:
                     shape = None
             if (
                 shape is None
-                or not line.startswith(prefix)
+                or start != prefix
                 or (its_graph is not graph and its_graph is not None and graph is not None)
             ):
                 if prefix is not _NO_LINE:
@@ -333,7 +334,6 @@ class UsualLines:
                     prefix = _NO_LINE
                 if shape is None:
                     break
-                start = line[:length]
                 origin = origin_of(start)
                 if origin is None:
                     break
