@@ -27,7 +27,8 @@ def read(path: Path, *, into_state: bool) -> dict[str, float]:
                 reader.feed_runs(block)
                 continue
             for event in reader.feed_runs(block):
-                now = now if event.time is None else event.time
+                printed = event.time
+                now = now if printed is None else printed
                 state = state or ServerState(PROFILES["online"], now)
                 state.observe(event, now)
     return {"cpu": time.process_time() - begin, "lines": sum(reader.counts.values()), "peak": _peak()}

@@ -132,3 +132,23 @@ def test_a_recorded_log_is_read_alike_line_by_line_and_at_once(path: Path) -> No
     whole, single = LogReader(), LogReader()
     by_line = [event for line in text.splitlines(keepends=True) for event in single.feed(line)]
     assert (whole.feed(text), whole.counts) == (by_line, single.counts)
+
+
+@pytest.mark.parametrize("usage", [b"0.90", b"1.07", b"2.00", b"2.01", b"9.00"])
+def test_a_usage_that_cannot_be_is_read_in_runs_as_alone(usage: bytes) -> None:
+    text = (AT + DECODE % (1, b"True") + AT + PREFILL % (2, 9)) * 2
+    text = text.replace(b"0.90", usage).replace(b"0.38", usage)
+    events: list[Event] = []
+    for line in text.splitlines():
+        LogReader()._read(line, events)  # as a line is read that is not usual
+    found = runs(text)
+    assert [line for each in found for line in (each.events() if isinstance(each, BatchRun) else [each])] == events
+
+
+def test_more_layouts_than_are_remembered_are_read_all_the_same() -> None:
+    access = b"".join(AT + b'INFO:     10.0.0.7:80 - "GET /%s HTTP/1.1" 200 OK\n' % (b"a" * n) for n in range(300))
+    reader = LogReader()
+    for letter in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN":
+        reader.feed_runs(access.replace(b"/a", b"/" + bytes([letter])))
+    assert reader.counts["access"] == 12_000
+    assert len(reader._usual._known) <= 8192

@@ -250,47 +250,57 @@ class RankState:
             self.admission.add(now, line.new_sequences or 0)
         self._see(now, serving=not line.is_health_probe)
 
-    def see_run(self, run: BatchRun, now: float) -> None:
+    def see_run(self, run: BatchRun, now: float) -> None:  # noqa: C901, PLR0912 - written out, not called: once for every second of a log
         """Take batch lines between which no time passed: all count, and the last of them says what holds.
 
         Does what `see_decode` and `see_prefill` do, line by line, in one go.
         """
-        self.advance(now)
-        facts, known = self._facts, self._judged_by
-        decodes = run.decodes
+        (
+            _, _, running, queued, usage, joined, new_tokens, decodes, prefills, sequences, device, graph, _, _
+        ) = run  # fmt: skip
+        totals, facts, known = self.totals, self._facts, self._judged_by
+        seconds = now - self._integrated_to
+        if seconds < 0 or now > self._holds_until or now >= self.window.due:
+            self.advance(now)
+        elif seconds:
+            self._integrated_to = now
+            totals.pending.append((seconds, self._held))
+        counts = totals.counts
         if decodes:
             self._pool_runs = [(run, now)]
             self._throughput_in = run
-            graph = run.graph
             if graph is not None:
                 self.graph = graph
-                if facts.graph_device != run.graph_device:
-                    self._set_graph(graph, run.graph_device)
+                if facts.graph_device != device:
+                    self._set_graph(graph, device)
                 if not self.passes_told:
                     kind = "replayed" if graph else "eager"
-                    self.totals.counts[kind] += decodes
+                    counts[kind] += decodes
                     self._passes_logged[kind] += decodes
         else:
             self._pool_runs.append((run, now))
             if len(self._pool_runs) > _RUNS_KEPT:
                 _ = self.pool
+        counts["observations"] += decodes + prefills
         if known is None or known[0] is not facts or known[1] != facts.revision:
             self._judge()
-        running, queued, usage, joined = run.running, run.queued, run.usage, run.joined_sequences
         self.running, self.queued, self._joined = running, queued, joined
-        self.usages["full"] = usage
-        if len(self.usages) > 1:
-            usage = max(self.usages.values())
-        self._prefill_full = self._most is not None and run.new_tokens >= FULL_PREFILL_SHARE * self._most
-        prefills = run.prefills
+        usages = self.usages
+        usages["full"] = usage
+        if len(usages) > 1:
+            usage = max(usages.values())
+        full = new_tokens > 0 and self._most is not None and new_tokens >= FULL_PREFILL_SHARE * self._most
+        self._prefill_full = full
         if prefills and not self._admitted_told:
-            self.admission.add_run(now, run)
-        self.totals.counts["observations"] += decodes + prefills
+            self.admission.add(now, sequences)
         self._seen_at = self._told_at = now
         self._holds_until = now + HOLD_SECONDS
-        states = self._thresholds.serving(
-            running + joined, queued, usage, self.graph, self._prefill_full, self.queue_wait_seconds, now
-        )
+        if queued:
+            states = self._thresholds.serving(
+                running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, now
+            )
+        else:
+            states = self._thresholds.unqueued(running + joined, usage, self.graph)
         self._held = (states, queued, usage, running)
 
     def see_figures(

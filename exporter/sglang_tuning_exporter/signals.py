@@ -31,6 +31,7 @@ HOLD_SECONDS = 60.0
 
 # `#running-req` this close to its limit is at it: finished requests are replaced between two observations.
 AT_LIMIT_SHARE = 0.95
+_ANSWERS_KEPT = 1024
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
 class Judge:
     """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them."""
 
-    __slots__ = ("_largest", "_limit", "_lower", "_objective", "_target", "_upper", "_without_graph")
+    __slots__ = ("_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_without_graph")
 
     def __init__(
         self,
@@ -91,6 +92,17 @@ class Judge:
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
         self._largest = inf if largest_captured is None else largest_captured
         self._without_graph = graphs_disabled
+        self._unqueued: dict[tuple[float, float, bool | None], States] = {}
+
+    def unqueued(self, running: float, usage: float, graph: bool | None) -> States:  # noqa: FBT001
+        """Give the same without a queue; the figures are few, and so their answers are kept."""
+        known = self._unqueued.get((running, usage, graph))
+        if known is None:
+            if len(self._unqueued) >= _ANSWERS_KEPT:
+                self._unqueued.clear()
+            known = self.serving(running, 0.0, usage, graph, False, lambda _: 0.0, 0.0)  # noqa: FBT003
+            self._unqueued[running, usage, graph] = known
+        return known
 
     def serving(  # noqa: PLR0917 - called for every line, by position
         self,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from sglang_tuning_exporter.signals import IDLE, SIGNALS, UNKNOWN, Signal, States
 
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.usual import BatchRun
-
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
-_UNREAD_BYTES = 1 << 20  # of log text whose requests nobody has asked for
+_MOST_PENDING = 2048  # seconds or snapshots that nobody has asked for
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
 
@@ -36,7 +33,7 @@ class Totals:
     time (queued, usage, running). All three are brought up to date when they are asked for.
     """
 
-    __slots__ = ("_integrals", "_running_seconds", "_seconds", "counts", "pending")
+    __slots__ = ("_integrals", "_running_seconds", "_seconds", "_snapshots", "counts", "pending")
 
     def __init__(
         self,
@@ -50,32 +47,54 @@ class Totals:
         self._integrals = defaultdict(float) if integrals is None else integrals
         self.counts = defaultdict(float) if counts is None else counts
         self.pending: list[tuple[float, Held]] = []  # seconds and what was held in them, not added up yet
+        self._snapshots: list[tuple[int, Snapshot]] = []  # and how much of `pending` each has seen
 
     @property
     def seconds(self) -> defaultdict[tuple[Signal, str], float]:
         """Seconds by (signal, state)."""
-        self._settle()
+        self.settle()
         return self._seconds
 
     @property
     def running_seconds(self) -> defaultdict[int, float]:
         """Seconds of serving time by decode batch size, see `batch_size_bucket`."""
-        self._settle()
+        self.settle()
         return self._running_seconds
 
     @property
     def integrals(self) -> defaultdict[str, float]:
         """Figure x seconds of serving time, and `<figure>_seconds` in which it was told."""
-        self._settle()
+        self.settle()
         return self._integrals
 
-    def _settle(self) -> None:  # noqa: C901 - one loop: this runs over every second of a log
-        if not self.pending:
-            return
+    def snapshot(self) -> Snapshot:
+        """Remember what there is now; it is added up when it is asked for."""
+        if len(self.pending) > _MOST_PENDING or len(self._snapshots) > _MOST_PENDING:
+            self.settle()
+        snapshot = Snapshot(self)
+        self._snapshots.append((len(self.pending), snapshot))
+        return snapshot
+
+    def settle(self) -> None:
+        """Add up what is pending, with a stop at each snapshot."""
+        if self._snapshots:
+            done = 0
+            for seen, snapshot in self._snapshots:
+                if snapshot.wanted:
+                    self._add_up(self.pending[done:seen])
+                    done = seen
+                    snapshot.fill(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy())
+            self._snapshots.clear()
+            del self.pending[:done]
+        if self.pending:
+            self._add_up(self.pending)
+            self.pending.clear()
+
+    def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901 - one loop: all seconds of a log
         held_for: dict[States, float] = {}
         sizes: dict[float, float] = {}
         of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
-        for seconds, (states, queued, usage, running) in self.pending:
+        for seconds, (states, queued, usage, running) in pending:
             held_for[states] = held_for.get(states, 0.0) + seconds
             if states[0] != "serving":
                 continue
@@ -90,7 +109,6 @@ class Totals:
                 running_for += seconds
                 if running:
                     sizes[running] = sizes.get(running, 0.0) + seconds
-        self.pending.clear()
         for size, seconds in sizes.items():
             self._running_seconds[batch_size_bucket(size)] += seconds
         for states, seconds in held_for.items():
@@ -107,7 +125,7 @@ class Totals:
 
     def copy(self) -> Totals:
         """Give an independent copy."""
-        self._settle()
+        self.settle()
         return Totals(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy(), self.counts.copy())
 
     def __add__(self, other: Totals) -> Totals:
@@ -163,12 +181,42 @@ def batch_size_bucket(running: float) -> int:
     return size if size <= _COARSE_ABOVE else min(-(-size // 8) * 8, 1 << 16)
 
 
+class Snapshot:
+    """What some `Totals` were at one moment: whoever keeps it must say when it is not `wanted` any more."""
+
+    __slots__ = ("_counts", "_source", "_totals", "wanted")
+
+    def __init__(self, source: Totals) -> None:
+        self.wanted = True
+        self._source: Totals | None = source
+        self._counts = source.counts.copy()
+        self._totals: Totals | None = None
+
+    def fill(
+        self,
+        seconds: defaultdict[tuple[Signal, str], float],
+        running_seconds: defaultdict[int, float],
+        integrals: defaultdict[str, float],
+    ) -> None:
+        """Take what had been added up by then."""
+        self._totals = Totals(seconds, running_seconds, integrals, self._counts)
+        self._source = None
+
+    @property
+    def totals(self) -> Totals:
+        """What there was."""
+        if self._source is not None:
+            self._source.settle()
+        assert self._totals is not None
+        return self._totals
+
+
 class Window:
     """Remembers `Totals` every 10 s, so that what happened in the last `length` seconds is a subtraction."""
 
     def __init__(self, length: float) -> None:
         self._length = length
-        self._marks: deque[tuple[float, Totals]] = deque()
+        self._marks: deque[tuple[float, Snapshot]] = deque()
         self.due = -inf  # when the next mark is kept
 
     def mark(self, now: float, totals: Totals) -> None:
@@ -176,67 +224,53 @@ class Window:
         if now < self.due:
             return
         self.due = now + STEP_SECONDS
-        self._marks.append((now, totals.copy()))
+        self._marks.append((now, totals.snapshot()))
         while len(self._marks) > 2 and self._marks[1][0] <= now - self._length:
-            self._marks.popleft()
+            self._marks.popleft()[1].wanted = False
 
     def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
         """Give what came in the last `seconds` (the window's length unless told), to the nearest mark before."""
         start = now - (self._length if seconds is None else seconds)
         before = [mark for at, mark in self._marks if at <= start]
-        return totals - (before[-1] if before else Totals())
+        return totals - (before[-1].totals if before else Totals())
 
 
 class AdmissionRate:
     """Requests that left the queue per second, over the last minute, by whole seconds."""
 
     def __init__(self) -> None:
-        self._admitted: deque[tuple[float, float]] = deque()
+        self._admitted: deque[tuple[float, float]] = deque()  # before the present second
         self._sum = 0.0  # of `_admitted`
         self._since: float | None = None
-        self._unread: list[tuple[float, BatchRun]] = []
-        self._unread_bytes = 0
+        self._second = -inf
+        self._now = 0.0  # admitted in `_second`
 
     def add(self, now: float, requests: float) -> None:
         """Count `requests` admitted just now."""
-        if self._unread:
-            self._read()
-        self._add(now, requests)
-
-    def add_run(self, now: float, run: BatchRun) -> None:
-        """Count the requests of a run's prefill lines; they are read when the rate is asked for."""
         if self._since is None:
             self._since = now
-        self._unread.append((now, run))
-        self._unread_bytes += len(run.text)
-        if self._unread_bytes > _UNREAD_BYTES:
-            self._read()
+        second = now // 1.0
+        if second == self._second:
+            self._now += requests
+            return
+        if self._now:
+            self._admitted.append((self._second, self._now))
+            self._sum += self._now
+        self._second, self._now = second, requests
+        if self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
+            self._drop(now - ADMISSION_SECONDS)
 
-    def _read(self) -> None:
-        unread, self._unread, self._unread_bytes = self._unread, [], 0
-        # What is older than a minute counts for nothing any more.
-        oldest = unread[-1][0] - ADMISSION_SECONDS - 1.0
-        for now, run in unread:
-            if now >= oldest:
-                self._add(now, run.new_sequences)
-
-    def _add(self, now: float, requests: float) -> None:
-        if self._since is None:
-            self._since = now
-        if requests > 0:
-            self._sum += requests
-            second = now // 1.0
-            if self._admitted and self._admitted[-1][0] == second:
-                requests += self._admitted.pop()[1]
-            self._admitted.append((second, requests))
+    def _drop(self, oldest: float) -> None:
+        while self._admitted and self._admitted[0][0] < oldest:
+            self._sum -= self._admitted.popleft()[1]
 
     def per_second(self, now: float) -> float | None:
         """Give the rate, or None until ten seconds have been watched."""
         watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
         if watched < 10.0:
             return None
-        if self._unread:
-            self._read()
-        while self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
-            self._sum -= self._admitted.popleft()[1]
-        return self._sum / watched
+        oldest = now - ADMISSION_SECONDS
+        self._drop(oldest)
+        if self._second < oldest:
+            self._now = 0.0
+        return (self._sum + self._now) / watched

@@ -7,7 +7,7 @@ quote any line of SGLang's. Once lines with a printed time have been seen, one w
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sglang_tuning_exporter.sglang import batch_lines, usual
 from sglang_tuning_exporter.sglang.events import (
@@ -27,9 +27,6 @@ from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, 
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
 from sglang_tuning_exporter.sglang.suspicion import Suspicion
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal, unwrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
@@ -77,12 +74,13 @@ class LogReader:
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
-        self._dull: set[bytes] = set()  # messages that mean nothing, each with its newline
+        self._dull: set[bytes] = set()  # messages that mean nothing
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
         self._prefixes = usual.Prefixes()
+        self._usual = usual.UsualLines(self._prefixes)
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
@@ -93,7 +91,7 @@ class LogReader:
     def feed(self, block: bytes) -> list[Event]:
         """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises."""
         events: list[Event] = []
-        self._scan(block, events, _each)
+        self._scan(block, events, singly=True)
         return events
 
     def feed_runs(self, block: bytes) -> list[Event | usual.BatchRun]:
@@ -102,46 +100,39 @@ class LogReader:
         They are of one scheduler and of one printed second, and no other event lies between them.
         """
         events: list[Event | usual.BatchRun] = []
-        self._scan(block, events, _run)
+        self._scan(block, events, singly=False)
         return events
 
-    def _scan(self, block: bytes, events: list[_Any], take: Callable[[usual.BatchRun, list[_Any]], None]) -> None:
+    def _scan(self, block: bytes, events: list[_Any], *, singly: bool) -> None:
         """Read the usual lines a second at a time, and all others one by one."""
         position = 0
         while position < len(block):
             end = block.find(b"\n", position + _STRETCH) + 1 or len(block)
-            rows = usual.split(block[position:end])
+            self._usual.take(block[position:end])
             position = end
-            done = 0
-            for other in [index for index, row in enumerate(rows) if row[usual.OTHER]] + [len(rows)]:
-                while done < other:
-                    if not self._suspicion.active:
-                        done = self._read_usual(rows, done, other, events, take)
-                    if done < other:
-                        self._read_row(rows[done], events)
-                        done += 1
-                if other < len(rows):
-                    self._read_row(rows[other], events)
-                    done = other + 1
+            lines, done = self._usual.lines, 0
+            while True:
+                if not self._suspicion.active:
+                    done = self._read_usual(done, events, singly=singly)
+                if done == len(lines) - 1:
+                    break
+                self._read_alone(lines[done], events)
+                done += 1
 
-    def _read_row(self, row: usual.Row, events: list[_Any]) -> None:
-        """Read the lines of a row one by one."""
-        if not self._suspicion.active and (row[usual.OTHER] and self._read_known(row, events)):
-            self._line += 1
+    def _read_alone(self, line: bytes, events: list[_Any]) -> None:
+        self._line += 1
+        if self._suspicion.active:
+            self._suspicion.move_on(None, self._line)
+        elif self._read_known(line, events):
             return
-        for line in usual.lines(row):
-            self._line += 1
-            if self._suspicion.active:
-                self._suspicion.move_on(None, self._line)
-            self.counts[self._read(line, events)] += 1
+        self.counts[self._read(line, events)] += 1
 
-    def _read_known(self, row: usual.Row, events: list[_Any]) -> bool:
+    def _read_known(self, line: bytes, events: list[_Any]) -> bool:
         """Read what is printed again and again besides batches: health probes, and messages that mean nothing here."""
-        line = row[usual.OTHER]
         start = line.find(b"] ") + 2
         if line[start:] in self._dull:
             prefix, body = line[:start], b""
-        elif line.startswith(b"Prefill", start) and (found := usual.probe(row)) is not None:
+        elif line.startswith(b"Prefill", start) and (found := usual.probe(line)) is not None:
             prefix, body = found
         else:
             return False
@@ -162,39 +153,21 @@ class LogReader:
             return
         if len(self._dull) >= _DULL_KEPT:
             self._dull.clear()
-        self._dull.add(line[prefix.end :] + b"\n")
+        self._dull.add(line[prefix.end :])
 
-    def _read_usual(
-        self,
-        rows: list[usual.Row],
-        begin: int,
-        end: int,
-        events: list[_Any],
-        take: Callable[[usual.BatchRun, list[_Any]], None],
-    ) -> int:
-        """Read rows of usual lines; up to which row could be read so."""
-        origin_of = self._prefixes.of
-        decodes = prefills = number = 0
-        done = end
-        for index in range(begin, end):
-            row = rows[index]
-            text, prefix, body, _, _ = row
-            if body:
-                origin = origin_of(prefix)
-                if origin is None:
-                    done = index
-                    break
-                run = usual.BatchRun(*origin, row)
-                decodes += run.decodes
-                prefills += run.prefills
-                self._last_time = origin[0]
-                take(run, events)
-            number += text.count(b"\n")
-        self._line += number
-        self.counts["decode"] += decodes
-        self.counts["prefill"] += prefills
-        self.counts["access"] += number - decodes - prefills
+    def _read_usual(self, begin: int, events: list[_Any], *, singly: bool) -> int:
+        """Read usual lines from the `begin`-th on: which one is none."""
+        lines = self._usual
+        lines.decodes = lines.prefills = 0
+        done = lines.read(begin, events, singly=singly)
+        number, decodes, prefills = done - begin, lines.decodes, lines.prefills
+        if number:
+            self._line += number
+            self.counts["decode"] += decodes
+            self.counts["prefill"] += prefills
+            self.counts["access"] += number - decodes - prefills
         if decodes or prefills:
+            self._last_time = lines.time
             self._failures.serving = self._timed = True
         return done
 
@@ -400,11 +373,3 @@ class LogReader:
         else:
             events.append(ServerArgs(time, rank, arguments, suspect=self._suspicion.doubts("startup")))
         return "startup"
-
-
-def _run(run: usual.BatchRun, events: list[_Any]) -> None:
-    events.append(run)
-
-
-def _each(run: usual.BatchRun, events: list[_Any]) -> None:
-    events.extend(run.events())

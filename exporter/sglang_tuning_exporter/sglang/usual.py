@@ -1,14 +1,16 @@
 """The usual lines of a whole block at once: access lines, and batch lines in the layouts that most servers print.
 
-One expression takes everything that one scheduler prints in one second as one row, and what it does not know line by
-line. Between two batch lines of one scheduler with the same printed time nothing happens that time could weigh, so only
-the last one's figures are read; of the others it is enough to count.
+What a line is does not depend on its digits: with all of them made alike, the lines of a log are a few hundred
+*shapes*, and each is read by an expression once. A shape also tells where every figure stands. What no shape is known
+for is read line by line. Between two batch lines of one scheduler with the same printed time nothing happens that time
+could weigh, so only the last one's figures are read; of the others it is enough to count.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
@@ -16,46 +18,37 @@ from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# All lines of a stretch, their scheduler's prefix, the last batch line behind it, `cuda graph: True, ` of its decode
-# lines; or one other line, and nothing else. A stretch of access lines has no batch line.
-Row: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
+_Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 Origin: TypeAlias = tuple[float, Rank]
+_Graph: TypeAlias = tuple[str | None, bool | None]  # device; whether a captured graph was replayed
 _KEPT = 4096
 _SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
 _AFTER_SECOND = (b" ", b"]")  # no fraction of the second
 _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
-TEXT, PREFIX, BODY, GRAPH, OTHER = range(5)
+_SHAPES_KEPT, _SHAPE_LENGTH = 8192, 512
+_ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_ZERO = ord("0")
+_NO_LINE = b"\n"  # no line starts so
+_NO_GRAPH: _Graph = (None, None)
+_NOBODY = Rank()
 
-# Few groups, and `(?:…|)` for what may be missing: each group and each `(?:…)?` costs time at every line.
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
-# No colon in what is requested, so that what is counted below cannot stand there.
-_ACCESS = rb'INFO:     [^ \n]{1,80} - "[^\n:]*'
+_ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "[^\n:]*')
 _GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
-_DECODE = (
-    rb"Decode batch[.,] #running-req: [0-9]{1,9}, #token: [0-9]{1,15}, token usage: [01]\.[0-9][0-9], "
-    # All decode lines of a stretch have the same graph: either this is the first one, or it repeats that.
-    rb"(?:(?(4)(?!)|(" + _GRAPH + rb", |))|\4)"
-    rb"gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: [0-9]{1,9},? ?"
+_DECODE = re.compile(
+    rb"(" + _PREFIX + rb")Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, "
+    rb"token usage: ([0-9]\.[0-9][0-9]), ((?:" + _GRAPH + rb", )?)"
+    rb"gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: ([0-9]{1,9}),? ?\r?"
 )
+_PREFILL_TEXT = (
+    rb"(" + _PREFIX + rb")(Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: %b([0-9]{1,9}), "
+    rb"#cached-token: ([0-9]{1,12}), token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), "
+    rb"#queue-req: ([0-9]{1,9})(?:, #pending-token: [0-9]{1,12})?(?:, " + _GRAPH + rb")?"
+    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9])?,? ?)\r?"
+)
+_PREFILL = re.compile(_PREFILL_TEXT % b"")
 # A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
-_PROBE = rb"1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b"
-_PREFILL_HEAD = rb"Prefill batch[.,] #new-seq: [0-9]{1,9}, #new-token: "
-_PREFILL_TAIL = (
-    rb"[0-9]{1,9}, #cached-token: [0-9]{1,12}, token usage: [01]\.[0-9][0-9], #running-req: [0-9]{1,9}, #queue-req: [0-9]{1,9}"
-    rb"(?:, #pending-token: [0-9]{1,12}|)(?:, " + _GRAPH + rb"|)"
-    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9]|),? ?"
-)
-_PREFILL = _PREFILL_HEAD + rb"(?!" + _PROBE + rb")" + _PREFILL_TAIL
-_ROW = re.compile(
-    rb"((?=(" + _PREFIX + rb"))(?:(?:\2(?:(" + _DECODE + rb"|" + _PREFILL + rb")|" + _ACCESS + rb")"
-    rb"|" + _PREFIX + _ACCESS + rb")\r?\n)+)|([^\n]*\n)"
-)
-_PROBE_LINE = re.compile(
-    rb"(" + _PREFIX + rb")(" + _PREFILL_HEAD + rb"(?=" + _PROBE + rb")" + _PREFILL_TAIL + rb")\r?\n"
-)
-# What only a decode line, and only a prefill line, has once.
-_DECODE_MARK = b"gen throughput (token/s): "
-_PREFILL_MARK = b"#new-seq: "
+_PROBE = re.compile(_PREFILL_TEXT % rb"(?=1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b)")
 
 _DECODE_FIGURES = re.compile(
     rb"Decode batch[.,] #running-req: (\d+), #token: (\d+), token usage: ([\d.]+), (?:(\w+) graph: (\w+), )?"
@@ -66,48 +59,69 @@ _PREFILL_FIGURES = re.compile(
     rb"#running-req: (\d+), #queue-req: (\d+)(?:, #pending-token: (\d+))?(?:, \w+ graph: \w+)?"
     rb"(?:, input throughput \(token/s\): ([\d.]+))?"
 )
-# The figures that say what a scheduler does now.
-_DECODE_NOW = re.compile(
-    rb"Decode batch[.,] #running-req: (\d+), #token: \d+, token usage: ([\d.]+), [^\n]*#queue-req: (\d+)"
-)
-_PREFILL_NOW = re.compile(
-    rb"Prefill batch[.,] #new-seq: (\d+), #new-token: (\d+), #cached-token: \d+, token usage: ([\d.]+), "
-    rb"#running-req: (\d+), #queue-req: (\d+)"
-)
-_decode_now: Callable[[bytes], re.Match[bytes] | None] = _DECODE_NOW.match
-_prefill_now: Callable[[bytes], re.Match[bytes] | None] = _PREFILL_NOW.match
-_SEQUENCES = re.compile(_PREFILL_MARK + rb"(\d+)")
 _DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
-_GRAPHS: dict[bytes, tuple[str | None, bool | None]] = {b"": (None, None)} | {
+_GRAPHS: dict[bytes, _Graph] = {b"": (None, None)} | {
     b"%b graph: %b, " % (device, flag): (name, flag == b"True")
     for device, name in _DEVICES.items()
     for flag in (b"True", b"False")
 }
-_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(200)}
-_NUMBERS = {b"%d" % number: number for number in range(4096)}  # looked up faster than read
-_DECODE_INITIAL = ord("D")
+_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}  # more is no usage
 
 
-def split(block: bytes) -> list[Row]:
-    """Give the rows of a block, in order; the last line may lack its newline."""
-    return _ROW.findall(block if block[-1:] == b"\n" or not block else block + b"\n")
+class _Numbers(dict[bytes, int]):
+    """Figures without sign: the small ones are looked up faster than read."""
+
+    def __missing__(self, text: bytes) -> int:
+        return int(text)
 
 
-def lines(row: Row) -> Iterator[bytes]:
-    """Give each line of a row, without its newline."""
-    yield from (row[OTHER] or row[TEXT])[:-1].split(b"\n")
+_NUMBERS = _Numbers({b"%d" % number: number for number in range(4096)})
 
 
-def probe(row: Row) -> tuple[bytes, bytes] | None:
+class Shape(NamedTuple):
+    """What all lines are that differ in nothing but digits."""
+
+    decode: bool  # else prefill
+    prefix: slice  # where it stands
+    graph: _Graph | None  # of a decode line; the same object for the same graph
+    # A decode line's running, usage, queued; a prefill line's new sequences, new tokens, usage, running, queued.
+    figures: Callable[[bytes], tuple[bytes, ...]]
+    sequences: slice  # where `#new-seq` of a prefill line stands
+    digit: int  # the same, where that is one digit; else 0
+    may_be_probe: bool
+
+
+ACCESS: Final = Shape(False, slice(0), None, lambda _: (), slice(0), 0, may_be_probe=False)  # noqa: FBT003 - never looked into
+
+
+class _Shapes(dict[bytes, Shape | None]):
+    """The shapes seen so far; `None` for what is read line by line."""
+
+    def __missing__(self, shape: bytes) -> Shape | None:
+        found = _shape(shape)
+        if found is not None and len(shape) <= _SHAPE_LENGTH:
+            if len(self) >= _SHAPES_KEPT:
+                self.clear()
+            self[shape] = found
+        return found
+
+
+def _shape(line: bytes) -> Shape | None:
+    if (match := _DECODE.fullmatch(line)) is not None:
+        figures = itemgetter(*(slice(*match.span(group)) for group in (2, 3, 5)))
+        return Shape(True, slice(match.end(1)), _GRAPHS[match[4]], figures, slice(0), 0, may_be_probe=False)  # noqa: FBT003
+    if (match := _PREFILL.fullmatch(line)) is not None:
+        figures = itemgetter(*(slice(*match.span(group)) for group in (3, 4, 6, 7, 8)))
+        digit = match.start(3) if len(match[3]) == 1 else 0
+        probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
+        return Shape(False, slice(match.end(1)), None, figures, slice(*match.span(3)), digit, may_be_probe=probe)  # noqa: FBT003
+    return None if _ACCESS.fullmatch(line) is None else ACCESS
+
+
+def probe(line: bytes) -> tuple[bytes, bytes] | None:
     """Give prefix and body of a health probe's prefill line in the usual layout; `None` for any other line."""
-    match = _PROBE_LINE.fullmatch(row[OTHER])
+    match = _PROBE.fullmatch(line)
     return None if match is None else (match[1], match[2])
-
-
-def number(text: bytes) -> int:
-    """Read a figure without sign."""
-    found = _NUMBERS.get(text)
-    return int(text) if found is None else found
 
 
 def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
@@ -115,7 +129,7 @@ def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
     match = _DECODE_FIGURES.match(body)
     assert match is not None
     running, tokens, usage, device, graph, throughput, queued = match.groups()
-    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES[usage])
+    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES.get(usage))
     if graph:
         event.graph = graph == b"True"
         event.graph_device = _DEVICES[device]
@@ -129,7 +143,7 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     assert match is not None
     sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
     event = PrefillBatch(time, rank, int(sequences), int(new), int(cached), int(running), int(queued))
-    event.full_usage = _SHARES[usage]
+    event.full_usage = _SHARES.get(usage)
     if pending:
         event.pending_tokens = int(pending)
     if throughput:
@@ -178,43 +192,27 @@ class Prefixes:
         self._ranks.clear()
 
 
-class BatchRun:
+class BatchRun(NamedTuple):
     """Batch lines of one scheduler in one printed second with nothing but access lines between, none a health probe.
 
     The last line's figures are read at once, everything else when it is asked for. Nothing that is weighed by time is
     lost: between lines of the same printed second no time passes.
     """
 
-    __slots__ = (
-        "_prefix", "decodes", "graph", "graph_device", "joined_sequences", "new_tokens", "prefills", "queued", "rank",
-        "running", "text", "time", "usage",
-    )  # fmt: skip
-
-    def __init__(self, time: float, rank: Rank, row: Row) -> None:
-        self.time = time
-        self.rank = rank
-        self.text, self._prefix, body, graph, _ = row
-        # Of the last line; sequences and new tokens are 0 where that is a decode line.
-        self.joined_sequences = self.new_tokens = 0
-        self.decodes = self.text.count(_DECODE_MARK)  # lines
-        self.prefills = self.text.count(_PREFILL_MARK)  # lines
-        self.graph_device, self.graph = _GRAPHS[graph]  # of all decode lines
-        if body[0] == _DECODE_INITIAL:
-            match = _decode_now(body)
-            assert match is not None
-            running, usage, queued = match.groups()
-        else:
-            match = _prefill_now(body)
-            assert match is not None
-            sequences, tokens, usage, running, queued = match.groups()
-            self.joined_sequences = number(sequences)
-            self.new_tokens = number(tokens)
-        # Written out, not called: this is done for every second of a log.
-        found = _NUMBERS.get(running)
-        self.running = int(running) if found is None else found
-        found = _NUMBERS.get(queued)
-        self.queued = int(queued) if found is None else found
-        self.usage = _SHARES[usage]
+    time: float
+    rank: Rank
+    running: int  # of the last line, as the next four
+    queued: int
+    usage: float
+    joined_sequences: int  # 0 where the last is a decode line
+    new_tokens: int  # likewise
+    decodes: int  # lines
+    prefills: int  # lines
+    new_sequences: int  # of all prefill lines
+    graph_device: str | None  # of all decode lines
+    graph: bool | None  # likewise
+    prefix: bytes
+    lines: list[bytes]  # with the access lines between
 
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
@@ -222,54 +220,135 @@ class BatchRun:
     @property
     def decode(self) -> DecodeBatch | None:
         """The last decode line."""
-        start = self._last(b"Decode batch")
-        return None if start is None else decode_batch(self._line(start), self.time, self.rank)
+        start = self.prefix + b"Decode batch"
+        for line in reversed(self.lines):
+            if line.startswith(start):
+                return decode_batch(line[len(self.prefix) :], self.time, self.rank)
+        return None
 
     @property
     def prefill(self) -> PrefillBatch | None:
         """The last prefill line."""
-        start = self._last(b"Prefill batch")
-        return None if start is None else prefill_batch(self._line(start), self.time, self.rank)
+        start = self.prefix + b"Prefill batch"
+        for line in reversed(self.lines):
+            if line.startswith(start):
+                return prefill_batch(line[len(self.prefix) :], self.time, self.rank)
+        return None
 
     @property
     def joined(self) -> list[PrefillBatch]:
         """The prefill lines after the last decode line: what joins the batch that it printed."""
-        text = self.text[self._last(b"Decode batch") or 0 :]
-        start = self._prefix + b"Prefill batch"
-        found = [line for line in text.split(b"\n") if line.startswith(start)]
-        return [prefill_batch(line[len(self._prefix) :], self.time, self.rank) for line in found]
-
-    @property
-    def new_sequences(self) -> int:
-        """`#new-seq` of all prefill lines."""
-        if self.prefills == 1 and self.joined_sequences:
-            return self.joined_sequences
-        found = _SEQUENCES.findall(self.text)
-        try:
-            return sum(map(_NUMBERS.__getitem__, found))
-        except KeyError:
-            return sum(map(int, found))
+        found: list[PrefillBatch] = []
+        for line in self.events():
+            if isinstance(line, DecodeBatch):
+                found.clear()
+            else:
+                found.append(line)
+        return found
 
     def events(self) -> Iterator[DecodeBatch | PrefillBatch]:
         """Give the batch lines one by one."""
-        yield from singly(self.text, self._prefix, self.time, self.rank)
-
-    def _last(self, head: bytes) -> int | None:
-        """Find the last line that has this head behind the prefix."""
-        start = self._prefix + head
-        if (found := self.text.rfind(b"\n" + start)) >= 0:
-            return found + 1 + len(self._prefix)
-        return len(self._prefix) if self.text.startswith(start) else None
-
-    def _line(self, start: int) -> bytes:
-        return self.text[start : self.text.index(b"\n", start)]
+        return _singly(self.lines, self.prefix, self.time, self.rank)
 
 
-def singly(text: bytes, prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
-    """Give the batch lines of a row's text one by one."""
+def _singly(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
     decode, prefill, end = prefix + b"Decode batch", prefix + b"Prefill batch", len(prefix)
-    for line in text.split(b"\n"):
+    for line in lines:
         if line.startswith(decode):
             yield decode_batch(line[end:], time, rank)
         elif line.startswith(prefill):
             yield prefill_batch(line[end:], time, rank)
+
+
+class UsualLines:
+    """Reads what is usual in a stretch of a log. `decodes` and `prefills` are lines; `time` is the last one's."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        self.lines: list[bytes] = [b""]  # of the stretch; the last is empty, and none
+        self.decodes = self.prefills = 0
+        self.time: float | None = None
+        self._prefixes = prefixes
+        self._shapes: list[Shape | None] = [None]
+        self._known = _Shapes()
+
+    def take(self, stretch: bytes) -> None:
+        """Go on to the next lines; the last may lack its newline."""
+        if stretch[-1:] != b"\n":
+            stretch += b"\n"
+        self.lines = stretch.split(b"\n")
+        self._shapes = list(map(self._known.__getitem__, stretch.translate(_ALIKE).split(b"\n")))
+
+    def read(self, begin: int, events: list[_Any], *, singly: bool) -> int:  # noqa: C901, PLR0912, PLR0915
+        """Read from the `begin`-th line on: which one must be read alone, `len(lines) - 1` when there is none.
+
+        Appends a `BatchRun`, or `singly` its lines, for what one scheduler prints in one second.
+        """
+        # One loop, and its figures in its own names: all lines of a log pass here.
+        lines, shapes, origin_of, known_share = self.lines, self._shapes, self._prefixes.of, _SHARES.get
+        numbers, new_run = (
+            _NUMBERS,
+            tuple.__new__,
+        )  # the fields are given by place: a call with names takes twice as long
+        prefix = _NO_LINE
+        first = last = index = begin
+        time, rank = 0.0, _NOBODY
+        decodes = prefills = sequences = all_decodes = all_prefills = 0
+        graph: _Graph | None = None
+        for index in range(begin, len(lines)):
+            shape = shapes[index]
+            if shape is ACCESS:
+                continue
+            line = lines[index]
+            if shape is not None:
+                decode, its_prefix, its_graph, _, where, digit, may_be_probe = shape
+                start = line[its_prefix]
+                if may_be_probe and _PROBE.fullmatch(line) is not None:
+                    shape = None
+            if (
+                shape is None
+                or start != prefix
+                or (its_graph is not graph and its_graph is not None and graph is not None)
+            ):
+                if prefix is not _NO_LINE:
+                    all_decodes += decodes
+                    all_prefills += prefills
+                    last_shape = shapes[last]
+                    assert last_shape is not None
+                    if last_shape[0]:
+                        running, usage, queued = last_shape[3](lines[last])
+                        joined = tokens = 0
+                    else:
+                        new, new_tokens, usage, running, queued = last_shape[3](lines[last])
+                        joined, tokens = numbers[new], numbers[new_tokens]
+                    share = known_share(usage)
+                    if singly or share is None:
+                        events.extend(_singly(lines[first : last + 1], prefix, time, rank))
+                    else:
+                        device, replayed = graph or _NO_GRAPH
+                        # fmt: off
+                        events.append(new_run(BatchRun, (
+                            time, rank, numbers[running], numbers[queued], share, joined, tokens, decodes, prefills,
+                            sequences, device, replayed, prefix, lines[first : last + 1],
+                        )))
+                        # fmt: on
+                    prefix = _NO_LINE
+                if shape is None:
+                    break
+                origin = origin_of(start)
+                if origin is None:
+                    break
+                time, rank = origin
+                prefix, first, graph = start, index, None
+                decodes = prefills = sequences = 0
+            last = index
+            if decode:
+                decodes += 1
+                graph = its_graph
+            else:
+                prefills += 1
+                sequences += line[digit] - _ZERO if digit else numbers[line[where]]
+        self.decodes += all_decodes
+        self.prefills += all_prefills
+        if all_decodes or all_prefills:
+            self.time = time
+        return index
