@@ -168,9 +168,8 @@ class Witness:
         self._pending: list[_Pending] = []
         self._failures: list[tuple[float, OutOfMemory]] = []
         self._accounts: dict[int | None, Account] = {}
-        self._counting: set[int | None] = (
-            set()
-        )  # the counter can be asked, though it may not be there before its first event
+        # The counter can be asked, though it may not be there before its first event.
+        self._counting: set[int | None] = set()
         self._confirming: set[int | None] = set()  # it is there
 
     def believes_batch(

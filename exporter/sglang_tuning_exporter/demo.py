@@ -102,12 +102,8 @@ def _wait(stack: Stack, replay: ReplayServer, ended: threading.Event, begin: flo
 
 
 def _figure(stack: Stack, name: str) -> str:
-    with requests.Session() as session:
-        session.trust_env = False
-        page = session.get(f"{stack.exporter_url}/metrics", timeout=2).text
-    return next(
-        (line.rsplit(" ", 1)[1].removesuffix(".0") for line in page.splitlines() if line.startswith(name + " ")), "0"
-    )
+    lines = stack.page().splitlines()
+    return next((line.rsplit(" ", 1)[1].removesuffix(".0") for line in lines if line.startswith(name + " ")), "0")
 
 
 def _clear() -> None:

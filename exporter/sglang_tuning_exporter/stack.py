@@ -36,6 +36,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _ask(url: str, **parameters: str) -> requests.Response:
+    """Ask a service on loopback, past any proxy that the environment names."""
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.get(url, params=parameters, timeout=5)
+
+
 class Process:
     """A child that is ended by us and whose output goes to a file."""
 
@@ -122,9 +129,11 @@ class Stack:
 
     def get(self, url: str, **parameters: str) -> Any:
         """JSON of one of the services."""
-        with requests.Session() as session:
-            session.trust_env = False
-            return session.get(url, params=parameters, timeout=5).json()
+        return _ask(url, **parameters).json()
+
+    def page(self) -> str:
+        """The exporter's exposition."""
+        return _ask(f"{self.exporter_url}/metrics").text
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """An instant query's result vector."""
@@ -140,15 +149,13 @@ class Stack:
         process = Process(name, command, self._directory / f"{name}.log")
         self._processes.append(process)
         deadline = time.monotonic() + 30
-        with requests.Session() as session:
-            session.trust_env = False
-            while time.monotonic() < deadline and not process.ended:
-                try:
-                    if session.get(ready_url, timeout=2).status_code == 200:
-                        return
-                except requests.RequestException:
-                    pass
-                time.sleep(0.1)
+        while time.monotonic() < deadline and not process.ended:
+            try:
+                if _ask(ready_url).status_code == 200:
+                    return
+            except requests.RequestException:
+                pass
+            time.sleep(0.1)
         self.stop()
         raise UsageError(f"{name} did not start: {process.last_words() or 'it said nothing'}")
 

@@ -276,9 +276,7 @@ class ServerState:
             if dp is None or isinstance(dp, int):
                 self.rank(dp, now).restore(counts(entry.get("counts")))
         failures = counts(saved.get("out_of_memory"))
-        self.out_of_memory.update(
-            {phase: failures.get(phase, 0) for phase in OUT_OF_MEMORY_PHASES if phase in failures}
-        )
+        self.out_of_memory.update({phase: failures[phase] for phase in OUT_OF_MEMORY_PHASES if phase in failures})
         if saved.get("unexplained") is True:
             self._unexplained = (now, OutOfMemory(None, NO_RANK, "unknown"))
         self.starts = counts(saved).get("starts", 0)

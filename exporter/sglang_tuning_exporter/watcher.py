@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
+from sglang_tuning_exporter.guide.findings import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.server import version_tuple
@@ -143,13 +143,6 @@ class Watcher:
         outcome = self._scraper.scrape(timeout)
         with self._lock:
             return "" if outcome.text is None else self._native
-
-    def findings(self) -> tuple[str, list[Finding]]:
-        """Give the verdict and what it rests on, over the profile's window."""
-        with self.view() as now:
-            past = self.past(now)
-            found = findings(past)
-            return verdict(found, past), found
 
     def past(self, now: float) -> Past:
         """Give what the table's conditions look at; call it inside `view`."""

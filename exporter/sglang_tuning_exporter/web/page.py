@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, Evidence, Finding
+from sglang_tuning_exporter.guide.findings import (
+    HEALTHY,
+    IDLE,
+    NO_CLEAR_BOTTLENECK,
+    Evidence,
+    Finding,
+    Past,
+    findings,
+    verdict,
+)
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.signals import IDLE as IDLE_STATE
 from sglang_tuning_exporter.signals import UNKNOWN
@@ -54,11 +63,11 @@ class Figure:
     judgement: str = ""
 
 
-def headline(verdict: str) -> str:
+def headline(word: str) -> str:
     """Write the verdict as a sentence."""
-    if verdict in BY_ID:
-        return BY_ID[verdict].summary
-    return _NO_FINDING.get(verdict, "Not enough has been seen yet to say what limits this server.")
+    if word in BY_ID:
+        return BY_ID[word].summary
+    return _NO_FINDING.get(word, "Not enough has been seen yet to say what limits this server.")
 
 
 def healthy(evidence: Evidence) -> str:
@@ -72,14 +81,15 @@ def healthy(evidence: Evidence) -> str:
 def render(watcher: Watcher) -> str:
     """Write the page as HTML. Every word from outside is escaped."""
     with watcher.view() as now:
-        verdict, found = watcher.findings()
+        past = watcher.past(now)
+        found = findings(past)
+        word = verdict(found, past)
         facts, health = watcher.state.facts, watcher.health
-        figures = _figures(watcher, now)
-        rates = watcher.state.recent(now)
+        figures = _figures(watcher, past, now)
     return _ENVIRONMENT.get_template("index.html").render(
-        title=headline(verdict),
-        tone=_tone(verdict, found),
-        verdict=verdict,
+        title=headline(word),
+        tone=_tone(word, found),
+        verdict=word,
         findings=found,
         healthy=healthy,
         figures=figures,
@@ -88,26 +98,28 @@ def render(watcher: Watcher) -> str:
         files=watcher.log.files if watcher.log is not None else [],
         config=watcher.config,
         profile=watcher.profile,
-        served=rates.serving_seconds(),
+        served=past.recent.serving_seconds(),
         shares=[
-            (signal, state, share) for signal, state in _SHARES if (share := rates.share(signal, state)) is not None
+            (signal, state, share)
+            for signal, state in _SHARES
+            if (share := past.recent.share(signal, state)) is not None
         ],
         version=__version__,
     )
 
 
-def _tone(verdict: str, found: list[Finding]) -> str:
+def _tone(word: str, found: list[Finding]) -> str:
     if any(finding.diagnosis.severity == "critical" for finding in found):
         return "bad"
-    if verdict in BY_ID:
-        return "warn" if BY_ID[verdict].severity == "warning" else "info"
-    return "good" if verdict == HEALTHY else "calm"
+    if word in BY_ID:
+        return "warn" if BY_ID[word].severity == "warning" else "info"
+    return "good" if word == HEALTHY else "calm"
 
 
-def _figures(watcher: Watcher, now: float) -> list[Figure]:
+def _figures(watcher: Watcher, past: Past, now: float) -> list[Figure]:
     state, profile = watcher.state, watcher.profile
     ranks = list(state.ranks.values())
-    rate = watcher.past(now).retractions_per_minute
+    rate = past.retractions_per_minute
     figures = [_queue(ranks, profile, now), _usage(ranks, profile)]
     running = _sum([rank.running for rank in ranks])
     limit = _sum([state.facts.running_limit(rank.dp) for rank in ranks])
@@ -116,7 +128,7 @@ def _figures(watcher: Watcher, now: float) -> list[Figure]:
             "Running requests", _count(running) + (f" of {limit:.0f}" if limit else ""), "close to its limit under load"
         )
     )
-    coverage = state.recent(now).coverage
+    coverage = past.recent.coverage
     told = coverage is not None and not state.facts.graphs_disabled
     figures.append(
         Figure(
