@@ -58,6 +58,11 @@ VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
     "state_file": (("flag", Path("flag")), ("variable", Path("variable")), ("stored", Path("stored"))),
     "metrics_path": (("/flag", "/flag"), ("/var", "/var"), ("/file", "/file")),
     "passthrough": (("", False), ("true", True), ("false", False)),
+    "threshold": (
+        ("queue_upper=500", {"queue_upper": 500.0}),
+        ("queue_upper=1,frequent_share=0.4", {"queue_upper": 1.0, "frequent_share": 0.4}),
+        ("{queue_upper: 3}", {"queue_upper": 3.0}),
+    ),
     "from_start": (("", True), ("no", False), ("yes", True)),
 }
 
@@ -186,3 +191,18 @@ def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(secret: 
     said = refusal("--log-file", "x", "--api-key-file", str(tmp_path / "key"))
     assert said.startswith("--api-key-file=")
     assert "lines" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("queue_top=5", "--threshold=queue_top=5: known thresholds are queue_lower, "),
+        ("queue_upper=many", "--threshold=queue_upper=many: give a number"),
+        ("queue_upper", "--threshold=queue_upper=: give a number"),
+        ("frequent_share=1.5", "--threshold=frequent_share=1.5: give a share above 0 and below 1"),
+        ("queue_upper=-1", "--threshold=queue_upper=-1: give a number from 0 up"),
+        ("queue_upper=nan", "--threshold=queue_upper=nan: give a number from 0 up"),
+    ],
+)
+def test_a_wrong_threshold_is_refused_by_name(given: str, remedy: str) -> None:
+    assert refusal("--sglang-url", "http://a", "--threshold", given).startswith(remedy)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from conftest import FakeSGLang, Page, config, reply, wait_for, web
 from sglang_tuning_exporter.credibility import BASE_SECONDS, MOST_PENDING
-from sglang_tuning_exporter.guide.findings import Past, findings
+from sglang_tuning_exporter.guide.evidence import Past
+from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.recording import load
 from sglang_tuning_exporter.replay import packaged
@@ -171,8 +172,8 @@ def test_a_hundred_forged_lines_drive_no_advice() -> None:
         server.say(at, decode(0.95))
     server.wait(61)
     state = server.state
-    past = Past(state.recent(61), state.recent_failures(61, 600), 61, state.facts, state.profile)
-    assert "retracting_too_often" not in {found.diagnosis.id for found in findings(past)}
+    past = Past(state.recent(61), state.recent_marks(61, 600), 61, state.facts, state.profile)
+    assert "retracting_too_often" not in {found.diagnosis.id for found in judge(past).findings}
     assert (server.counted, server.doubted) == (0, {"retraction": 120})
 
 

@@ -25,7 +25,7 @@ from conftest import (
     web,
 )
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.metrics import PREFIX
+from sglang_tuning_exporter.metrics.families import PREFIX
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.signals import SIGNALS, STATES
 from sglang_tuning_exporter.watcher import Watcher
@@ -64,6 +64,15 @@ FAMILIES: dict[str, set[str]] = {
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
     "sources_disagree": {"fact"},
+    "verdict": {"verdict", "severity"},
+    "prompt_tokens": {"source"},
+    "aborted_requests": set(),
+    "rejected_requests": set(),
+    "liveness_events": {"event"},
+    "latency_observations": {"latency"},
+    "latency_breaches": {"latency"},
+    "waiting_requests": {"queue"},
+    "pending_tokens": set(),
 }
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import sglang_tuning_exporter
-from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import Finding, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.recording import Recording, load
 from sglang_tuning_exporter.sglang import facts
@@ -46,14 +47,13 @@ def watched(name: str, profile: str = "online", sources: str = "both") -> Server
     return state
 
 
-def judged(name: str, profile: str = "online", sources: str = "both") -> tuple[str, list[Finding]]:
+def judged(name: str, profile: str = "online", sources: str = "both") -> tuple[str, tuple[Finding, ...]]:
     state, now = watched(name, profile, sources), recording(name).length_seconds
-    past = Past(state.recent(now), state.recent_failures(now, 600.0), min(now, 600.0), state.facts, state.profile)
-    found = findings(past)
-    return verdict(found, past), found
+    judgement = judge(past_of(state, now))
+    return judgement.verdict, judgement.findings
 
 
-def advised(found: list[Finding]) -> dict[str, tuple[float | None, float | None]]:
+def advised(found: tuple[Finding, ...]) -> dict[str, tuple[float | str | None, float | str | None]]:
     return {advice.flag: (advice.current, advice.suggested) for each in found for advice in each.advice if advice.flag}
 
 
@@ -76,9 +76,14 @@ def test_ten_retractions_are_ten_events() -> None:
 
 
 def test_read_naively_the_retracting_server_would_have_been_told_to_lower_the_flag() -> None:
-    share = watched("retract").totals().share("admission", "held_back")
-    assert share is not None
-    assert share > 0.5
+    shares = [watched("retract").totals().share("admission", state) or 0.0 for state in ("held_back", "recovering")]
+    assert sum(shares) > 0.5
+
+
+def test_what_the_retracting_server_waits_for_is_mostly_the_ratio_that_its_retractions_left() -> None:
+    recovering = watched("retract").totals().share("admission", "recovering")
+    assert recovering is not None
+    assert recovering > 0.5
 
 
 def test_the_steady_server_has_nothing_to_change() -> None:
@@ -96,11 +101,11 @@ def test_a_full_running_limit_is_not_taken_for_a_careful_admission(profile: str)
 
 def test_one_request_at_a_time_is_a_slow_client_offline_and_nothing_online() -> None:
     assert judged("client_limited", "offline")[0] == "client_too_slow"
-    assert judged("client_limited", "online") == ("healthy", [])
+    assert judged("client_limited", "online") == ("healthy", ())
 
 
 def test_two_data_parallel_ranks_are_healthy_each() -> None:
-    assert judged("dp2") == ("healthy", [])
+    assert judged("dp2") == ("healthy", ())
     state = watched("dp2")
     assert sorted(state.ranks, key=str) == [0, 1]
     assert all(rank.totals.serving_seconds() > 20.0 for rank in state.ranks.values())
@@ -109,7 +114,7 @@ def test_two_data_parallel_ranks_are_healthy_each() -> None:
 def test_a_restart_into_the_same_log_is_two_starts_and_loses_no_count() -> None:
     state = watched("restart_append")
     assert state.starts == 2
-    assert judged("restart_append") == ("healthy", [])
+    assert judged("restart_append") == ("healthy", ())
     only_second = ServerState(PROFILES["online"], 0.0)
     reader = LogReader()
     for line in recording("restart_append").lines:
@@ -140,7 +145,7 @@ def test_the_seconds_of_every_signal_add_up_to_the_time_watched(name: str, sourc
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cpu_server_is_told_nothing_of_its_gpu(name: str) -> None:
     state = watched(name)
-    assert (state.facts.reserve_gb, state.facts.graphs_disabled) == (None, True)
+    assert (state.facts.reserve_gb, state.facts.without_graph) == (None, "unsupported")
     assert state.totals().seconds["cuda_graph", "eager"] == 0.0
 
 

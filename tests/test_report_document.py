@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report, run
 from sglang_tuning_exporter.report.document import plain
 from sglang_tuning_exporter.report.inputs import Logs
@@ -75,7 +76,7 @@ def recording(name: str) -> str:
 
 
 def document(*logs: str | Path, profile: str = "online") -> dict[str, Any]:
-    return report(Logs([str(log) for log in logs]), profile)
+    return report(Logs([str(log) for log in logs]), PROFILES[profile])
 
 
 def write(path: Path, *lines: str) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
 from sglang_tuning_exporter.report.inputs import Clock, Logs
@@ -42,7 +43,7 @@ def write(path: Path, *lines: str) -> str:
 
 
 def document(*logs: str, stdin: bytes | None = None) -> dict[str, Any]:
-    return report(Logs(logs, None if stdin is None else io.BytesIO(stdin)), "online")
+    return report(Logs(logs, None if stdin is None else io.BytesIO(stdin)), PROFILES["online"])
 
 
 def running_in_order(*logs: str) -> list[int | None]:
@@ -126,7 +127,7 @@ def test_a_gzip_file_that_ends_early_gives_its_whole_lines_and_a_note(tmp_path: 
     path = tmp_path / "server.log.gz"
     path.write_bytes(whole[: len(whole) * 2 // 3])
     logs = Logs([str(path)])
-    counts = report(logs, "online")["counts"]
+    counts = report(logs, PROFILES["online"])["counts"]
     assert 20 < counts["decode_batches"] < 236
     assert counts["unrecognised"] == 0
     assert logs.notes == [f"{path}: ends in the middle of a gzip member; only what comes before it was read"]
@@ -138,7 +139,7 @@ def test_a_gzip_file_with_a_bad_byte_gives_what_stands_before_it(tmp_path: Path)
     path = tmp_path / "server.log.gz"
     path.write_bytes(whole)
     logs = Logs([str(path)])
-    assert report(logs, "online")["counts"]["lines"] > 50
+    assert report(logs, PROFILES["online"])["counts"]["lines"] > 50
     assert len(logs.notes) == 1
     assert "is damaged" in logs.notes[0]
 

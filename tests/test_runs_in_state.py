@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.findings import Past, findings
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.replay import packaged
 from sglang_tuning_exporter.sglang.events import Event
@@ -54,10 +55,7 @@ def told(state: ServerState) -> dict[str, Any]:
         "failures": +state.out_of_memory,
         "starts": state.starts,
         "suspicious": +state.witness.suspicious,
-        "findings": [
-            (finding.diagnosis.id, finding)
-            for finding in findings(Past(totals, state.out_of_memory, now, state.facts, state.profile))
-        ],
+        "findings": [(finding.diagnosis.id, finding) for finding in judge(past_of(state, now)).findings],
         "graph device": state.facts.graph_device,
         "ranks": {
             dp: {

@@ -127,7 +127,7 @@ def test_the_reserve_is_that_of_the_rank_with_least() -> None:
 def test_a_cpu_server_has_no_reserve_and_no_graphs() -> None:
     facts = with_args(device="cpu")
     facts.apply(limits(gigabytes=20.0, device="cpu"))
-    assert (facts.reserve_gb, facts.graphs_disabled) == (None, True)
+    assert (facts.reserve_gb, facts.without_graph) == (None, "unsupported")
 
 
 def test_a_cpu_server_of_0_4_9_is_known_by_its_argument_though_it_prints_available_gpu_mem() -> None:
@@ -153,7 +153,7 @@ def test_a_cpu_server_whose_start_was_not_seen_is_known_by_its_memory_or_batch_l
     ],
 )
 def test_graphs_can_be_switched_off_in_three_ways(values: dict[str, object]) -> None:
-    assert with_args(device="cuda", **values).graphs_disabled
+    assert with_args(device="cuda", **values).without_graph
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_graphs_can_be_switched_off_in_three_ways(values: dict[str, object]) -> 
 )
 def test_the_largest_captured_batch_is_read_in_every_spelling(values: dict[str, object]) -> None:
     facts = with_args(**values)
-    assert (facts.largest_captured, facts.graphs_disabled) == (160, False)
+    assert (facts.largest_captured, facts.without_graph) == (160, "")
 
 
 def test_the_capture_lines_win_over_the_arguments() -> None:

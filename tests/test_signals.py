@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
@@ -10,7 +10,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.guide.profiles import PROFILES, Profile
-from sglang_tuning_exporter.signals import SIGNALS, STATES, Observation, classify
+from sglang_tuning_exporter.signals import ALL_IDLE, NOWHERE, SIGNALS, STATES, Elsewhere, Judge, Signal, named
+
+
+@dataclass(slots=True)
+class Observation:
+    """What is known of one scheduler at one moment. Usages are 0-1."""
+
+    serving: bool
+    running: float | None = None
+    queued: float | None = None
+    usage: float | None = None  # of the fullest pool
+    prefill_full: bool = False
+    graph: bool | None = None
+    queue_wait_seconds: float | None = None  # inf when nothing was admitted for a whole window
+    running_limit: float | None = None
+    largest_captured: int | None = None
+    without_graph: str = ""
+    elsewhere: Elsewhere = NOWHERE
+
+
+def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
+    """Judge one observation."""
+    if not seen.serving:
+        return named(ALL_IDLE)
+    judge = Judge(profile, seen.running_limit, seen.largest_captured, seen.without_graph)
+    return named(
+        judge.serving(
+            seen.running,
+            seen.queued,
+            seen.usage,
+            seen.graph,
+            seen.prefill_full,
+            lambda _: seen.queue_wait_seconds,
+            0.0,
+            seen.elsewhere,
+        )
+    )
+
 
 ONLINE, OFFLINE = PROFILES["online"], PROFILES["offline"]
 BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, running_limit=64, largest_captured=256)
@@ -27,7 +64,15 @@ BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, run
         queue_wait_seconds=st.none() | st.floats(0, inf),
         running_limit=st.none() | st.floats(0, 1e5),
         largest_captured=st.none() | st.integers(0, 1000),
-        graphs_disabled=st.booleans(),
+        without_graph=st.sampled_from(["", "disabled", "unsupported"]),
+        elsewhere=st.just(NOWHERE)
+        | st.builds(
+            Elsewhere,
+            grammar=st.floats(0, 1e4),
+            disaggregation=st.floats(0, 1e4),
+            full_usage=st.none() | st.floats(0, 1),
+            recovering=st.booleans(),
+        ),
     ),
     st.sampled_from(list(PROFILES.values())),
 )
@@ -85,6 +130,16 @@ def test_the_pool_is_well_used_from_nine_tenths_on(usage: float | None, state: s
         (replace(BUSY, running=60), "held_back"),
         (replace(BUSY, running=64, usage=0.95), "running_limit"),
         (replace(BUSY, running=64, running_limit=None), "held_back"),
+        (replace(BUSY, prefill_full=True), "prefill_bound"),
+        (replace(BUSY, elsewhere=Elsewhere(recovering=True)), "recovering"),
+        (replace(BUSY, elsewhere=Elsewhere(grammar=5)), "grammar_queue"),
+        (replace(BUSY, elsewhere=Elsewhere(grammar=4)), "held_back"),
+        (replace(BUSY, queued=0, elsewhere=Elsewhere(grammar=1)), "grammar_queue"),
+        (replace(BUSY, elsewhere=Elsewhere(disaggregation=5)), "pd_queue"),
+        (replace(BUSY, elsewhere=Elsewhere(grammar=5, disaggregation=6)), "pd_queue"),
+        (replace(BUSY, usage=0.95, elsewhere=Elsewhere(disaggregation=5)), "pool_full"),
+        (replace(BUSY, usage=0.95, elsewhere=Elsewhere(full_usage=0.3)), "hybrid_pool_full"),
+        (replace(BUSY, usage=0.95, elsewhere=Elsewhere(full_usage=0.95)), "pool_full"),
     ],
 )
 def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:
@@ -99,8 +154,10 @@ def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:
         (replace(BUSY, graph=False), "eager"),
         (replace(BUSY, graph=False, running=256), "eager"),
         (replace(BUSY, graph=False, running=257), "beyond_captured"),
-        (replace(BUSY, graph=False, running=257, largest_captured=None), "eager"),
-        (replace(BUSY, graph=False, running=257, graphs_disabled=True), "disabled"),
+        (replace(BUSY, graph=False, running=160, largest_captured=None), "eager"),
+        (replace(BUSY, graph=False, running=161, largest_captured=None), "beyond_captured"),
+        (replace(BUSY, graph=False, running=257, without_graph="disabled"), "disabled"),
+        (replace(BUSY, graph=False, running=257, without_graph="unsupported"), "unsupported"),
     ],
 )
 def test_a_batch_without_a_graph_is_told_apart_by_its_reason(seen: Observation, state: str) -> None:

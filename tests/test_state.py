@@ -444,7 +444,7 @@ def test_a_failure_of_eight_ranks_raised_again_is_counted_once() -> None:
         for tp in range(8):
             state.observe(OutOfMemory(None, Rank(tp=tp), "decode"), repeat + 0.01 * tp)
     assert dict(state.out_of_memory) == {"decode": 1}
-    assert state.recent_failures(5.0, 600.0) == {"decode": 1}
+    assert state.recent_marks(5.0, 600.0) == {"decode": 1}
 
 
 @pytest.mark.parametrize("phases", [("unknown", "decode"), ("decode", "unknown")])
@@ -453,15 +453,15 @@ def test_a_failure_of_unknown_phase_merges_into_the_known_one(phases: tuple[str,
     for phase in phases:
         state.observe(OutOfMemory(None, NO_RANK, phase), 0.0)  # type: ignore[arg-type]  # both are phases
     assert +state.out_of_memory == {"decode": 1}
-    assert state.recent_failures(5.0, 600.0) == {"decode": 1}
+    assert state.recent_marks(5.0, 600.0) == {"decode": 1}
 
 
 def test_a_failure_is_recent_for_as_long_as_asked_even_over_a_restart() -> None:
     state = new_state()
     state.observe(OutOfMemory(None, NO_RANK, "prefill"), 0.0)
     state.observe(args(), 60.0)
-    assert state.recent_failures(600.0, 600.0) == {"prefill": 1}
-    assert state.recent_failures(601.0, 600.0) == {}
+    assert state.recent_marks(600.0, 600.0) == {"prefill": 1, "start": 1}
+    assert state.recent_marks(601.0, 600.0) == {"start": 1}
 
 
 def test_history_teaches_facts_and_counts_nothing() -> None:

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from conftest import FakeSGLang, config, hang, watched_retractions, web
-from sglang_tuning_exporter.guide.findings import Evidence
+from sglang_tuning_exporter.guide.evidence import Evidence
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.page import headline, healthy
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-HEADLINE = BY_ID["retracting_too_often"].summary
+HEADLINE = BY_ID["server_down"].summary  # a recorded server is away when its recording ends
+FOUND = BY_ID["retracting_too_often"].summary
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def page_of(watcher: Watcher) -> str:
 
 def test_the_verdict_is_the_headline_and_is_said_once(address: str) -> None:
     page = requests.get(address + "/", timeout=10).text
-    assert f'<h1 class="warn">{html.escape(HEADLINE)}</h1>' in page
+    assert f'<h1 class="bad">{html.escape(HEADLINE)}</h1>' in page
     assert text_of(page).count(HEADLINE) == 1
 
 
@@ -72,7 +73,7 @@ def test_the_sources_are_told(address: str) -> None:
 
 def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
     seen = text_of(page_of(watched_retractions(tmp_path, sglang_url=None)))
-    assert seen.count(HEADLINE) == 1
+    assert seen.count(FOUND) == 1
     assert "metrics not configured (--sglang-url)" in seen
 
 
@@ -151,9 +152,9 @@ def test_it_is_ready_only_while_it_watches(tmp_path: Path) -> None:
     ("evidence", "words"),
     [
         (Evidence("queue", 0.7, 0.5, "share"), "up to 50 %"),
-        (Evidence("reserve", 3.1, 5.0, "GB"), "5.0 GB or more"),
+        (Evidence("reserve", 3.1, 5.0, "GB", below=True), "5.0 GB or more"),
         (Evidence("reserve", 12.0, 10.0, "GB"), "up to 10.0 GB"),
-        (Evidence("oom", 2.0, 0.0, "failures"), "none"),
+        (Evidence("oom", 2.0, 0.0, "count"), "none"),
     ],
 )
 def test_what_would_be_healthy_is_said_on_the_right_side(evidence: Evidence, words: str) -> None:

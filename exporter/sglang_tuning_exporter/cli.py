@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, resolve
+from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, resolve, thresholds
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         default=_variable("PROFILE", DEFAULT_PROFILE),
         metavar="PROFILE",
         help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
+    )
+    report.add_argument(
+        "--threshold",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
     )
     report.set_defaults(run=_report)
 
@@ -153,7 +159,14 @@ def _variable(name: str, default: str) -> str:
 def _report(arguments: argparse.Namespace) -> int:
     from sglang_tuning_exporter import report  # noqa: PLC0415
 
-    return report.run(arguments.logs, format=arguments.format, output=arguments.output, profile=arguments.profile)
+    own = arguments.threshold or _variable("THRESHOLD", "")
+    return report.run(
+        arguments.logs,
+        format=arguments.format,
+        output=arguments.output,
+        profile=arguments.profile,
+        own_thresholds=thresholds("--threshold", own) if own else {},
+    )
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
+from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS, threshold_problem
 
 if TYPE_CHECKING:
     import argparse
@@ -53,6 +54,7 @@ class Config:
     from_start: bool
     api_key_file: Path | None
     state_file: Path | None
+    threshold: Mapping[str, float] = field(default_factory=dict)
     # From that file or from the environment, never from a flag: arguments of a process can be read by anybody.
     api_key: str | None = field(default=None, repr=False)
 
@@ -154,6 +156,25 @@ def _state_file(key: str, value: Any) -> Path:
     return path
 
 
+def thresholds(key: str, value: Any) -> dict[str, float]:
+    """`NAME=VALUE`, several of them, or a mapping as a file has it, as thresholds. Raises `UsageError`."""
+    if isinstance(value, dict):
+        pairs = [(str(name), figure) for name, figure in value.items()]
+    else:
+        items = value if isinstance(value, (list, tuple)) else _word(value).split(",")
+        pairs = [(name.strip(), figure) for name, _, figure in (_word(item).partition("=") for item in items)]
+    found: dict[str, float] = {}
+    for name, figure in pairs:
+        try:
+            found[name] = float(_word(figure))
+        except ValueError:
+            raise UsageError(f"{key}={name}={figure}: give a number, such as queue_upper=500") from None
+        problem = threshold_problem(name, found[name])
+        if problem:
+            raise UsageError(f"{key}={name}={figure}: {problem}")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One setting. `check(key, value)` turns what a source says into the field's value, or raises `UsageError`."""
@@ -242,6 +263,14 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         metavar="PATH",
         help="where positions in the log and counters outlive a restart of the exporter",
+    ),
+    Option(
+        "threshold",
+        thresholds,
+        default=MappingProxyType({}),
+        metavar="NAME=VALUE",
+        help=f"a figure of your own in place of the profile's, may be given again: {', '.join(THRESHOLDS)}",
+        repeatable=True,
     ),
 )
 assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for each in fields(Config))

@@ -6,8 +6,19 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.admission import Beside
 from sglang_tuning_exporter.credibility import PoolMemory
-from sglang_tuning_exporter.signals import ALL_IDLE, ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES, Judge, Signal, named
+from sglang_tuning_exporter.signals import (
+    ALL_IDLE,
+    ALL_STUCK,
+    ALL_UNKNOWN,
+    HOLD_SECONDS,
+    SIGNALS,
+    STATES,
+    Judge,
+    Signal,
+    named,
+)
 from sglang_tuning_exporter.window import AdmissionRate, Held, Totals, Window
 
 if TYPE_CHECKING:
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.server import ServerFacts
     from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
     from sglang_tuning_exporter.sglang.usual import BatchRun
+    from sglang_tuning_exporter.signals import States
 
 # A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, which the gauges do not
 # show, by thousands.
@@ -26,6 +38,7 @@ DECODE_PROGRESS = 40.0
 # A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
 FULL_PREFILL_SHARE = 0.9
 _NOTHING: Held = (ALL_UNKNOWN, None, None, None)
+_STUCK: Held = (ALL_STUCK, None, None, None)
 _RUNS_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
 
 
@@ -41,6 +54,9 @@ class RankState:
         self._throughput: float | None = None
         self._throughput_in: BatchRun | None = None  # not read yet
         self.new_token_ratio: float | None = None
+        self.pending_tokens: float | None = None  # of prompts that wait, as the last prefill line told
+        self.prompts_told = False
+        self.beside = Beside()
         self._held = _NOTHING
         self._holds_until = -inf
         self.totals = Totals()
@@ -60,7 +76,8 @@ class RankState:
         self._prefill_full = False
         self._judged_by: tuple[ServerFacts, int] | None = None
         self._most: float | None = None  # prompt tokens in one prefill batch
-        self._thresholds = Judge(profile, None, None, graphs_disabled=False)
+        self._thresholds = Judge(profile, None, None)
+        self._works_unmoved = False  # the last scrape told of work, and of nothing that moved
         self._pool = PoolMemory()
         self._pool_runs: list[tuple[BatchRun, float]] = []  # not read yet: only a retraction asks
         self.native_retractions_told = False
@@ -143,16 +160,17 @@ class RankState:
         if known > 0 and beyond > 0:
             self.window.mark(begin + known, self.totals)
         if beyond > 0:
-            self.totals.pending.append((beyond, _NOTHING))
+            self.totals.pending.append((beyond, self._held))
         self.window.mark(now, self.totals)
 
     def forget(self) -> None:
         """Let go of what was seen: nothing has been heard for too long, or the server started anew."""
         self._seen_at = None
-        self._held, self._holds_until = _NOTHING, -inf
+        self._held, self._holds_until = _STUCK if self._works_unmoved else _NOTHING, -inf
 
     def reset(self) -> None:
         """Start again with a new server: its gauges are gone and its counters begin again."""
+        self._works_unmoved = False
         self.forget()
         self._clear_gauges()
         self.admission = AdmissionRate()
@@ -173,7 +191,11 @@ class RankState:
             self.totals.counts[name] += counts.get(name, 0)
 
     def _clear_gauges(self) -> None:
-        self.running = self.queued = self.generation_throughput = self.new_token_ratio = None
+        self.running = self.queued = self.generation_throughput = self.new_token_ratio = self.pending_tokens = None
+        self.beside.clear()
+        if self._works_unmoved:
+            self._works_unmoved = False
+            self._held = _NOTHING
         self.usages = {}
         self.graph = None
         self._joined = 0.0
@@ -183,15 +205,29 @@ class RankState:
     def _see(self, now: float, *, serving: bool) -> None:
         self._seen_at = self._told_at = now
         self._holds_until = now + HOLD_SECONDS
+        self._works_unmoved = False
         usage = self.usage
         states = ALL_IDLE
         if serving:
             self.totals.counts["observations"] += 1
-            running = None if self.running is None else self.running + self._joined
-            states = self._judge().serving(
-                running, self.queued, usage, self.graph, self._prefill_full, self.queue_wait_seconds, now
-            )
+            states = self._serving(now)
+        else:
+            self.beside.idle()
+            self.pending_tokens = None if self.pending_tokens is None else 0.0
         self._held = (states, self.queued, usage, self.running)
+
+    def _serving(self, now: float) -> States:
+        running = None if self.running is None else self.running + self._joined
+        return self._judge().serving(
+            running,
+            self.queued,
+            self.usage,
+            self.graph,
+            self._prefill_full,
+            self.queue_wait_seconds,
+            now,
+            self.beside.elsewhere(self.usages, self._facts),
+        )
 
     def _judge(self) -> Judge:
         """Give the thresholds in force; what the facts say changes at a start and hardly ever else."""
@@ -200,10 +236,10 @@ class RankState:
             self._judged_by = (facts, facts.revision)
             self._most = facts.prefill_batch_tokens
             self._thresholds = Judge(
-                self._profile,
+                self._profile.for_edition(first=facts.is_first_edition),
                 facts.running_limit(self.dp),
                 facts.largest_captured,
-                graphs_disabled=facts.graphs_disabled,
+                facts.without_graph,
             )
         return self._thresholds
 
@@ -226,6 +262,8 @@ class RankState:
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
         self.generation_throughput = line.generation_throughput
+        self.beside.see_queues(line.queues)
+        self.beside.decoded(1, self._facts)
         self._joined = 0.0
         self._prefill_full = False
         if line.graph is not None:
@@ -243,6 +281,12 @@ class RankState:
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
+        if line.cached_tokens is not None:
+            self.prompts_told = True
+            self.totals.counts["cached_tokens"] += line.cached_tokens
+            self.totals.counts["computed_tokens"] += line.new_tokens or 0
+        self.beside.see_queues(line.queues)
+        self.pending_tokens = line.pending_tokens if line.pending_tokens is not None else self.pending_tokens
         self._joined = line.new_sequences or 0
         self._judge()
         self._prefill_full = self._most is not None and (line.new_tokens or 0) >= FULL_PREFILL_SHARE * self._most
@@ -267,6 +311,8 @@ class RankState:
             totals.pending.append((seconds, self._held))
         counts = totals.counts
         if decodes:
+            if self.beside.matters:
+                self.beside.decoded(decodes, facts)
             self._pool_runs = [(run, now)]
             self._throughput_in = run
             if graph is not None:
@@ -295,7 +341,10 @@ class RankState:
             self.admission.add(now, sequences)
         self._seen_at = self._told_at = now
         self._holds_until = now + HOLD_SECONDS
-        if queued:
+        self._works_unmoved = False
+        if self.beside.matters or len(usages) > 1:
+            states = self._serving(now)
+        elif queued:
             states = self._thresholds.serving(
                 running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, now
             )
@@ -304,12 +353,20 @@ class RankState:
         self._held = (states, queued, usage, running)
 
     def see_figures(
-        self, new: RankFigures, progress: float | None, now: float, base: RankFigures | None = None
+        self,
+        new: RankFigures,
+        progress: float | None,
+        now: float,
+        base: RankFigures | None = None,
+        *,
+        stands: bool = False,
     ) -> None:
         """Take what a scrape says about this scheduler; `base` are the figures to count from at its first word.
 
         A gauge is refreshed only by a batch line's printing or by idling (CENSUS §1), so figures equal to the last ones
-        are the old observation, not a new one; only zeros are believed again and again.
+        are the old observation, not a new one; only zeros are believed again and again. Work that stays as it is while
+        nothing of the whole server moves (it `stands`) is a hang; releases that tell the grammar queue (0.4.6 on) would
+        set the gauges of an idle server to zero (CENSUS §1).
         """
         self.advance(now)
         old = self._native or base
@@ -325,11 +382,15 @@ class RankState:
         if serving and not fresh:
             if self._told_at is not None:
                 self._told_at = now
+                self._works_unmoved = stands and new.grammar_queued is not None
+                if self._seen_at is None:
+                    self._held = _STUCK if self._works_unmoved else _NOTHING
             return
         self.running, self.queued = new.running, new.queued
         self._set_usages(new.full_usage, new.swa_usage, new.mamba_usage)
         self.generation_throughput = new.generation_throughput
         self.new_token_ratio = new.new_token_ratio if new.new_token_ratio is not None else self.new_token_ratio
+        self.beside.see_figures(new)
         self._joined = 0.0
         self._see(now, serving=serving)
 

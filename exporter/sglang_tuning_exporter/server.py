@@ -43,6 +43,8 @@ SHOWN_ARGS = (
     "swa_full_tokens_ratio",
 )
 
+# The oldest release prints some fifty arguments, the newest several hundred; a name that a model makes up has a few.
+WHOLE_ARGS = 30
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
@@ -74,6 +76,7 @@ class ServerFacts:
     kv_pool_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()
     graph_gb: float | None = None
+    weights_gb: float | None = None  # of one rank
     memory_before_weights_gb: float | None = None
     available_gb: dict[int | None, float] = field(default_factory=dict)  # by DP rank; the smallest of its TP ranks
     left_gb: dict[Rank, float] = field(default_factory=dict)  # by the rank that printed it, after its last stage
@@ -116,6 +119,8 @@ class ServerFacts:
     def _apply_memory(self, event: Memory) -> None:
         if event.stage == "weights_begin" and event.available_gb is not None:
             self.memory_before_weights_gb = event.available_gb
+        if event.stage == "weights" and event.used_gb is not None:
+            self.weights_gb = event.used_gb
         if event.stage in {"pool", "graph"} and event.available_gb is not None:
             self.left_gb[event.rank] = event.available_gb
         elif event.stage == "graph_begin":
@@ -133,6 +138,8 @@ class ServerFacts:
             self.available_gb[figures.dp] = figures.available_gpu_memory_gb
         if figures.kv_memory_gb is not None:
             self.kv_pool_gb = figures.kv_memory_gb
+        self.weights_gb = self.weights_gb if figures.weight_memory_gb is None else figures.weight_memory_gb
+        self.graph_gb = self.graph_gb if figures.graph_memory_gb is None else figures.graph_memory_gb
 
     def apply_info(self, version: str | None, args: Mapping[str, object], running_limit_per_dp: float | None) -> None:
         """Learn from `/server_info`: the version, the resolved arguments and the limit that is really in force."""
@@ -182,13 +189,36 @@ class ServerFacts:
         return "cpu" in (self.memory_device, self.graph_device)
 
     @property
-    def graphs_disabled(self) -> bool:
-        """Whether decode graphs are switched off by an argument or by the device, so that `False` is not a finding."""
-        if self.is_cpu or self.arg("disable_cuda_graph") or self.arg("disable_decode_cuda_graph"):
-            return True
+    def without_graph(self) -> str:
+        """Why decode batches run without a graph by intent: `unsupported` by the device, `disabled` by an argument, else empty."""
+        if self.is_cpu:
+            return "unsupported"
+        if self.arg("disable_cuda_graph") or self.arg("disable_decode_cuda_graph"):
+            return "disabled"
         config = self.args.get("cuda_graph_config")
         decode = config.get("decode") if isinstance(config, dict) else None
-        return isinstance(decode, dict) and decode.get("backend") == "disabled"
+        return "disabled" if isinstance(decode, dict) and decode.get("backend") == "disabled" else ""
+
+    @property
+    def is_first_edition(self) -> bool:
+        """Whether the guide's first edition is this server's: it calls `lpm` the default, which it was up to 0.4.1 (CENSUS §6).
+
+        Without a version the arguments tell: `log_requests_level` is among them from 0.4.3 on.
+        """
+        version = version_tuple(self.version)
+        if version is not None:
+            return version < (0, 4, 3)
+        return len(self.args) >= WHOLE_ARGS and "log_requests_level" not in self.args
+
+    @property
+    def conservativeness(self) -> float | None:
+        """What is in force of `schedule_conservativeness`, DP attention's factor included; None when not told."""
+        return self.arg("schedule_conservativeness")
+
+    @property
+    def initial_new_token_ratio(self) -> float | None:
+        """Where the new-token ratio starts and to where it returns when idle: `min(0.7 x conservativeness, 1)` (from 0.3.6 on, CENSUS §6)."""
+        return None if self.conservativeness is None else min(0.7 * self.conservativeness, 1.0)
 
     @property
     def largest_captured(self) -> int | None:

@@ -16,44 +16,44 @@ if TYPE_CHECKING:
 
 Signal: TypeAlias = Literal["activity", "queue", "token_usage", "admission", "cuda_graph"]
 
-IDLE, UNKNOWN = "idle", "unknown"
+IDLE, UNKNOWN, STUCK = "idle", "unknown", "stuck"
 # Every signal also has `idle` (nothing running or queued) and `unknown` (nothing observed for HOLD_SECONDS), so that
 # its seconds add up to wall time and its serving time is all the others.
 STATES: dict[Signal, tuple[str, ...]] = {
-    "activity": ("serving", IDLE, UNKNOWN),
+    # `stuck`: something runs or waits, /metrics answers, and nothing has moved for HOLD_SECONDS.
+    "activity": ("serving", STUCK, IDLE, UNKNOWN),
     "queue": ("empty", "below_range", "in_range", "above_range", IDLE, UNKNOWN),
     "token_usage": ("below_target", "at_target", IDLE, UNKNOWN),
-    "admission": ("no_queue", "held_back", "running_limit", "pool_full", "prefill_bound", IDLE, UNKNOWN),
-    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", IDLE, UNKNOWN),
+    "admission": (
+        "no_queue",
+        "held_back",
+        "recovering",
+        "running_limit",
+        "pool_full",
+        "hybrid_pool_full",
+        "prefill_bound",
+        "grammar_queue",
+        "pd_queue",
+        IDLE,
+        UNKNOWN,
+    ),
+    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported", IDLE, UNKNOWN),
 }
 SIGNALS: tuple[Signal, ...] = tuple(STATES)
 HOLD_SECONDS = 60.0
 
 # `#running-req` this close to its limit is at it: finished requests are replaced between two observations.
 AT_LIMIT_SHARE = 0.95
+# The smallest default of the largest captured batch on a large GPU ("160 to 256", the guide), for logs without a start.
+UNTOLD_CAPTURED = 160
 _ANSWERS_KEPT = 1024
-
-
-@dataclass(slots=True)
-class Observation:
-    """What is known of one scheduler now. Usages are 0-1; `running` counts sequences that a prefill is just adding."""
-
-    serving: bool
-    running: float | None = None
-    queued: float | None = None
-    usage: float | None = None  # of the fullest pool
-    prefill_full: bool = False  # the last batch was a prefill batch as large as they get
-    graph: bool | None = None  # the last decode batch replayed a captured graph
-    queue_wait_seconds: float | None = None  # estimate; inf when nothing was admitted for a whole window
-    running_limit: float | None = None
-    largest_captured: int | None = None  # largest captured decode batch size
-    graphs_disabled: bool = False
 
 
 # One state for each signal, in the order of `SIGNALS`.
 States: TypeAlias = tuple[str, str, str, str, str]
 ALL_UNKNOWN: States = (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 ALL_IDLE: States = (IDLE, IDLE, IDLE, IDLE, IDLE)
+ALL_STUCK: States = (STUCK, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
 def named(states: States) -> dict[Signal, str]:
@@ -61,16 +61,21 @@ def named(states: States) -> dict[Signal, str]:
     return dict(zip(SIGNALS, states, strict=True))
 
 
-def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
-    """Give one state for each signal; `unknown` where this server does not tell."""
-    if not seen.serving:
-        return named(ALL_IDLE)
-    judge = Judge(profile, seen.running_limit, seen.largest_captured, graphs_disabled=seen.graphs_disabled)
-    return named(
-        judge.serving(
-            seen.running, seen.queued, seen.usage, seen.graph, seen.prefill_full, lambda _: seen.queue_wait_seconds, 0.0
-        )
-    )
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What else can hold requests back on one scheduler; none of it on most servers.
+
+    `grammar` and `disaggregation` are requests in queues beside the main one; `full_usage` is the full-attention
+    pool's, 0-1, where another pool may be fuller; `recovering`: the new-token ratio is far above where it starts.
+    """
+
+    grammar: float = 0.0
+    disaggregation: float = 0.0
+    full_usage: float | None = None
+    recovering: bool = False
+
+
+NOWHERE = Elsewhere()
 
 
 class Judge:
@@ -83,15 +88,14 @@ class Judge:
         profile: Profile,
         running_limit: float | None,
         largest_captured: int | None,
-        *,
-        graphs_disabled: bool,
+        without_graph: str = "",
     ) -> None:
         self._lower, self._upper = profile.queue_lower or -inf, profile.queue_upper
         self._objective = profile.queue_wait_seconds
         self._target = profile.token_usage_target
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
-        self._largest = inf if largest_captured is None else largest_captured
-        self._without_graph = graphs_disabled
+        self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
+        self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line is no finding
         self._unqueued: dict[tuple[float, float, bool | None], States] = {}
 
     def unqueued(self, running: float, usage: float, graph: bool | None) -> States:  # noqa: FBT001
@@ -113,6 +117,7 @@ class Judge:
         prefill_full: bool,  # noqa: FBT001
         wait: Callable[[float], float | None],
         now: float,
+        elsewhere: Elsewhere = NOWHERE,
     ) -> States:
         """Give the states of a scheduler that has something to do; `wait(now)` is asked only where it decides."""
         if usage is None:
@@ -125,9 +130,13 @@ class Judge:
             queue, admission = "empty", "no_queue"
         else:
             queue = self._queue(queued, wait, now)
-            admission = self._admission(running, usage, prefill_full=prefill_full)
+            admission = self._admission(running, usage, elsewhere, prefill_full=prefill_full)
+        if elsewhere is not NOWHERE and (usage is None or usage < self._target):
+            beside = max(elsewhere.grammar, elsewhere.disaggregation)
+            if beside > (queued or 0):
+                admission = "grammar_queue" if elsewhere.grammar == beside else "pd_queue"
         if self._without_graph:
-            return ("serving", queue, token_usage, admission, "disabled")
+            return ("serving", queue, token_usage, admission, self._without_graph)
         if graph:
             cuda_graph = "replayed"
         elif graph is None:
@@ -145,12 +154,17 @@ class Judge:
                 return "above_range"
         return "below_range" if queued < self._lower else "in_range"
 
-    def _admission(self, running: float | None, usage: float | None, *, prefill_full: bool) -> str:
+    def _admission(
+        self, running: float | None, usage: float | None, elsewhere: Elsewhere, *, prefill_full: bool
+    ) -> str:
         if (running or 0) >= self._limit:
             return "running_limit"
         if usage is None:
             return UNKNOWN
         if usage >= self._target:
-            return "pool_full"
+            full = elsewhere.full_usage
+            return "hybrid_pool_full" if full is not None and full < self._target else "pool_full"
         # Prompts fill every batch, so requests wait for their turn, not for room (GUIDE, `prefill_bound`).
-        return "prefill_bound" if prefill_full else "held_back"
+        if prefill_full:
+            return "prefill_bound"
+        return "recovering" if elsewhere.recovering else "held_back"

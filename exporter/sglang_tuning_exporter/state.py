@@ -12,9 +12,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_tuning_exporter.credibility import Witness, counts
+from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.scheduler import RankState, gained
-from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.server import WHOLE_ARGS, ServerFacts
 from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     OUT_OF_MEMORY_PHASES,
@@ -32,7 +33,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.window import Totals, Window
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
 EXPLAIN_SECONDS = 0.4
 # After this long a server that printed its arguments and never became ready is not starting any more.
 STARTING_SECONDS = 1800.0
-# The oldest release prints some fifty arguments, the newest several hundred; a name that a model makes up has a few.
-WHOLE_ARGS = 30
+
+START = "start"
+# After these no process of the server goes on by itself (srt/entrypoints/engine.py, srt/utils: the parent is killed).
+ENDS = frozenset({"process_died", "scheduler_exception", "launch_failed"})
 
 _Start: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
@@ -64,7 +67,19 @@ class ServerState:
         self._progress: float | None = None
         self._log_tells_starts = False
         self._scraped = False
-        self._failure_marks: deque[tuple[float, str]] = deque(maxlen=256)
+        self._marks: deque[tuple[float, str]] = deque(maxlen=1024)  # failures by phase, starts, what `Liveness` tells
+        self.died: str = ""  # how the log says that the server ended; empty while it may run
+        self.latency = LatencyLedger(
+            {
+                "time_to_first_token": profile.time_to_first_token_seconds,
+                "inter_token": profile.inter_token_seconds,
+            },
+            profile.window_seconds,
+        )
+        self.server_totals = Totals()  # `counts` of the whole server: what no scheduler is told of
+        self._server_window = Window(profile.window_seconds)
+        self.aborts_told = False
+        self._native_aborted: float | None = None
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
         self.begun = self._now = now
@@ -83,6 +98,7 @@ class ServerState:
                 known = self.ranks.get(rank.dp) or self.rank(rank.dp, now)
                 self.witness.survived(rank, now, event.time)
                 self._started_at = None
+                self.died = ""
                 known.see_run(event, now)
             return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
@@ -108,6 +124,7 @@ class ServerState:
             self.witness.survived(line.rank, now, line.time)
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
+                self.died = ""
                 rank.see_decode(line, now)
             else:
                 rank.see_prefill(line, now)
@@ -124,6 +141,9 @@ class ServerState:
         self.facts.apply(event)
         if isinstance(event, Liveness):
             self.liveness[event.what] += 1
+            self._marks.append((now, event.what))
+            if event.what in ENDS:
+                self.died = event.what
             if event.what != "health_check_failed":
                 self._started_at = None
 
@@ -165,6 +185,7 @@ class ServerState:
             rank.totals.counts["retraction_events"] += 1
             rank.totals.counts["log_retracted_requests"] += event.requests
             rank.new_token_ratio = event.ratio_after if event.ratio_after is not None else rank.new_token_ratio
+            rank.beside.retracted(event.ratio_after)
 
     def _fail(self, event: OutOfMemory, now: float) -> None:
         judged = self._failures.judge(event, now)
@@ -178,7 +199,7 @@ class ServerState:
 
     def _count_failure(self, phase: str, now: float) -> None:
         self.out_of_memory[phase] += 1
-        self._failure_marks.append((now, phase))
+        self._marks.append((now, phase))
 
     def settle(self, now: float) -> None:
         """Decide what still waits for a confirmation: the log has ended and nothing more will come."""
@@ -205,6 +226,8 @@ class ServerState:
     def _start(self, now: float) -> None:
         self.advance(now)
         self.starts += 1
+        self._marks.append((now, START))
+        self.died = ""
         self.facts = self._fresh_facts()
         for rank in self.ranks.values():
             rank.reset()
@@ -219,7 +242,10 @@ class ServerState:
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
         if restarted and not self._log_tells_starts:
             self._start(now)
+        stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
+        self._count_aborted(scrape.aborted_requests)
+        self.latency.observe(scrape, now)
         # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1),
         # so the log's ranks win.
         blurred = [r.dp for r in scrape.ranks] == [None] and self.has_dp_ranks
@@ -232,7 +258,7 @@ class ServerState:
                 base = RankFigures(figures.dp) if self._scraped else None
                 rank = self.rank(figures.dp, now)
                 known, before = self._scraped or rank.was_scraped, rank.native_retracted
-                rank.see_figures(figures, progress, now, base)
+                rank.see_figures(figures, progress, now, base, stands=stands)
                 told = rank.native_retracted
                 self._count(
                     self.witness.scraped(
@@ -246,6 +272,18 @@ class ServerState:
                     now,
                 )
         self._scraped = True
+
+    def _count_aborted(self, told: float | None) -> None:
+        """Clients that went away, as the server counts them (`num_aborted_requests_total`, 0.4.9 on)."""
+        if told is not None:
+            if self.aborts_told or self._scraped:
+                self.server_totals.counts["aborted_requests"] += gained(self._native_aborted, told)
+            self.aborts_told, self._native_aborted = True, told
+
+    def latencies(self, now: float, seconds: float | None = None) -> dict[Latency, Recent]:
+        """Give the latencies of the last `seconds`, those that the server tells."""
+        recent = ((latency, self.latency.recent(latency, now, seconds)) for latency in LATENCIES)
+        return {latency: told for latency, told in recent if told is not None}
 
     def lost_scrape(self) -> None:
         """SGLang could not be scraped."""
@@ -291,29 +329,41 @@ class ServerState:
         self._wait_over(now)
         for rank in self.ranks.values():
             rank.advance(now)
+        self._server_window.mark(now, self.server_totals)
 
     def totals(self) -> Totals:
         """Add all schedulers together, since the exporter came."""
-        total = Totals()
+        total = self.server_totals.copy()
         for rank in self.schedulers:
             total += rank.totals
         return total
 
     def recent(self, now: float, seconds: float | None = None) -> Totals:
         """Add all schedulers together, over the last `seconds` (the profile's window unless told)."""
-        total = Totals()
+        total = self._server_window.recent(now, self.server_totals, seconds)
         for rank in self.schedulers:
             total += rank.window.recent(now, rank.totals, seconds)
         return total
 
-    def recent_failures(self, now: float, seconds: float) -> Counter[str]:
-        """Count the out-of-memory failures of the last `seconds` by phase."""
-        return Counter(phase for at, phase in self._failure_marks if at >= now - seconds)
+    def recent_marks(self, now: float, seconds: float) -> Counter[str]:
+        """Count what happened in the last `seconds`: out-of-memory failures by phase, `start`, and liveness by its kind."""
+        return Counter(what for at, what in self._marks if at >= now - seconds)
+
+    def most_starts(self, seconds: float) -> int:
+        """Count the starts in that stretch of `seconds` that had most of them."""
+        starts = [at for at, what in self._marks if what == START]
+        return max((sum(1 for other in starts if at <= other <= at + seconds) for at in starts), default=0)
 
     @property
     def schedulers(self) -> list[RankState]:
         """The schedulers that count: where there are DP ranks, what was told without a rank belongs to none of them."""
         return [rank for rank in self.ranks.values() if rank.dp is not None or not self.has_dp_ranks]
+
+    @property
+    def fullest_pool(self) -> str:
+        """The pool with the highest usage now, on any scheduler: full, swa or mamba."""
+        usages = [(usage, pool) for rank in self.schedulers for pool, usage in rank.usages.items()]
+        return max(usages, default=(0.0, "full"))[1]
 
     @property
     def has_dp_ranks(self) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sglang_tuning_exporter.guide.findings import Past
+from sglang_tuning_exporter.guide.evidence import Past, past_of
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.server import version_tuple
@@ -78,7 +78,7 @@ class Watcher:
         self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS
     ) -> None:
         self.config = config
-        self.profile = PROFILES[config.profile]
+        self.profile = PROFILES[config.profile].with_thresholds(config.threshold)
         self.health = ScrapeHealth()
         self.state = ServerState(self.profile, time.monotonic())
         self._lock = threading.RLock()
@@ -146,14 +146,12 @@ class Watcher:
 
     def past(self, now: float) -> Past:
         """Give what the table's conditions look at; call it inside `view`."""
-        window = self.profile.window_seconds
-        return Past(
-            self.state.recent(now),
-            self.state.recent_failures(now, window),
-            min(now - self.state.begun, window),
-            self.state.facts,
-            self.profile,
-        )
+        troubles = set()
+        if self.health.up is False and self.health.reason != "not_ready":
+            troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
+        if self.log is not None and not all(status.up for status in self.log.files):
+            troubles.add("log_silent")
+        return past_of(self.state, now, troubles=frozenset(troubles))
 
     def _failed(self, outcome: Outcome) -> None:
         assert outcome.error is not None

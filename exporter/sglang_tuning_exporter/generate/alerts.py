@@ -8,16 +8,23 @@ from functools import cached_property
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sglang_tuning_exporter.guide.table import (
-    BY_ID,
-    DIAGNOSES,
+from sglang_tuning_exporter.guide.diagnosis import (
+    BurnRate,
+    Condition,
     Diagnosis,
     Failures,
+    GraphMemory,
+    Rejections,
     Reserve,
     RetractionRate,
-    RuleOnly,
     Share,
+    Source,
+    Spread,
+    Starts,
+    Stuck,
 )
+from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 
 # Go templates own the curly braces, so ours are square.
 _ENVIRONMENT = Environment(
@@ -39,6 +46,11 @@ _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 # Less serving time than this in ten minutes is no load that could be "frequently" anything.
 SERVING_SECONDS = 60.0
 ON = "on (job, instance)"
+# A switch is added or dropped, and a lookout is no flag: nothing to compute.
+_SWITCHES = frozenset({"disable_cuda_graph"})
+# Their advice is a word, not a number.
+_WORDS = frozenset({"dp_imbalanced"})
+_CAPPED = f'sglang_tuning_server_arg{{arg="schedule_conservativeness"}} > {CONSERVATIVENESS_CEILING}'
 # What is in force where an argument was left to its default.
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 
@@ -56,18 +68,23 @@ class Rule:
         lines = [scaled(line, self.time_scale) for line in self._condition()]
         if self.row.profiles:
             lines.append(f'and {ON} sglang_tuning_server_info{{profile=~"{"|".join(self.row.profiles)}"}}')
-        for other in self.row.unless:
-            assert isinstance(BY_ID[other].condition, RetractionRate), (
-                "only retractions explain another finding away in a rule"
-            )
-            lines.append(f"unless {ON} (")
-            lines.append(scaled("  max_over_time(instance:sglang_tuning_retractions:rate5m[10m])", self.time_scale))
-            lines.append(f"  > {ON} group_left () {_threshold('retractions_per_minute', 'upper')}")
-            lines.append(")")
+        excuses = dict.fromkeys(self._excuse(BY_ID[other].condition) for other in self.row.unless)
+        lines += [line for excuse in excuses for line in (f"unless {ON} (", *excuse, ")")]
         return "\n".join(lines)
 
+    def _excuse(self, other: Condition) -> tuple[str, ...]:
+        """Write as an expression that another row explains the same better."""
+        if isinstance(other, RetractionRate) and isinstance(self.row.condition, RetractionRate):
+            return (f"  {_CAPPED}",)
+        if isinstance(other, RetractionRate):
+            held = scaled("  max_over_time(instance:sglang_tuning_retractions:rate5m[10m])", self.time_scale)
+            return (held, f"  > {ON} group_left () {_threshold('retractions_per_minute', 'upper')}")
+        return tuple("  " + scaled(line, self.time_scale) for line in self._lines(other))
+
     def _condition(self) -> list[str]:
-        condition = self.row.condition
+        return self._lines(self.row.condition)
+
+    def _lines(self, condition: Condition) -> list[str]:  # noqa: PLR0911 - one case for each kind
         if isinstance(condition, Share):
             return self._share(condition)
         if isinstance(condition, RetractionRate):
@@ -76,6 +93,17 @@ class Rule:
                 f"instance:sglang_tuning_retractions:rate5m > {ON} group_left () {limit}",
                 # Still going on. Not "> limit": at one and a half a minute every other two minutes hold two, and `for` would never end.
                 f"and {ON} instance:sglang_tuning_retractions:rate2m > 0",
+                *([f"and {ON} {_CAPPED}"] if condition.capped else []),
+            ]
+        if isinstance(condition, Rejections):
+            limit = _threshold("rejections_per_minute", "upper")
+            given_up = "sum by (job, instance) (increase(sglang_tuning_aborted_requests_total[10m]))"
+            answered = 'sum by (job, instance) (increase(sglang_tuning_latency_observations_total{latency="time_to_first_token"}[10m]))'
+            return [
+                f'instance:sglang_tuning_rejections:rate5m{{kind="rejected"}} > {ON} group_left () {limit}',
+                f'or (instance:sglang_tuning_rejections:rate5m{{kind="given_up"}} > {ON} group_left () {limit}',
+                f"  and {ON} ({given_up}",
+                f"    / {ON} ({answered} > 0) > {ON} {_threshold('aborted_share', 'upper')}))",
             ]
         if isinstance(condition, Reserve):
             side, bound, least = (">", "upper", "max") if condition.side == "above" else ("<", "lower", "min")
@@ -84,19 +112,49 @@ class Rule:
                 f"{least} without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)",
                 f"{side} {ON} group_left () {limit}",
             ]
+        if isinstance(condition, GraphMemory):
+            limit = _threshold("available_gpu_memory_bytes", "least")
+            return [
+                'sum without (phase) (increase(sglang_tuning_out_of_memory_total{phase="graph_capture"}[10m])) > 0',
+                "or min without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)",
+                f"  < {ON} group_left () {limit}",
+            ]
         if isinstance(condition, Failures):
             phases = "|".join(condition.phases)
             return [f'sum without (phase) (increase(sglang_tuning_out_of_memory_total{{phase=~"{phases}"}}[10m])) > 0']
-        assert isinstance(condition, RuleOnly)
-        return [condition.expression]
+        if isinstance(condition, Stuck):
+            return [
+                'max by (job, instance) (sglang_tuning_state{signal="activity", state="stuck"}) == 1',
+                'or sum by (job, instance) (increase(sglang_tuning_liveness_events_total{event="watchdog_timeout"}[10m])) > 0',
+            ]
+        if isinstance(condition, Starts):
+            return [f"increase(sglang_tuning_server_starts_total[30m]) > {condition.at_least - 0.5:g}"]
+        if isinstance(condition, Spread):
+            waited = "rank:sglang_tuning_waiting:share10m"
+            least = f"{SERVING_SECONDS / self.time_scale:g}"
+            return [
+                f"max by (job, instance) ({waited}) > {ON} {_threshold('share', 'upper')}",
+                f"and {ON} min by (job, instance) ({waited}) < {condition.hardly:g}",
+                f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="queue"}} > {least}',
+            ]
+        assert isinstance(condition, (Source, BurnRate))
+        return condition.expression.splitlines()
 
     def _share(self, condition: Share) -> list[str]:
-        selector = f'signal="{condition.signal}", state="{condition.state}"'
         limit = _threshold("share", "upper")
+        if len(condition.states) == 1:
+            selector = f'signal="{condition.signal}", state="{condition.states[0]}"'
+            long, short = (f"instance:sglang_tuning_state:share{window}{{{selector}}}" for window in ("10m", "2m"))
+        else:
+            selector = f'signal="{condition.signal}", state=~"{"|".join(condition.states)}"'
+            long, short = (
+                f"sum without (state) (instance:sglang_tuning_state:share{window}{{{selector}}})"
+                for window in ("10m", "2m")
+            )
         return [
-            f"instance:sglang_tuning_state:share10m{{{selector}}} > {ON} group_left () {limit}",
+            f"{long} > {ON} group_left () {limit}",
             f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="{condition.signal}"}} > {SERVING_SECONDS / self.time_scale:g}',
-            f"and {ON} (instance:sglang_tuning_state:share2m{{{selector}}} > {ON} group_left () {limit})",
+            f"and {ON} ({short} > {ON} group_left () {limit})",
         ]
 
     @property
@@ -114,13 +172,13 @@ class Rule:
         """What is seen, with the figure of the moment."""
         value = "{{ $value }}"
         condition = self.row.condition
-        if isinstance(condition, Share):
+        if isinstance(condition, (Share, Spread, BurnRate)):
             value = "{{ $value | humanizePercentage }}"
-        elif isinstance(condition, RetractionRate):
+        elif isinstance(condition, (RetractionRate, Rejections)):
             value = '{{ $value | printf "%.1f" }}'
         elif isinstance(condition, Reserve):
             value = "{{ $value | humanize1024 }}B"
-        elif isinstance(condition, Failures):
+        elif isinstance(condition, (Failures, Starts)):
             value = '{{ $value | printf "%.0f" }}'
         seen = self.row.seen.format(value=value)
         return f"{{{{ $labels.instance }}}}: {seen}."
@@ -132,7 +190,7 @@ class Rule:
         if not arg:
             return ""
         plain = "--" + arg.replace("_", "-")
-        if isinstance(self.row.condition, RuleOnly):
+        if not self._computed:
             return plain
         return _with(self._recommended, '--{{ . | first | label "arg" | reReplaceAll "_" "-" }}', plain)
 
@@ -140,7 +198,7 @@ class Rule:
     def current(self) -> str:
         """The flag's present value."""
         arg = self.row.turn.arg
-        if not arg or isinstance(self.row.condition, RuleOnly):
+        if not self._computed:
             return ""
         value = "{{ . | first | value }}"
         plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, "not set")
@@ -162,15 +220,24 @@ class Rule:
     @property
     def suggested(self) -> str:
         """The value to try: computed by the exporter while it sees the same, else the guide's words."""
-        if not self.row.turn.arg or isinstance(self.row.condition, RuleOnly):
-            return self.row.turn.fallback
-        return _with(self._recommended, "{{ . | first | value }}", self.row.turn.fallback)
+        fallback = self.row.turn.fallback
+        if not self._computed:
+            return fallback
+        word = _query("sglang_tuning_recommended_setting_info", diagnosis=self.row.id)
+        words = _with(word, '{{ . | first | label "value" }}', fallback) if self.row.id in _WORDS else fallback
+        return _with(self._recommended, "{{ . | first | value }}", words)
+
+    @property
+    def _computed(self) -> bool:
+        """Whether the exporter tells a value for the row's argument."""
+        arg = self.row.turn.arg
+        return bool(arg) and arg not in _SWITCHES and not isinstance(self.row.condition, (Source, BurnRate))
 
     @property
     def direction(self) -> str:
         """Which way to turn it; `set` when the exporter recommends another argument than the row's."""
         turn = self.row.turn
-        if not turn.arg or isinstance(self.row.condition, RuleOnly):
+        if not self._computed:
             return turn.direction
         same = f'match "^{turn.arg}" (. | first | label "arg")'
         chosen = f"{{{{ if {same} }}}}{turn.direction}{{{{ else }}}}set{{{{ end }}}}"
@@ -208,10 +275,10 @@ def scaled(text: str, time_scale: float) -> str:
 
 def files(time_scale: float = 1.0) -> dict[str, str]:
     """Rules, Alertmanager's configuration and notification templates: repository path → text."""
-    rules = [Rule(row, time_scale) for row in DIAGNOSES]
+    rules = [Rule(row, time_scale) for row in ALERTS]
     values = {
         "rules": rules,
-        "rows": DIAGNOSES,
+        "rows": ALERTS,
         "by_id": BY_ID,
         "scaled": lambda text: scaled(text, time_scale),
     }

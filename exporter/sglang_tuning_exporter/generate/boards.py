@@ -35,8 +35,9 @@ from sglang_tuning_exporter.generate.panels import (
     timeseries,
     words,
 )
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Severity
 from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import DIAGNOSES, Diagnosis, Severity
+from sglang_tuning_exporter.guide.table import ALERTS
 from sglang_tuning_exporter.signals import STATES, Signal
 
 GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
@@ -54,6 +55,7 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "idle": ("idle", QUIET),
     "unknown": ("not known", "#3f434d"),
     "serving": ("serving", NEUTRAL),
+    "stuck": ("stuck", BAD),
     "empty": ("nobody waits", "light-blue"),
     "below_range": ("below the range", NEUTRAL),
     "in_range": ("in range", GOOD),
@@ -64,11 +66,16 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "held_back": ("held back", WATCH),
     "running_limit": ("at the running limit", "yellow"),
     "pool_full": ("pool full", GOOD),
+    "recovering": ("recovering from retractions", WATCH),
+    "hybrid_pool_full": ("second pool full", WATCH),
+    "grammar_queue": ("waiting for grammars", "yellow"),
+    "pd_queue": ("waiting for the other side", "yellow"),
     "prefill_bound": ("prompts fill the batches", "yellow"),
     "replayed": ("graph replayed", GOOD),
     "beyond_captured": ("batch beyond the graphs", WATCH),
     "eager": ("without graph", "yellow"),
     "disabled": ("graphs disabled", "light-blue"),
+    "unsupported": ("no graphs on this device", "light-blue"),
 }
 SIGNAL_TITLES: dict[Signal, str] = {
     "activity": "server",
@@ -197,7 +204,7 @@ def _answer() -> Shelf:
             _named(f"max({active}) == 0", "healthy"),
         )
     )
-    looks: dict[str, Style] = {row.id: named(_headline(row), SEVERITIES[row.severity]) for row in DIAGNOSES}
+    looks: dict[str, Style] = {row.id: named(_headline(row), SEVERITIES[row.severity]) for row in ALERTS}
     looks |= {
         "healthy": named(HEALTHY, GOOD),
         "idle": named("Idle: nothing to judge", QUIET),
@@ -237,12 +244,12 @@ def _advice() -> Json:
     rows = f"({both}) or ({tried} unless on (arg) {now}) or ({wordy}) or on () ({healthy})"
     # a label that no row carries would be no column
     expr = f'label_replace({rows}, "now", "-", "now", "")'
-    because: dict[str, tuple[str, str | None]] = {row.id: (_headline(row), None) for row in DIAGNOSES}
+    because: dict[str, tuple[str, str | None]] = {row.id: (_headline(row), None) for row in ALERTS}
     because["healthy"] = (HEALTHY, None)
     change: dict[str, tuple[str, str | None]] = {
-        row.id: (f"{row.turn.direction} {row.turn.arg}".strip(), None) for row in DIAGNOSES
+        row.id: (f"{row.turn.direction} {row.turn.arg}".strip(), None) for row in ALERTS
     }
-    instead: dict[str, tuple[str, str | None]] = {row.id: (row.turn.fallback, None) for row in DIAGNOSES}
+    instead: dict[str, tuple[str, str | None]] = {row.id: (row.turn.fallback, None) for row in ALERTS}
     return table(
         "What to change",
         Query(expr),

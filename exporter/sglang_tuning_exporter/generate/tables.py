@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.table import DIAGNOSES, Diagnosis
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis
+from sglang_tuning_exporter.guide.table import ALERTS
 from sglang_tuning_exporter.sglang import facts
 
 
@@ -14,7 +15,7 @@ def inserts() -> dict[str, dict[str, str]]:
 def alerts_table() -> str:
     """Every alert with its advice, as Markdown."""
     head = ["| alert | when | what to turn | it will not help if |", "|---|---|---|---|"]
-    return "\n".join([*head, *(_row(row) for row in DIAGNOSES)])
+    return "\n".join([*head, *(_row(row) for row in ALERTS)])
 
 
 def _row(row: Diagnosis) -> str:

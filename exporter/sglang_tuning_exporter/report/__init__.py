@@ -14,14 +14,23 @@ from sglang_tuning_exporter.report.inputs import Logs, shown
 from sglang_tuning_exporter.report.terminal import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from sglang_tuning_exporter.guide.profiles import Profile
 
 FORMATS = ("text", "json")
 NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE = 0, 1
 
 
-def run(logs: Sequence[str], *, format: str, output: Path | None, profile: str) -> int:  # noqa: A002 - the flag's name
+def run(
+    logs: Sequence[str],
+    *,
+    format: str,  # noqa: A002 - the flag's name
+    output: Path | None,
+    profile: str,
+    own_thresholds: Mapping[str, float] | None = None,
+) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
     if format not in FORMATS:
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
@@ -30,16 +39,16 @@ def run(logs: Sequence[str], *, format: str, output: Path | None, profile: str) 
     read = Logs(logs)
     if output is not None:
         _check_output(output, read)
-    document = report(read, profile)
+    document = report(read, PROFILES[profile].with_thresholds(own_thresholds or {}))
     text = json.dumps(document, indent=2, allow_nan=False) + "\n" if format == "json" else render(document)
     _write(text.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
     return SOMETHING_TO_CHANGE if document["findings"] else NOTHING_TO_CHANGE
 
 
-def report(logs: Logs, profile: str) -> Document:
+def report(logs: Logs, profile: Profile) -> Document:
     """Make the report's document. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
-    analysis = Analysis(PROFILES[profile])
+    analysis = Analysis(profile)
     for moment, event in logs.events():
         analysis.take(moment, event)
     start, end = logs.first, max(logs.ends, default=None)

@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.findings import Finding, Past, findings, verdict
-from sglang_tuning_exporter.guide.table import Failures, Reserve, RetractionRate, Share
+from sglang_tuning_exporter.guide.diagnosis import (
+    Failures,
+    GraphMemory,
+    Reserve,
+    RetractionRate,
+    Share,
+    Source,
+    Starts,
+    Stuck,
+)
+from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, WATCHDOG, Past
+from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Event,
     Limits,
+    Liveness,
     OutOfMemory,
     PrefillBatch,
     Rank,
@@ -20,7 +31,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state import ENDS, ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
 _SERVING: tuple[Signal, str] = ("activity", "serving")
 _RETRACTION = "retraction"
 _RESERVE = "reserve"
+_START = "start"
 
 
 @dataclass(slots=True)
@@ -124,6 +136,10 @@ class Analysis:
             self._see(_RETRACTION)
         elif isinstance(event, OutOfMemory):
             self._see(event.phase)
+        elif isinstance(event, ServerArgs):
+            self._see(_START)
+        elif isinstance(event, Liveness):
+            self._see(event.what)
 
     def _note_run(self, run: BatchRun) -> None:
         for kind, lines in (("decode", run.decodes), ("prefill", run.prefills)):
@@ -198,25 +214,44 @@ class Analysis:
         """Seconds and counts of all ranks, added up."""
         return self.state.totals()
 
-    def conclude(self) -> tuple[str, list[Finding]]:
+    def conclude(self) -> Judgement:
         """Tell the verdict and the findings, over the whole span."""
         self.state.settle(self._now)
-        past = Past(self.totals, self.state.out_of_memory, self.seconds, self.state.facts, self.profile)
-        found = findings(past)
-        return verdict(found, past), found
+        facts = self.state.facts
+        return judge(
+            Past(
+                self.totals,
+                self.state.out_of_memory + self.state.liveness,
+                self.seconds,
+                facts,
+                self.profile.for_edition(first=facts.is_first_edition),
+                {rank.dp: rank.totals for rank in self.state.schedulers},
+                self.state.most_starts(LOOP_SECONDS),
+                fullest_pool=self.state.fullest_pool,
+                troubles=frozenset({"server_down"} if self.state.died else ()),
+            )
+        )
 
     def seen(self, finding: Finding) -> tuple[float | None, float | None]:
         """When what a finding rests on was first and last printed, unix seconds."""
         condition = finding.diagnosis.condition
         keys: list[Hashable] = []
         if isinstance(condition, Share):
-            keys = [(condition.signal, condition.state)]
+            keys = [(condition.signal, state) for state in condition.states]
         elif isinstance(condition, RetractionRate):
             keys = [_RETRACTION]
         elif isinstance(condition, Reserve):
             keys = [_RESERVE]
         elif isinstance(condition, Failures):
             keys = list(condition.phases)
+        elif isinstance(condition, GraphMemory):
+            keys = ["graph_capture", _RESERVE]
+        elif isinstance(condition, Stuck):
+            keys = [WATCHDOG]
+        elif isinstance(condition, Starts):
+            keys = [_START]
+        elif isinstance(condition, Source):
+            keys = list(ENDS)
         first = [self._first_seen[key] for key in keys if key in self._first_seen]
         last = [self._last_seen[key] for key in keys if key in self._last_seen]
         return min(first, default=None), max(last, default=None)

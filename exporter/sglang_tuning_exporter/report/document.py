@@ -65,7 +65,7 @@ def plain(value: object, depth: int = _DEPTH) -> Any:
 
 def build(given: Input, analysis: Analysis) -> Document:
     """Make the document; every key is there, `null` where the log does not tell."""
-    word, found = analysis.conclude()
+    judgement = analysis.conclude()
     totals, facts, last = analysis.totals, analysis.state.facts, analysis.last
     return {
         "schema_version": SCHEMA_VERSION,
@@ -96,8 +96,8 @@ def build(given: Input, analysis: Analysis) -> Document:
         },
         "available_gpu_memory_gb": analysis.available_gb,
         "shares": _shares(analysis),
-        "verdict": word,
-        "findings": [_finding(finding, analysis) for finding in found],
+        "verdict": judgement.verdict,
+        "findings": [_finding(finding, analysis) for finding in judgement.findings],
     }
 
 
@@ -113,7 +113,6 @@ def _shares(analysis: Analysis) -> Document:
 
 
 def _finding(finding: Finding, analysis: Analysis) -> Document:
-    evidence = finding.evidence
     first, last = analysis.seen(finding)
     return {
         "diagnosis": finding.diagnosis.id,
@@ -126,6 +125,7 @@ def _finding(finding: Finding, analysis: Analysis) -> Document:
                 "threshold": number(evidence.threshold),
                 "unit": evidence.unit,
             }
+            for evidence in finding.evidence
         ],
         "advice": [_advice(advice) for advice in finding.advice],
         "guide": finding.diagnosis.guide,
@@ -134,12 +134,18 @@ def _finding(finding: Finding, analysis: Analysis) -> Document:
     }
 
 
+def _setting(value: float | str | None) -> float | str | None:
+    return value if isinstance(value, str) else number(value)
+
+
 def _advice(advice: Advice) -> Document:
     return {
         "flag": advice.flag or None,
-        "current": number(advice.current),
-        "suggested": number(advice.suggested) if advice.suggested is not None else advice.suggestion,
+        "current": _setting(advice.current),
+        "suggested": _setting(advice.suggested) if advice.suggested is not None else advice.suggestion,
         "why": advice.why,
         "will_not_help_if": advice.will_not_help_if,
         "gain": advice.gain or None,
+        "cost": advice.cost or None,
+        "typed": advice.typed or None,
     }

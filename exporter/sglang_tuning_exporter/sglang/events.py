@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sglang_tuning_exporter.sglang.histograms import Histogram
+
 OutOfMemoryPhase = Literal["prefill", "decode", "graph_capture", "startup", "unknown"]
+LivenessKind = Literal[
+    "ready",
+    "watchdog_timeout",
+    "health_check_failed",
+    "process_died",
+    "scheduler_exception",
+    "draining",
+    "launch_failed",
+]
 OUT_OF_MEMORY_PHASES: tuple[OutOfMemoryPhase, ...] = ("prefill", "decode", "graph_capture", "startup", "unknown")
 
 
@@ -164,15 +175,7 @@ class Liveness:
 
     time: float | None
     rank: Rank
-    what: Literal[
-        "ready",
-        "watchdog_timeout",
-        "health_check_failed",
-        "process_died",
-        "scheduler_exception",
-        "draining",
-        "launch_failed",
-    ]
+    what: LivenessKind
     suspect: bool = False
 
 
@@ -223,4 +226,9 @@ class Scrape:
     engine_type: str | None = None
     progress: float | None = None  # sum of counters that move only when tokens or requests do; compare, never show
     aborted_requests: float | None = None
+    # Cumulative, of the whole server. Time to first token is that of streamed requests where the release tells them apart.
+    time_to_first_token: Histogram | None = None
+    inter_token: Histogram | None = None
+    request_latency: Histogram | None = None
+    queue_time: Histogram | None = None
     unrecognised: int = 0  # sglang families that no release of the census has

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Literal
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.exposition import labels, native_name, scan
 from sglang_tuning_exporter.sglang.families import FAMILIES
+from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.sglang.histograms import read as read_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -73,6 +75,22 @@ class Source:
         if self.pool:
             words += "; none when the model has no such pool"
         return words
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSource:
+    """One family of buckets that tells a latency: `fact` is a field of `Scrape`, the rest as in `Source`."""
+
+    fact: str
+    metric: str
+    versions: str
+    where: tuple[str, str] | None = None  # only series with this value, where they have the label
+
+    @property
+    def aggregation(self) -> str:
+        """How series become one histogram, as a sentence for the docs."""
+        words = "sum of all series, one TP and PP rank of each DP rank"
+        return f'{self.where[0]}="{self.where[1]}" where told, {words}' if self.where else words
 
 
 _SWA_POOL = ("swa_available_tokens", "swa_evictable_tokens", "swa_used_tokens", "max_total_num_tokens_swa")
@@ -146,6 +164,23 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source("progress", "prefill_effective_tokens_total", "0.5.20-0.5.23", fold="sum"),
 )
 
+# Histograms of the whole server, in seconds. Of several for a latency, the first that a page has is used.
+HISTOGRAM_SOURCES: tuple[HistogramSource, ...] = (
+    # Of an answer that is not streamed the tokenizer learns after fifty tokens (SGLANG_FORCE_STREAM_INTERVAL) or at its
+    # end, and nobody waits for its first token. The label came with 0.5.18; before, both are one.
+    HistogramSource(
+        "time_to_first_token", "time_to_first_token_seconds", "0.3.5.post2-0.5.23", where=("is_streaming", "true")
+    ),
+    HistogramSource("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23"),
+    # The mean since the first token, observed with every output: smoother than the time between two tokens.
+    HistogramSource("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4"),
+    HistogramSource("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23"),
+    HistogramSource("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23"),
+)
+_HISTOGRAM_MEMBERS = frozenset(
+    f"{source.metric}_{member}" for source in HISTOGRAM_SOURCES for member in ("bucket", "count", "sum")
+)
+
 
 def _wanted() -> frozenset[str]:
     names = {"cached_tokens_total"}
@@ -162,7 +197,10 @@ def describe() -> list[tuple[str, str, str, str]]:
     """Rows of the docs table: fact, metric, versions, aggregation."""
     return [
         (source.fact, f"sglang:{source.metric}", source.versions, source.aggregation)
-        for source in SOURCES + SERVER_SOURCES
+        for source in (*SOURCES, *SERVER_SOURCES)
+    ] + [
+        (source.fact, f"sglang:{source.metric}_bucket", source.versions, source.aggregation)
+        for source in HISTOGRAM_SOURCES
     ]
 
 
@@ -172,21 +210,34 @@ def read(text: str) -> Scrape:
     What the page does not tell is None. A page without SGLang's series gives no ranks.
     """
     series: dict[str, Series] = {}
+    members: dict[str, list[tuple[str, float]]] = {}
     families: dict[str, str | None] = {}  # name as printed -> name without prefix, None for what is not SGLang's
+    homes: dict[str, tuple[Series | None, list[tuple[str, float]] | None]] = {}  # where the samples of a name go
     for printed, raw, value in scan(text).samples:
-        if printed not in families:
+        home = homes.get(printed)
+        if home is None:
             name = native_name(printed)
             own = name.startswith("sglang:") and not printed.startswith("sglang_tuning_")
-            families[printed] = name[7:] if own else None
-        family = families[printed]
-        if family in _WANTED and family is not None and math.isfinite(value):
-            series.setdefault(family, []).append((labels(raw), value))
+            families[printed] = family = name[7:] if own else None
+            home = homes[printed] = (
+                series.setdefault(family, []) if family in _WANTED and family else None,
+                members.setdefault(family, []) if family in _HISTOGRAM_MEMBERS and family else None,
+            )
+        if home[0] is not None and math.isfinite(value):
+            home[0].append((labels(raw), value))
+        if home[1] is not None:
+            home[1].append((raw, value))
+    series = {family: found for family, found in series.items() if found}
     return Scrape(
         ranks=_ranks(series),
         model_name=_model_name(series),
         engine_type=_engine_type(series),
         progress=_progress(series),
         aborted_requests=_aborted(series),
+        time_to_first_token=_histogram("time_to_first_token", members),
+        inter_token=_histogram("inter_token", members),
+        request_latency=_histogram("request_latency", members),
+        queue_time=_histogram("queue_time", members),
         unrecognised=_unrecognised(name for name in families.values() if name is not None),
     )
 
@@ -288,6 +339,16 @@ def _aborted(series: Mapping[str, Series]) -> float | None:
     if found := _by_process(source, series.get(source.metric, [])):
         return math.fsum(found.values())
     return 0.0 if any(sibling in series for sibling in source.zero_with) else None
+
+
+def _histogram(fact: str, members: Mapping[str, list[tuple[str, float]]]) -> Histogram | None:
+    for source in HISTOGRAM_SOURCES:
+        if source.fact == fact and f"{source.metric}_bucket" in members:
+            buckets, counts, sums = (
+                members.get(f"{source.metric}_{member}", []) for member in ("bucket", "count", "sum")
+            )
+            return read_histogram(buckets, counts, sums, source.where)
+    return None
 
 
 def _unrecognised(names: Iterable[str]) -> int:

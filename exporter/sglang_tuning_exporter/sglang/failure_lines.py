@@ -8,9 +8,8 @@ lines may stand between them.
 from __future__ import annotations
 
 import re
-from typing import Literal
 
-from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, OutOfMemory, OutOfMemoryPhase, Rank
+from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, LivenessKind, OutOfMemory, OutOfMemoryPhase, Rank
 
 TRACEBACK = b"Traceback (most recent call last):"
 TEXT_KEPT = 200
@@ -19,17 +18,7 @@ _LINES_AFTER_HEAD = 2
 _RAISED_WITHIN = 120.0  # seconds between a rank's error line and the traceback of the same failure
 _FAILED_RANKS_KEPT = 1024
 
-What = Literal[
-    "ready",
-    "watchdog_timeout",
-    "health_check_failed",
-    "process_died",
-    "scheduler_exception",
-    "draining",
-    "launch_failed",
-]
-
-_LIVENESS: tuple[tuple[re.Pattern[bytes], What], ...] = (
+_LIVENESS: tuple[tuple[re.Pattern[bytes], LivenessKind], ...] = (
     (re.compile(rb"The server is fired up and ready to roll!"), "ready"),
     (re.compile(rb"(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout="), "watchdog_timeout"),
     (re.compile(rb"Health check failed\. Server couldn't get a response from detokenizer"), "health_check_failed"),

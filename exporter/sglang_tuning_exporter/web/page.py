@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.guide.advice import shown
 from sglang_tuning_exporter.guide.findings import (
     HEALTHY,
     IDLE,
     NO_CLEAR_BOTTLENECK,
-    Evidence,
-    Finding,
-    Past,
-    findings,
-    verdict,
+    Judgement,
+    judge,
 )
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.signals import IDLE as IDLE_STATE
 from sglang_tuning_exporter.signals import UNKNOWN
 
 if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.evidence import Evidence, Past
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.scheduler import RankState
     from sglang_tuning_exporter.signals import Signal
@@ -72,26 +71,27 @@ def headline(word: str) -> str:
 
 def healthy(evidence: Evidence) -> str:
     """Say what the figure of a finding would be on a server without it."""
-    bound = Evidence(evidence.name, evidence.threshold, evidence.threshold, evidence.unit).words()
-    if evidence.unit == "failures":
+    bound = evidence.words(evidence.threshold)
+    if evidence.unit == "count" and evidence.threshold == 0:
         return "none"
-    return f"{bound} or more" if evidence.value < evidence.threshold else f"up to {bound}"
+    return f"{bound} or more" if evidence.below else f"up to {bound}"
 
 
 def render(watcher: Watcher) -> str:
     """Write the page as HTML. Every word from outside is escaped."""
     with watcher.view() as now:
         past = watcher.past(now)
-        found = findings(past)
-        word = verdict(found, past)
+        judgement = judge(past)
         facts, health = watcher.state.facts, watcher.health
         figures = _figures(watcher, past, now)
     return _ENVIRONMENT.get_template("index.html").render(
-        title=headline(word),
-        tone=_tone(word, found),
-        verdict=word,
-        findings=found,
+        title=headline(judgement.verdict),
+        tone=_tone(judgement),
+        verdict=judgement.verdict,
+        findings=judgement.findings,
+        checks=judgement.checks,
         healthy=healthy,
+        shown=shown,
         figures=figures,
         facts=facts,
         health=health,
@@ -108,16 +108,16 @@ def render(watcher: Watcher) -> str:
     )
 
 
-def _tone(word: str, found: list[Finding]) -> str:
-    if any(finding.diagnosis.severity == "critical" for finding in found):
+def _tone(judgement: Judgement) -> str:
+    if any(finding.diagnosis.severity == "critical" for finding in judgement.findings):
         return "bad"
-    if word in BY_ID:
-        return "warn" if BY_ID[word].severity == "warning" else "info"
-    return "good" if word == HEALTHY else "calm"
+    if judgement.verdict in BY_ID:
+        return "warn" if judgement.severity == "warning" else "info"
+    return "good" if judgement.verdict == HEALTHY else "calm"
 
 
 def _figures(watcher: Watcher, past: Past, now: float) -> list[Figure]:
-    state, profile = watcher.state, watcher.profile
+    state, profile = watcher.state, past.profile
     ranks = list(state.ranks.values())
     rate = past.retractions_per_minute
     figures = [_queue(ranks, profile, now), _usage(ranks, profile)]
@@ -129,14 +129,14 @@ def _figures(watcher: Watcher, past: Past, now: float) -> list[Figure]:
         )
     )
     coverage = past.recent.coverage
-    told = coverage is not None and not state.facts.graphs_disabled
+    told = coverage is not None and not state.facts.without_graph
     figures.append(
         Figure(
             "CUDA graph coverage",
             f"{100 * coverage:.0f} %"
             if coverage is not None and told
             else "off"
-            if state.facts.graphs_disabled
+            if state.facts.without_graph
             else _NOT_TOLD,
             "most decode batches replay a graph",
             "" if coverage is None or not told else "good" if coverage > profile.frequent_share else "bad",

@@ -1,0 +1,166 @@
+"""What a row of the table of diagnoses is made of: what must be seen, and what to turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
+from sglang_tuning_exporter.signals import Signal
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """More than the profile's frequent share of the window's serving time was spent in one of these states."""
+
+    signal: Signal
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionRate:
+    """Retractions came more often than the profile tolerates.
+
+    `capped`: the admission ratio is at its cap already (conservativeness above 1.43), so that raising the flag changes nothing.
+    """
+
+    capped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """Requests were turned away more often than the profile tolerates, or too large a part was given up by its clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """GPU memory left at start-up lies on this side of the profile's range."""
+
+    side: Literal["above", "below"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """Graph capture ran out of memory within the window, or almost nothing was left after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The server ran out of memory in one of these phases within the window."""
+
+    phases: tuple[OutOfMemoryPhase, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Something runs or waits and nothing moves, or the server's own watchdog said so within the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """The server started this often within half an hour."""
+
+    at_least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One DP rank has requests waiting for more than the frequent share of the time, another hardly ever."""
+
+    hardly: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """More observations of a latency than `times` the budget lie above the profile's objective, and `state` says why."""
+
+    latency: Literal["time_to_first_token", "inter_token"]
+    because: Literal["queue", "prompts", "batch"]
+    times: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suits:
+    """A change of set-up that would suit what is known of this server: `guide.candidates` has the test of that name."""
+
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Something is wrong with where the figures come from. The expression tells Prometheus; `trouble` is the exporter's word for it, if it can know."""
+
+    expression: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BurnRate:
+    """An objective's error budget is used up too fast, told by Prometheus alone; the value is the share of observations that missed it, 0-1."""
+
+    expression: str
+
+
+Condition: TypeAlias = (
+    Share
+    | RetractionRate
+    | Rejections
+    | Reserve
+    | GraphMemory
+    | Failures
+    | Stuck
+    | Starts
+    | Spread
+    | Slow
+    | Suits
+    | Source
+    | BurnRate
+)
+# Met by events that are bad by themselves: a finding even where no advice is left.
+EVENTFUL = (Failures, GraphMemory, RetractionRate, Rejections, Stuck, Starts, Source)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What to turn. `arg` is the SGLang argument (empty: the advice is to people); `fallback` is said where no figure can be computed."""
+
+    arg: str
+    direction: str
+    fallback: str
+    why: str
+    will_not_help_if: str
+    cost: str = ""  # what the change takes away; empty where it takes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One row.
+
+    `alert` is empty where none is deserved, and `no_alert` says why. `seen` is one sentence with the figures, as a
+    template over the evidence. `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
+    explain the same evidence better; `causes` those whose consequence it can be: it is not notified while one of them is.
+    """
+
+    id: str
+    alert: str
+    severity: Severity
+    condition: Condition
+    summary: str
+    seen: str
+    guide: str
+    turn: Turn
+    hold: str = "5m"
+    keep_firing: str = ""
+    profiles: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    no_alert: str = ""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it can be what limits the server: the verdict. Mere chances and lost sources are not."""
+        if isinstance(self.condition, (Suits, Source, BurnRate)):
+            return self.id == "server_down"
+        return self.severity != "info" or self.id in {"client_too_slow", "running_far_below_limit"}

@@ -1,0 +1,127 @@
+"""What the table's conditions look at, and what they find there: a past, and a figure against its threshold. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.latency import Latency, Recent
+    from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.state import ServerState
+    from sglang_tuning_exporter.window import Totals
+
+START, WATCHDOG = "start", "watchdog_timeout"
+LOOP_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A figure against its threshold; `below`: it is bad to lie below it. `unit` is share, ratio, per_minute, GB, seconds or count."""
+
+    name: str
+    value: float
+    threshold: float
+    unit: str
+    below: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure lies on the bad side of its threshold."""
+        return self.value < self.threshold if self.below else self.value > self.threshold
+
+    def words(self, figure: float | None = None) -> str:
+        """Write the value, or another `figure` of its kind, as a person does."""
+        value = self.value if figure is None else figure
+        if self.unit == "share":
+            return f"{100 * value:.0f} %"
+        if self.unit == "GB":
+            return f"{value:.1f} GB"
+        if self.unit == "seconds":
+            return f"{value:.3g} s"
+        if self.unit == "ratio":
+            return f"{value:.2f}"
+        return f"{value:.1f}".removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the conditions look at: the window's totals, what happened in it, and how many seconds of it were watched.
+
+    `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
+    `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
+    `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
+    """
+
+    recent: Totals
+    marks: Mapping[str, int]
+    watched_seconds: float
+    facts: ServerFacts
+    profile: Profile
+    by_rank: Mapping[int | None, Totals] = field(default_factory=dict)
+    starts: int = 0
+    stuck: bool = False
+    fullest_pool: str = "full"
+    latency: Mapping[Latency, Recent] = field(default_factory=dict)
+    troubles: frozenset[str] = frozenset()
+
+    @property
+    def served_seconds(self) -> float:
+        """The serving time of the server: at most the time watched, however many schedulers served."""
+        return min(self.recent.serving_seconds(), self.watched_seconds)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there was load enough to judge it: 20 s of serving time and 10 observations (GUIDE, "frequently")."""
+        seen = self.recent.counts["observations"]
+        return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
+
+    @property
+    def retractions_per_minute(self) -> float:
+        """Retractions over the serving time watched; requests where only the metrics tell."""
+        return self.per_minute(
+            self.recent.counts["retraction_events"] or self.recent.counts["native_retracted_requests"]
+        )
+
+    def per_minute(self, count: float) -> float:
+        """Spread a count over the serving time; less than a minute of it is judged as a minute: one burst is no rate."""
+        return 60.0 * count / max(self.served_seconds, 60.0)
+
+    @property
+    def waited_by_rank(self) -> dict[int | None, float]:
+        """Share of the time watched in which requests waited, for each scheduler, idle time included."""
+        shares = {}
+        for dp, totals in self.by_rank.items():
+            known = sum(s for (signal, state), s in totals.seconds.items() if signal == "queue" and state != "unknown")
+            waited = known - totals.seconds["queue", "empty"] - totals.seconds["queue", "idle"]
+            if known >= self.profile.enough_serving_seconds:
+                shares[dp] = waited / known
+        return shares
+
+
+def past_of(
+    state: ServerState,
+    now: float,
+    *,
+    seconds: float | None = None,
+    troubles: frozenset[str] = frozenset(),
+) -> Past:
+    """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told)."""
+    profile = state.profile.for_edition(first=state.facts.is_first_edition)
+    window = profile.window_seconds if seconds is None else seconds
+    return Past(
+        state.recent(now, seconds),
+        state.recent_marks(now, window),
+        min(now - state.begun, window),
+        state.facts,
+        profile,
+        {rank.dp: rank.window.recent(now, rank.totals, seconds) for rank in state.schedulers},
+        state.recent_marks(now, LOOP_SECONDS)[START],
+        any(rank.states["activity"] == "stuck" for rank in state.schedulers),
+        state.fullest_pool,
+        state.latencies(now, seconds),
+        troubles | ({"server_down"} if state.died else frozenset()),
+    )

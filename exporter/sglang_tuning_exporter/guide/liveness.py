@@ -1,0 +1,68 @@
+"""Rows about whether the server serves at all. None is in the guide: a server that is away cannot be tuned."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Starts, Stuck, Turn
+
+LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
+    Diagnosis(
+        id="server_down",
+        alert="SGLangServerDown",
+        severity="critical",
+        condition=Source(
+            'sglang_tuning_up == 0 unless on (job, instance) sglang_tuning_scrape_error_info{reason=~"metrics_disabled|not_ready"}'
+            # One or two starts in a quarter of an hour are a model being loaded; a third is a server that cannot stay.
+            " unless on (job, instance) (increase(sglang_tuning_server_starts_total[15m]) > 0 < 2.5)"
+            # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
+            " and on (job, instance) (max_over_time(sglang_tuning_up[15m]) == 1 or sglang_tuning_up offset 15m)",
+            trouble="server_down",
+        ),
+        summary="SGLang does not answer.",
+        seen="its /metrics could not be scraped",
+        guide="not in the guide: a server that is away serves nobody",
+        turn=Turn(
+            "",
+            "look",
+            "the end of its log",
+            "The process has ended, hangs, or cannot be reached from the exporter. The exporter's page and sglang_tuning_scrape_error_info say how it failed.",
+            "the address given to the exporter is wrong: check --sglang-url",
+        ),
+    ),
+    Diagnosis(
+        id="restart_loop",
+        alert="SGLangRestartLoop",
+        severity="critical",
+        condition=Starts(3),
+        summary="SGLang starts again and again.",
+        seen="{value} starts in half an hour",
+        guide="not in the guide: a server that cannot stay up serves nobody",
+        turn=Turn(
+            "",
+            "look",
+            "the last lines before each start in its log",
+            "Something ends the server soon after it starts: most often it runs out of memory, or its supervisor's health check is less patient than the"
+            " loading of the model takes.",
+            "somebody restarts it on purpose, such as a rolling update of several servers behind one name",
+        ),
+        hold="0m",
+        keep_firing="10m",
+    ),
+    Diagnosis(
+        id="scheduler_stuck",
+        alert="SGLangSchedulerStuck",
+        severity="critical",
+        condition=Stuck(),
+        summary="SGLang has work and does none of it: its scheduler is stuck.",
+        seen="requests run or wait, and no token has come for a minute while /metrics still answers",
+        guide="not in the guide: restart it and keep the evidence; such a server is not idle",
+        turn=Turn(
+            "",
+            "restart",
+            "after the log and a stack dump (py-spy dump --pid of the scheduler) are kept",
+            "A scheduler that hangs does not come back by itself before its watchdog ends it, --watchdog-timeout seconds later (300 unless set).",
+            "the other half of a disaggregated pair is away: then bring that back",
+        ),
+        hold="1m",
+        causes=("server_down",),
+    ),
+)

@@ -1,0 +1,146 @@
+"""Each kind of condition measured over a past: the figure that decides it, against its threshold. Pure."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.guide.diagnosis import (
+    BurnRate,
+    Condition,
+    Failures,
+    GraphMemory,
+    Rejections,
+    Reserve,
+    RetractionRate,
+    Share,
+    Slow,
+    Source,
+    Spread,
+    Starts,
+    Stuck,
+    Suits,
+)
+from sglang_tuning_exporter.guide.evidence import WATCHDOG, Evidence, Past
+from sglang_tuning_exporter.guide.suitability import suits
+
+# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (since 0.3.6, CENSUS §6).
+CONSERVATIVENESS_CEILING = 1.43
+
+
+def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901, PLR0911, PLR0912 - one case for each kind
+    """Give the figure that decides a condition, or None where it is not told or too little was seen."""
+    profile = past.profile
+    if isinstance(condition, Share):
+        return _share(condition, past)
+    if isinstance(condition, RetractionRate):
+        return _retractions(condition, past)
+    if isinstance(condition, Rejections):
+        return _rejections(past)
+    if isinstance(condition, Reserve):
+        reserve, above = past.facts.reserve_gb, condition.side == "above"
+        bound = profile.reserve_upper_gb if above else profile.reserve_lower_gb
+        return (
+            None
+            if reserve is None
+            else Evidence("available_gpu_mem at start-up", reserve, bound, "GB", below=not above)
+        )
+    if isinstance(condition, GraphMemory):
+        failed = past.marks.get("graph_capture", 0)
+        reserve = past.facts.reserve_gb
+        if failed or reserve is None:
+            return Evidence("out-of-memory failures in graph capture", failed, 0, "count")
+        return Evidence("available_gpu_mem after graph capture", reserve, profile.reserve_least_gb, "GB", below=True)
+    if isinstance(condition, Failures):
+        count = sum(past.marks.get(phase, 0) for phase in condition.phases)
+        return Evidence("out-of-memory failures", float(count), 0.0, "count")
+    if isinstance(condition, Stuck):
+        return Evidence(
+            "schedulers stuck, or stopped by their watchdog", past.stuck + past.marks.get(WATCHDOG, 0), 0, "count"
+        )
+    if isinstance(condition, Starts):
+        return Evidence("starts in half an hour", past.starts, condition.at_least - 1, "count")
+    if isinstance(condition, Spread):
+        return _spread(condition, past)
+    if isinstance(condition, Slow):
+        return _slow(condition, past)
+    if isinstance(condition, BurnRate):
+        return None
+    if isinstance(condition, Source):
+        if not condition.trouble:
+            return None
+        return Evidence("troubles", float(condition.trouble in past.troubles), 0.0, "count")
+    assert isinstance(condition, Suits)
+    return suits(condition.test, past)
+
+
+def supporting(condition: Condition, past: Past) -> list[Evidence]:
+    """Give the other figures that a person asks for next."""
+    profile, recent, found = past.profile, past.recent, []
+    usage = recent.mean("usage")
+    if usage is not None and isinstance(condition, (Share, RetractionRate)):
+        found.append(Evidence("mean token usage", usage, profile.token_usage_target, "ratio"))
+    queued = recent.mean("queued")
+    if queued is not None and isinstance(condition, Share) and condition.signal in {"queue", "admission"}:
+        lowest = condition.states == ("empty",)
+        bound = (profile.queue_lower or 0.0) if lowest else profile.queue_upper
+        found.append(Evidence("mean queued requests", queued, bound, "count", below=lowest))
+    limit = sum(filter(None, (past.facts.running_limit(dp) for dp in past.by_rank)))
+    running = recent.mean("running")
+    if running is not None and limit and isinstance(condition, Share) and condition.signal == "admission":
+        running *= len(past.by_rank)
+        found.append(Evidence("mean running requests", running, limit, "count"))
+    return found
+
+
+def _share(condition: Share, past: Past) -> Evidence | None:
+    if not past.enough:
+        return None
+    shares = [past.recent.share(condition.signal, state) for state in condition.states]
+    told = [share for share in shares if share is not None]
+    if not told:
+        return None
+    name = f"share of serving time {condition.signal} was {' or '.join(condition.states)}"
+    return Evidence(name, sum(told), past.profile.frequent_share, "share")
+
+
+def _retractions(condition: RetractionRate, past: Past) -> Evidence | None:
+    if not past.enough:
+        return None
+    rate = past.retractions_per_minute
+    if condition.capped and (past.facts.conservativeness or 0.0) <= CONSERVATIVENESS_CEILING:
+        return None
+    return Evidence("retractions per minute of serving time", rate, past.profile.retractions_per_minute, "per_minute")
+
+
+def _rejections(past: Past) -> Evidence | None:
+    profile, counts = past.profile, past.recent.counts
+    if not past.enough:
+        return None
+    rejected = past.per_minute(counts["rejected_requests"])
+    given_up = past.per_minute(counts["aborted_requests"])
+    first_tokens = past.latency.get("time_to_first_token")
+    answered = first_tokens.observations if first_tokens is not None else 0.0
+    if rejected <= profile.rejections_per_minute and counts["aborted_requests"] > profile.aborted_share * answered > 0:
+        return Evidence("requests given up a minute", given_up, profile.rejections_per_minute, "per_minute")
+    return Evidence("requests rejected a minute", rejected, profile.rejections_per_minute, "per_minute")
+
+
+def _spread(condition: Spread, past: Past) -> Evidence | None:
+    waited = past.waited_by_rank
+    if len(waited) < 2 or not past.enough:
+        return None
+    fullest, emptiest = max(waited.values()), min(waited.values())
+    name = "share of the time with requests waiting on the fullest DP rank"
+    # A rank that has requests waiting itself is no room for those of another.
+    value = fullest if emptiest < condition.hardly else min(fullest, past.profile.frequent_share)
+    return Evidence(name, value, past.profile.frequent_share, "share")
+
+
+def _slow(condition: Slow, past: Past) -> Evidence | None:
+    recent = past.latency.get(condition.latency)
+    breaches = recent.breach_share if recent is not None else None
+    if recent is None or breaches is None or recent.observations < past.profile.enough_observations:
+        return None
+    name = f"share of {condition.latency.replace('_', ' ')} observations above the objective"
+    bound = min(condition.times * (1 - past.profile.latency_objective), past.profile.frequent_share)
+    waiting = 1.0 - (past.recent.share("queue", "empty") or 0.0)
+    because = {"queue": waiting > 0.5, "prompts": waiting <= 0.5, "batch": True}[condition.because]
+    return Evidence(name, breaches if because else min(breaches, bound), bound, "share")

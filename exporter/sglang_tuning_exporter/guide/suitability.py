@@ -1,0 +1,133 @@
+"""Whether a change of set-up would suit a server: the tests behind the table's `Suits` rows. Pure.
+
+Each gives its evidence, or None where it does not apply to this server or what it needs is not told.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.guide.evidence import Evidence, Past
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Under fcfs, less than this of the prompts from the cache is no sharing worth ordering for, and more leaves nothing to gain.
+SHARING = (0.1, 0.9)
+NO_SHARING = 0.02
+SMALL_MODEL_GB = 20.0  # of weights on one GPU
+SMALL_BATCH = 32.0  # --torch-compile-max-bs unless set
+ROOM_FOR_POOL = 0.3  # of a GPU's memory that must be left beside the weights for a pool worth having
+USUAL_FRACTION = 0.88  # of a GPU's memory for weights and pool together, unless set
+LARGE_WEIGHTS = 0.3  # of a GPU's memory: halving less gains little
+DP_ATTENTION_GPUS = 8
+_MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
+_LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
+_QUANTIZED = re.compile(
+    r"fp8|fp4|awq|gptq|int[48]|w[48]a\d|bnb|gguf|marlin|quant|deepseek-?_?(?:v3|r1)|kimi-k2|gpt-oss", re.IGNORECASE
+)
+
+
+def suits(test: str, past: Past) -> Evidence | None:
+    """Give the evidence of the test of that name."""
+    return _TESTS[test](past)
+
+
+def _model(past: Past) -> str:
+    return f"{past.facts.model_name or ''} {past.facts.args.get('model_path') or ''}"
+
+
+def _cached_share(past: Past) -> float | None:
+    """Share of prompt tokens from the prefix cache, where requests wait in an order that could change it."""
+    counts = past.recent.counts
+    prompts = counts["cached_tokens"] + counts["computed_tokens"]
+    waiting = 1.0 - (past.recent.share("queue", "empty") or 0.0)
+    if not past.enough or prompts <= 0 or waiting <= past.profile.frequent_share:
+        return None
+    return None if past.facts.arg("disable_radix_cache") else counts["cached_tokens"] / prompts
+
+
+def _shared_prefixes_unused(past: Past) -> Evidence | None:
+    share = _cached_share(past)
+    if past.facts.args.get("schedule_policy") != "fcfs" or share is None or share >= SHARING[1]:
+        return None
+    return Evidence("share of prompt tokens from the prefix cache", share, SHARING[0], "share")
+
+
+def _prefix_policy_wasted(past: Past) -> Evidence | None:
+    share = _cached_share(past)
+    if past.facts.args.get("schedule_policy") not in {"lpm", "dfs-weight"} or share is None:
+        return None
+    return Evidence("share of prompt tokens from the prefix cache", share, NO_SHARING, "share", below=True)
+
+
+def _data_parallel_would_fit(past: Past) -> Evidence | None:
+    facts = past.facts
+    shards = facts.arg("tp_size") or 1.0
+    if shards <= 1 or (facts.arg("pp_size") or 1.0) > 1 or facts.is_cpu:
+        return None
+    if facts.weights_gb is None or not facts.memory_before_weights_gb:
+        return None
+    room = (USUAL_FRACTION - ROOM_FOR_POOL) * facts.memory_before_weights_gb
+    return Evidence("weights of all ranks together", facts.weights_gb * shards, room, "GB", below=True)
+
+
+def _torch_compile_candidate(past: Past) -> Evidence | None:
+    facts = past.facts
+    batch = past.recent.running_quantile(0.99)
+    if facts.is_cpu or facts.without_graph or facts.arg("enable_torch_compile") != 0:
+        return None
+    if not past.enough or batch is None or facts.weights_gb is None or facts.weights_gb >= SMALL_MODEL_GB:
+        return None
+    if facts.is_first_edition and facts.args.get("quantization"):
+        return None
+    return Evidence("requests running together, 99 % of the time", float(batch), SMALL_BATCH + 1, "count", below=True)
+
+
+def _is_short(past: Past) -> bool:
+    """Whether the KV pool is too small for the load."""
+    full = past.recent.share("admission", "pool_full") or 0.0
+    return past.enough and (
+        full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_per_minute
+    )
+
+
+def _quantization_candidate(past: Past) -> Evidence | None:
+    facts = past.facts
+    if facts.is_cpu or facts.args.get("quantization", "not told") is not None or _QUANTIZED.search(_model(past)):
+        return None
+    if facts.weights_gb is None or not facts.memory_before_weights_gb or not _is_short(past):
+        return None
+    share = facts.weights_gb / facts.memory_before_weights_gb
+    return Evidence("share of a GPU's memory taken by weights", share, LARGE_WEIGHTS, "share")
+
+
+def _expert_parallel_candidate(past: Past) -> Evidence | None:
+    facts = past.facts
+    if facts.is_cpu or not _MOE.search(_model(past)) or "tp_size" not in facts.args:
+        return None
+    if (facts.arg("ep_size") or 1.0) > 1 or facts.arg("enable_ep_moe") or facts.arg("enable_deepep_moe"):
+        return None
+    return Evidence("GPUs that share every expert", facts.arg("tp_size") or 1.0, 1.0, "count")
+
+
+def _dp_attention_candidate(past: Past) -> Evidence | None:
+    facts = past.facts
+    if facts.is_cpu or not _LATENT.search(_model(past)) or (facts.arg("tp_size") or 1.0) < DP_ATTENTION_GPUS:
+        return None
+    full = past.recent.share("admission", "pool_full")
+    if facts.arg("enable_dp_attention") or not past.enough or full is None:
+        return None
+    return Evidence("share of serving time with a full pool", full, past.profile.frequent_share, "share")
+
+
+_TESTS: dict[str, Callable[[Past], Evidence | None]] = {
+    "shared_prefixes_unused": _shared_prefixes_unused,
+    "prefix_policy_wasted": _prefix_policy_wasted,
+    "data_parallel_would_fit": _data_parallel_would_fit,
+    "torch_compile_candidate": _torch_compile_candidate,
+    "quantization_candidate": _quantization_candidate,
+    "expert_parallel_candidate": _expert_parallel_candidate,
+    "dp_attention_candidate": _dp_attention_candidate,
+}

@@ -1,0 +1,27 @@
+"""Prometheus families with our prefix."""
+
+from __future__ import annotations
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+PREFIX = "sglang_tuning_"
+
+
+def gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
+    """Make a gauge without samples."""
+    return GaugeMetricFamily(PREFIX + name, words, labels=labels)
+
+
+def counter(name: str, words: str, *labels: str) -> CounterMetricFamily:
+    """Make a counter without samples; `_total` is added to its name."""
+    return CounterMetricFamily(PREFIX + name, words, labels=labels)
+
+
+def info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
+    """Make an info family with its one sample; `_info` is added to its name."""
+    return InfoMetricFamily(PREFIX + name, words, value=values)
+
+
+def sound(text: str | None) -> str:
+    """Write words from outside as UTF-8 can: a lone surrogate in a name would cost the whole page."""
+    return (text or "").encode("utf-8", "backslashreplace").decode()

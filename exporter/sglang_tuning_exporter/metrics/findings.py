@@ -1,0 +1,63 @@
+"""Families about what limits the server: the verdict, the diagnoses that hold, and what to turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.guide.diagnosis import BurnRate, Source
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.metrics.families import gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
+
+    from sglang_tuning_exporter.watcher import Watcher
+
+
+def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
+    """Tell the verdict, and everything that it rests on."""
+    judgement = judge(watcher.past(now))
+    verdict = gauge(
+        "verdict", "1 for what limits the server now: a diagnosis, or why there is none.", "verdict", "severity"
+    )
+    verdict.add_metric([judgement.verdict, judgement.severity], 1.0)
+    yield verdict
+    active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
+    now_set = gauge(
+        "recommended_arg_current",
+        "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
+        "arg",
+        "diagnosis",
+    )
+    advised = gauge(
+        "recommended_arg",
+        "The value to try for an argument, while a diagnosis that turns it holds.",
+        "arg",
+        "diagnosis",
+    )
+    words = gauge(
+        "recommended_setting_info",
+        "The word to try for an argument that takes words, while a diagnosis that turns it holds.",
+        "arg",
+        "value",
+        "diagnosis",
+    )
+    found = {finding.diagnosis.id: finding for finding in judgement.findings}
+    for check in judgement.checks:
+        row = check.diagnosis
+        if isinstance(row.condition, BurnRate) or (isinstance(row.condition, Source) and not row.condition.trouble):
+            continue
+        active.add_metric([row.id], float(row.id in found))
+        for advice in found[row.id].advice if row.id in found else ():
+            if isinstance(advice.suggested, str):
+                words.add_metric([advice.arg, advice.suggested, row.id], 1.0)
+            elif advice.arg and advice.suggested is not None:
+                advised.add_metric([advice.arg, row.id], advice.suggested)
+                if isinstance(advice.current, (int, float)):
+                    now_set.add_metric([advice.arg, row.id], advice.current)
+    yield active
+    yield advised
+    yield now_set
+    yield words

@@ -1,0 +1,250 @@
+"""Many series of a latency as one histogram, and what can be estimated from it. Prometheus itself is the judge of quantiles."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import subprocess
+from math import inf
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.histograms import MOST_BOUNDS, Histogram, read
+
+PAGES = Path(__file__).parent / "data" / "metrics"
+NAME = "sglang:time_to_first_token_seconds"
+
+
+def page(name: str) -> Scrape:
+    return facts.read((PAGES / f"{name}.prom").read_text())
+
+
+def series(counts: dict[str, float], labels: str = "") -> str:
+    return "".join(f'{NAME}_bucket{{{labels}le="{bound}"}} {count}\n' for bound, count in counts.items())
+
+
+def first_token(text: str) -> Histogram | None:
+    return facts.read(text).time_to_first_token
+
+
+def known(histogram: Histogram | None) -> Histogram:
+    assert histogram is not None
+    return histogram
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "first", "inter", "whole", "queued"),
+    [
+        ("0.3.6.post3_tp1-latencies", 21, 400, None, 400, None),
+        ("0.4.3.post4_tp1-latencies", 18, 400, 2000, 400, None),
+        ("recorded-0.4.9.post6-latencies", 19, 301, 18900, 301, None),
+        ("0.5.12_prio1-latencies", 19, 300, 1500, 300, None),
+        ("recorded-0.5.23-latencies", 19, 69, 3799, 101, 106),
+    ],
+)
+def test_every_release_tells_the_latencies_that_it_has(  # noqa: PLR0917
+    name: str, bounds: int, first: int, inter: int | None, whole: int, queued: int | None
+) -> None:
+    scrape = page(name)
+    told = (scrape.time_to_first_token, scrape.inter_token, scrape.request_latency, scrape.queue_time)
+    assert [None if histogram is None else histogram.observations for histogram in told] == [
+        first, inter, whole, queued,
+    ]  # fmt: skip
+    assert len(known(scrape.time_to_first_token).bounds) == bounds
+
+
+def test_the_first_token_of_an_answer_that_is_not_streamed_is_waited_for_by_nobody() -> None:
+    streamed, whole = (
+        series({"1": 3, "+Inf": 4}, 'is_streaming="true",'),
+        series({"1": 0, "+Inf": 9}, 'is_streaming="false",'),
+    )
+    assert known(first_token(streamed + whole)).counts == (3, 4)
+    assert first_token(whole) is None
+
+
+def test_before_the_time_between_tokens_was_told_their_mean_is_taken() -> None:
+    text = (PAGES / "0.4.3.post4_tp1-latencies.prom").read_text()
+    without = "\n".join(line for line in text.splitlines() if "inter_token" not in line)
+    assert known(facts.read(text).inter_token).observations == 2000
+    assert known(facts.read(without).inter_token).observations == 400
+    assert known(facts.read(without).inter_token).seconds == pytest.approx(39.386304)
+
+
+def test_names_that_lost_their_colon_are_read_the_same() -> None:
+    text = (PAGES / "recorded-0.5.23-latencies.prom").read_text()
+    assert facts.read(text.replace("sglang:", "sglang_")) == facts.read(text)
+
+
+def test_priorities_are_requests_of_their_own_and_none_is_the_total() -> None:
+    text = series({"1": 2, "+Inf": 3}, 'priority="",') + series({"1": 1, "+Inf": 5}, 'priority="9",')
+    assert known(first_token(text)).counts == (3, 8)
+
+
+def test_tensor_parallel_ranks_repeat_a_wait_and_data_parallel_ranks_do_not() -> None:
+    text = "".join(
+        series({"1": seen, "+Inf": seen}, f'tp_rank="{tp}",pp_rank="0",dp_rank="{dp}",')
+        for tp, dp, seen in ((0, 0, 7), (1, 0, 7), (2, 1, 4), (3, 1, 3))
+    )
+    assert known(first_token(text)).observations == 11
+
+
+def test_series_with_other_boundaries_are_added_where_both_have_one() -> None:
+    text = series({"1": 2, "2": 3, "+Inf": 4}, 'a="1",') + series({"2": 5, "3": 5, "+Inf": 6}, 'a="2",')
+    assert known(first_token(text)) == Histogram((2.0, inf), (8.0, 10.0))
+    assert first_token(series({"1": 2, "+Inf": 4}, 'a="1",') + series({"2": 5, "+Inf": 6}, 'a="2",')) is None
+
+
+def test_the_sum_is_told_only_when_every_series_tells_it() -> None:
+    text = series({"1": 2, "+Inf": 4}, 'a="1",') + series({"1": 5, "+Inf": 6}, 'a="2",') + f'{NAME}_sum{{a="1"}} 3\n'
+    assert known(first_token(text)).seconds is None
+    assert known(first_token(text + f'{NAME}_sum{{a="2"}} 4\n')).seconds == 7
+    assert known(first_token(text + f'{NAME}_sum{{a="2"}} NaN\n')).seconds is None
+
+
+def test_a_missing_last_bucket_is_the_count() -> None:
+    text = series({"1": 2, "2": 3})
+    assert first_token(text) is None
+    assert known(first_token(text + f"{NAME}_count 5\n")).counts == (2, 3, 5)
+
+
+def test_a_missing_count_is_the_last_bucket() -> None:
+    assert known(first_token(series({"1": 2, "+Inf": 3}))).observations == 3
+
+
+def test_a_count_that_falls_from_one_bucket_to_the_next_does_not_fall() -> None:
+    assert known(first_token(series({"1": 5, "2": 3, "+Inf": 4}))).counts == (5, 5, 5)
+
+
+def test_buckets_out_of_order_are_put_in_order() -> None:
+    assert known(first_token(series({"+Inf": 4, "2": 3, "1": 2}))).counts == (2, 3, 4)
+
+
+@pytest.mark.parametrize("bad", ["NaN", "-1", "1e300", "+Inf"])
+def test_a_bucket_that_counts_nothing_countable_is_left_out(bad: str) -> None:
+    text = series({"1": 2, "+Inf": 4}) + f'{NAME}_bucket{{le="2"}} {bad}\n{NAME}_bucket{{le="x"}} 3\n{NAME}_bucket 3\n'
+    assert known(first_token(text)) == Histogram((1.0, inf), (2.0, 4.0))
+
+
+def test_of_two_samples_of_one_series_the_first_counts() -> None:
+    assert known(first_token(series({"1": 2, "+Inf": 4}) + series({"1": 7, "+Inf": 9}))).counts == (2, 4)
+
+
+def test_a_histogram_with_nothing_but_its_count_tells_no_latency() -> None:
+    assert first_token(series({"+Inf": 4})) is None
+    assert first_token(f"{NAME}_count 4\n{NAME}_sum 3\n") is None
+
+
+def test_thousands_of_labels_are_added_up_and_thousands_of_boundaries_are_not_read() -> None:
+    many = "".join(series({"1": 1, "+Inf": 2}, f'tenant="{n}",') for n in range(5000))
+    assert known(first_token(many)).counts == (5000, 10000)
+    assert first_token(series({**{str(n): 1.0 for n in range(MOST_BOUNDS + 1)}, "+Inf": 2})) is None
+
+
+samples = st.lists(
+    st.tuples(
+        st.builds(
+            '{}le="{}"'.format,
+            st.sampled_from(["", 'priority="",', 'tp_rank="1",', 'dp_rank="1",', 'is_streaming="true",']),
+            st.sampled_from(["1", "0.5", "-1", "0", "+Inf", "NaN", "", "1e400", "0x"]),
+        ),
+        st.floats(),
+    ),
+    max_size=40,
+)
+
+
+@given(samples, samples, samples, st.floats(), st.floats(0, 1))
+def test_whatever_a_page_has_a_histogram_rises_and_estimates_lie_within_it(
+    buckets: list[tuple[str, float]],
+    counts: list[tuple[str, float]],
+    sums: list[tuple[str, float]],
+    seconds: float,
+    share: float,
+) -> None:
+    histogram = read(buckets, counts, sums, ("is_streaming", "true"))
+    if histogram is None:
+        return
+    assert list(histogram.bounds) == sorted(set(histogram.bounds))
+    assert list(histogram.counts) == sorted(histogram.counts)
+    assert histogram.bounds[-1] == inf
+    assert 0 <= histogram.above(seconds) <= histogram.observations
+    quantile = histogram.quantile(share)
+    assert (quantile is None) == (histogram.observations == 0)
+    assert quantile is None or min(0, histogram.bounds[0]) <= quantile <= histogram.bounds[-2]
+
+
+def test_what_took_longer_is_estimated_by_a_straight_line_inside_the_bucket() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0, inf), (10.0, 30.0, 40.0, 45.0))
+    assert [histogram.above(seconds) for seconds in (0.5, 1, 1.5, 3, 4)] == [40, 35, 25, 10, 5]
+
+
+def test_how_far_beyond_the_largest_boundary_something_took_is_not_told() -> None:
+    histogram = Histogram((1.0, 2.0, inf), (0.0, 0.0, 5.0))
+    assert (histogram.above(2), histogram.above(3)) == (5, 0)
+    assert histogram.quantile(0.5) == 2
+
+
+@given(st.lists(st.integers(0, 1000), min_size=3, max_size=3), st.floats(0, 4))
+def test_as_many_are_above_a_quantile_as_its_share_says(counts: list[int], seconds: float) -> None:
+    histogram = Histogram((1.0, 2.0, 4.0, inf), (*map(float, sorted(counts)), float(max(counts))))
+    if not histogram.observations:
+        return
+    share = 1 - histogram.above(seconds) / histogram.observations
+    quantile = histogram.quantile(share)
+    assert quantile is not None
+    assert histogram.above(quantile) == pytest.approx(histogram.above(seconds), abs=1e-6)
+
+
+def test_what_came_since_is_a_difference_and_a_new_server_has_none() -> None:
+    earlier, later = Histogram((1.0, inf), (2.0, 3.0), 4.0), Histogram((1.0, inf), (2.0, 5.0), 9.0)
+    assert later.since(earlier) == Histogram((1.0, inf), (0.0, 2.0), 5.0)
+    assert earlier.since(later) is None
+    assert later.since(Histogram((2.0, inf), (2.0, 3.0), 4.0)) is None
+
+
+def test_quantiles_are_those_of_histogram_quantile(tmp_path: Path) -> None:
+    """Promtool computes them of the same buckets."""
+    recording = Path(__file__).parent / "recordings" / "big_queue"
+    text = gzip.decompress(max(recording.glob("metrics-*.prom.gz")).read_bytes()).decode()
+    streamed = [
+        (match[1], float(match[2]))
+        for match in re.finditer(
+            rf'^{NAME}_bucket{{(?=.*is_streaming="true").*le="([^"]*)".*}} (\S+)$', text, re.MULTILINE
+        )
+    ]
+    shares = (0.01, 0.25, 0.5, 0.9, 0.99)
+    ours = known(first_token(text))
+    document = {
+        "rule_files": [],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": f't_bucket{{le="{bound}"}}', "values": f"{count:g}"} for bound, count in streamed
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f"histogram_quantile({share}, t_bucket)",
+                        "eval_time": "0m",
+                        "exp_samples": [{"labels": "{}", "value": ours.quantile(share)}],
+                    }
+                    for share in shares
+                ],
+            }
+        ],
+    }
+    (tmp_path / "quantiles.yml").write_text(yaml.safe_dump(document))
+    promtool = shutil.which("promtool")
+    assert promtool is not None
+    played = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "quantiles.yml")], capture_output=True, text=True, check=False
+    )
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert len(streamed) == 19

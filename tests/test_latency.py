@@ -1,0 +1,185 @@
+"""Observations and breaches since the exporter came, and the latencies of the last minutes."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.latency import LATENCIES, LatencyLedger
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.histograms import Histogram
+
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def scrape(fast: float, slow: float = 0.0, *, bound: float = 1.0) -> Scrape:
+    """Requests whose first token came within `bound` seconds, and others within twice as many."""
+    histogram = Histogram((bound, 2 * bound, inf), (fast, fast + slow, fast + slow), 0.5 * fast + 1.5 * slow)
+    return Scrape(ranks=[], time_to_first_token=histogram)
+
+
+def ledger(*scrapes: Scrape, objective: float | None = 1.0, step: float = 10.0) -> LatencyLedger:
+    own = LatencyLedger({"time_to_first_token": objective})
+    for number, one in enumerate(scrapes):
+        own.observe(one, number * step)
+    return own
+
+
+def counted(own: LatencyLedger) -> tuple[float | None, float | None]:
+    return own.observations("time_to_first_token"), own.breaches("time_to_first_token")
+
+
+def test_nothing_is_counted_before_the_first_scrape() -> None:
+    assert counted(ledger()) == (None, None)
+
+
+def test_what_the_server_counted_before_the_exporter_came_is_not_counted() -> None:
+    assert counted(ledger(scrape(100, 50))) == (0, 0)
+
+
+def test_what_comes_after_the_first_scrape_is_counted() -> None:
+    assert counted(ledger(scrape(100, 50), scrape(108, 52))) == (10, 2)
+
+
+def test_a_family_that_the_first_page_did_not_have_had_seen_nothing() -> None:
+    assert counted(ledger(Scrape(ranks=[]), scrape(3, 1))) == (4, 1)
+
+
+def test_a_server_that_starts_again_counts_from_nothing() -> None:
+    assert counted(ledger(scrape(100, 50), scrape(110, 50), scrape(2, 1))) == (13, 1)
+
+
+def test_a_server_that_starts_again_with_other_boundaries_counts_from_nothing() -> None:
+    own = ledger(scrape(10, 0), scrape(10, 0), scrape(20, 0, bound=0.5))
+    assert counted(own) == (20, 0)
+    recent = own.recent("time_to_first_token", 20.0)
+    assert recent is not None
+    assert recent.observations == 20
+
+
+def test_a_page_without_the_family_in_between_loses_nothing_and_counts_nothing_twice() -> None:
+    assert counted(ledger(scrape(10), Scrape(ranks=[]), scrape(12))) == (2, 0)
+
+
+def test_an_objective_inside_a_bucket_divides_it() -> None:
+    assert counted(ledger(scrape(0), scrape(0, 8), objective=1.25)) == (8, 6)
+
+
+def test_without_an_objective_nothing_is_a_breach_and_the_figures_are_told_all_the_same() -> None:
+    own = ledger(scrape(0), scrape(3, 1), objective=None)
+    assert counted(own) == (4, None)
+    recent = own.recent("time_to_first_token", 10.0)
+    assert recent is not None
+    assert (recent.observations, recent.breaches, recent.breach_share) == (4, None, None)
+
+
+def test_the_last_minutes_have_a_mean_quantiles_and_a_share_of_breaches() -> None:
+    own = ledger(scrape(100, 100), scrape(106, 104))
+    recent = own.recent("time_to_first_token", 10.0)
+    assert recent is not None
+    assert (recent.observations, recent.breaches, recent.breach_share) == (10, 4, 0.4)
+    assert (recent.mean_seconds, recent.p50_seconds, recent.p99_seconds) == pytest.approx((0.9, 5 / 6, 1 + 3.9 / 4))
+
+
+def test_what_is_older_than_the_window_is_not_recent() -> None:
+    own = ledger(*(scrape(10 * number) for number in range(100)))
+    recent, minute = own.recent("time_to_first_token", 990.0), own.recent("time_to_first_token", 990.0, 60.0)
+    assert recent is not None
+    assert minute is not None
+    assert (recent.observations, minute.observations) == (600, 60)
+    assert own.recent("time_to_first_token", 990.0, 7200.0) == recent
+
+
+def test_nothing_observed_lately_is_nothing_and_not_zero_seconds() -> None:
+    own = ledger(scrape(5), *(scrape(9) for _ in range(100)))
+    assert own.recent("time_to_first_token", 1000.0) is None
+    assert ledger(scrape(5)).recent("time_to_first_token", 0.0) is None
+    assert ledger().recent("time_to_first_token", 0.0) is None
+
+
+def test_memory_is_bounded_by_the_window() -> None:
+    own = ledger(*(scrape(number) for number in range(1000)), step=1.0)
+    assert len(own._tallies["time_to_first_token"]._marks) <= 62
+
+
+@given(
+    st.lists(
+        st.builds(scrape, st.floats(0, 1e6), st.floats(0, 1e6), bound=st.sampled_from([0.1, 1.0]))
+        | st.builds(Scrape, st.just([])),
+        max_size=12,
+    )
+)
+def test_counters_never_fall_and_breaches_never_exceed_observations(scrapes: list[Scrape]) -> None:
+    own = ledger()
+    seen = [0.0, 0.0]
+    for number, one in enumerate(scrapes):
+        own.observe(one, number * 7.0)
+        observations, breaches = counted(own)
+        assert observations is not None
+        assert breaches is not None
+        assert observations >= seen[0]
+        assert breaches >= seen[1]
+        assert breaches <= observations * (1 + 1e-9)
+        seen = [observations, breaches]
+
+
+def pages(recording: Path) -> list[str]:
+    return [gzip.decompress(path.read_bytes()).decode() for path in sorted(recording.glob("metrics-*.prom.gz"))]
+
+
+def buckets(text: str, family: str, where: str = "") -> Mapping[float, float]:
+    """Add up a page's buckets line by line, apart from the program's own reading."""
+    found: defaultdict[float, float] = defaultdict(float)
+    for labels, bound, value in re.findall(
+        rf'^sglang:{family}_bucket{{(.*le="([^"]*)".*)}} (\S+)$', text, re.MULTILINE
+    ):
+        if where in labels:
+            found[float(bound)] += float(value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "first_tokens", "slow_first_tokens", "tokens", "slow_tokens"),
+    [("big_queue", 300, 284, 18900, 12), ("client_limited", 127, 0, 8001, 2), ("dp2", 69, 0, 3799, 18)],
+)
+def test_a_recording_has_as_many_breaches_as_its_first_and_last_page_differ_by(
+    name: str, first_tokens: float, slow_first_tokens: float, tokens: float, slow_tokens: float
+) -> None:
+    """Objectives that are boundaries of the buckets, so that nothing is estimated."""
+    own = LatencyLedger({"time_to_first_token": 2.0, "inter_token": 0.1})
+    texts = pages(RECORDINGS / name)
+    for number, text in enumerate(texts):
+        own.observe(facts.read(text), 10.0 * number)
+    for latency, family, where, objective in (
+        ("time_to_first_token", "time_to_first_token_seconds", 'is_streaming="true"', 2.0),
+        ("inter_token", "inter_token_latency_seconds", "", 0.1),
+    ):
+        first, last = buckets(texts[0], family, where), buckets(texts[-1], family, where)
+        assert latency in LATENCIES
+        gained = last[inf] - first[inf]
+        assert own.observations(latency) == gained
+        assert own.breaches(latency) == gained - (last[objective] - first[objective])
+    assert (own.observations("time_to_first_token"), own.breaches("time_to_first_token")) == (
+        first_tokens, slow_first_tokens,
+    )  # fmt: skip
+    assert (own.observations("inter_token"), own.breaches("inter_token")) == (tokens, slow_tokens)
+
+
+def test_a_server_that_was_killed_and_came_back_in_a_recording_is_counted_twice_from_nothing() -> None:
+    own = LatencyLedger({})
+    texts = pages(RECORDINGS / "restart_append")
+    totals = [buckets(text, "time_to_first_token_seconds", 'is_streaming="true"')[inf] for text in texts]
+    for number, text in enumerate(texts):
+        own.observe(facts.read(text), 10.0 * number)
+    highest = max(now for now, then in pairwise(totals) if then < now)
+    assert own.observations("time_to_first_token") == highest - totals[0] + totals[-1]
