@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
 from sglang_tuning_exporter.report.inputs import Clock, Logs
-from sglang_tuning_exporter.sglang.events import DecodeBatch, OutOfMemory
+from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory
+from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE
 
 HERE = Path(__file__).parent
@@ -46,8 +48,30 @@ def document(*logs: str, stdin: bytes | None = None) -> dict[str, Any]:
     return report(Logs(logs, None if stdin is None else io.BytesIO(stdin)), PROFILES["online"])
 
 
+def lines_in_order(logs: Logs) -> list[Event]:
+    """Give what was printed line by line, as it came; no line may come before its time."""
+    lines: list[Event] = []
+    before = -inf
+    for moment, event in logs.events():
+        assert moment >= before
+        before = moment
+        if isinstance(event, BatchRun):
+            assert {line.time for line in event.events()} == {moment}
+            lines.extend(event.events())
+        elif event is not None:
+            lines.append(event)
+    return lines
+
+
+def running(logs: Logs) -> list[int | None]:
+    lines = lines_in_order(logs)
+    decodes = [line for line in lines if isinstance(line, DecodeBatch)]
+    assert len(decodes) == len(lines)
+    return [line.running for line in decodes]
+
+
 def running_in_order(*logs: str) -> list[int | None]:
-    return [event.running for _, event in Logs(logs).events() if isinstance(event, DecodeBatch)]
+    return running(Logs(logs))
 
 
 def test_a_rotation_set_is_read_from_its_oldest_file_whatever_the_names_order(tmp_path: Path) -> None:
@@ -86,9 +110,9 @@ def test_a_line_without_time_stays_behind_the_line_before_it(tmp_path: Path) -> 
     )
     first = write(tmp_path / "a.log", decode("10:00:00", 1), raised, decode("10:00:20", 3))
     second = write(tmp_path / "b.log", decode("10:00:10", 2))
-    events = [event for _, event in Logs([first, second]).events()]
-    kinds = [type(event).__name__ for event in events if isinstance(event, (DecodeBatch, OutOfMemory))]
-    assert kinds == ["DecodeBatch", "OutOfMemory", "DecodeBatch", "DecodeBatch"]
+    lines = [line for line in lines_in_order(Logs([first, second])) if isinstance(line, (DecodeBatch, OutOfMemory))]
+    told = [line.running if isinstance(line, DecodeBatch) else type(line) for line in lines]
+    assert told == [1, OutOfMemory, 2, 3]
 
 
 def test_a_file_named_twice_or_by_a_link_is_read_once(tmp_path: Path) -> None:
@@ -111,7 +135,7 @@ def test_members_of_a_gzip_file_are_read_one_after_the_other_and_padding_is_none
     path = tmp_path / "server.log.gz"
     path.write_bytes(b"".join(members) + b"\0" * 700)
     logs = Logs([str(path)])
-    assert [e.running for _, e in logs.events() if isinstance(e, DecodeBatch)] == list(range(20))
+    assert running(logs) == list(range(20))
     assert logs.notes == []
 
 
@@ -158,7 +182,7 @@ def test_standard_input_may_be_plain_or_packed() -> None:
 def test_standard_input_and_a_file_are_merged(tmp_path: Path) -> None:
     name = write(tmp_path / "server.log", decode("10:00:10", 2))
     logs = Logs([name, "-"], io.BytesIO((decode("10:00:00", 1) + decode("10:00:20", 3)).encode()))
-    assert [e.running for _, e in logs.events() if isinstance(e, DecodeBatch)] == [1, 2, 3]
+    assert running(logs) == [1, 2, 3]
 
 
 def test_a_named_pipe_is_read_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sglang_tuning_exporter.guide.diagnosis import (
 )
 from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, WATCHDOG, Past
 from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
+from sglang_tuning_exporter.report.passing import Plainness
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Event,
@@ -88,13 +89,15 @@ class Analysis:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.state = ServerState(profile, 0.0)
-        self.serving_seconds = 0.0  # in which any rank served; `totals` adds the ranks up
         self.graph: bool | None = None  # of the last decode line
+        self._served = 0.0
+        self._served_by: dict[int | None, float] = {}  # what of each rank's serving time is in it
         self._begin: float | None = None
         self._now = 0.0
         self._counts: Counter[str] = Counter()
         self._available: list[float] = []
         self._ranks = _Ranks()
+        self._plainness = Plainness(profile)
         self._last: dict[int | None, LastLine] = {}
         self._restarted = False
         self._printed: float | None = None
@@ -110,6 +113,15 @@ class Analysis:
         self._printed = event.time if event.time is not None else self._printed
         if isinstance(event, ServerArgs):
             self._end_start()
+        if isinstance(event, BatchRun) and not self._plainness.of(
+            event, self.state.ranks.get(event.rank.dp), self.state.facts, self._now
+        ):
+            for line in event.events():
+                self._observe(line)
+        else:
+            self._observe(event)
+
+    def _observe(self, event: Event | BatchRun) -> None:
         if self.state.observe(event, self._now):
             self._note(event)
 
@@ -117,12 +129,28 @@ class Analysis:
         """Let time pass for every rank at once, so that what all served together can be told from what each did."""
         if self._begin is None:
             self._begin = self._now = moment
-        before = {dp: rank.totals.seconds[_SERVING] for dp, rank in self.state.ranks.items()}
+        if len(self.state.ranks) != len(self._served_by):
+            self._add_served()  # of those that were there before a new one came
         self.state.advance(moment)
-        gained = [self.state.ranks[dp].totals.seconds[_SERVING] - seconds for dp, seconds in before.items()]
-        # Every rank's serving time stands at the start of the interval, so the longest covers the others.
-        self.serving_seconds += max(gained, default=0.0)
+        if len(self._served_by) > 1:
+            self._add_served()
         self._now = moment
+
+    def _add_served(self) -> None:
+        """Add what was served since the last call; where there are several ranks, that is one interval ago."""
+        gained = 0.0
+        for dp, rank in self.state.ranks.items():
+            served = rank.totals.seconds[_SERVING]
+            # Every rank's serving time stands at the start of the interval, so the longest covers the others.
+            gained = max(gained, served - self._served_by.get(dp, 0.0))
+            self._served_by[dp] = served
+        self._served += gained
+
+    @property
+    def serving_seconds(self) -> float:
+        """Seconds in which any rank served; `totals` adds the ranks up."""
+        self._add_served()
+        return self._served
 
     def _note(self, event: Event | BatchRun) -> None:
         if isinstance(event, BatchRun):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from sglang_tuning_exporter.sglang.events import Event
+    from sglang_tuning_exporter.sglang.usual import BatchRun
 
 STDIN = "-"
 # A release that prints no date (0.3.0) gives seconds since the midnight before its first line.
@@ -292,14 +293,14 @@ class Logs:
         """Lines and fields that look like SGLang's and could not be read."""
         return sum(sum(reader.unrecognised.values()) for reader in self.readers)
 
-    def events(self) -> Iterator[tuple[float, Event | None]]:
+    def events(self) -> Iterator[tuple[float, Event | BatchRun | None]]:
         """Give every event with its time, seconds, in time order; lines without a time follow the line before.
 
         Each log's first and last printed time come with no event. The time is `-inf` while none was printed.
         Raises `UsageError` when the input cannot be read, or, at its end, is no log of SGLang.
         """
         waiting = list(range(len(self._logs)))[::-1]
-        heap: list[tuple[float, int, Event | None, Iterator[tuple[float, Event | None]]]] = []
+        heap: list[tuple[float, int, Event | BatchRun | None, Iterator[tuple[float, Event | BatchRun | None]]]] = []
         while heap or waiting:
             while waiting and (not heap or self._first_of(waiting[-1]) <= heap[0][0]):
                 index = waiting.pop()
@@ -319,7 +320,7 @@ class Logs:
         first = self._logs[index][0].first
         return -inf if first is None else first
 
-    def _read(self, index: int) -> Iterator[tuple[float, Event | None]]:
+    def _read(self, index: int) -> Iterator[tuple[float, Event | BatchRun | None]]:
         clock, reader = Clock(), self.readers[index]
         last = self._logs[index][0].first
         yield clock.read(last), None
@@ -328,7 +329,7 @@ class Logs:
             before = block = b""
             for following in source.blocks():
                 before, block = block, following
-                for event in reader.feed(block):
+                for event in reader.feed_runs(block):
                     last = event.time if event.time is not None else last
                     yield clock.read(event.time), event
             if last is not None:

@@ -1,0 +1,239 @@
+"""A report is the same whether its logs were read line by line or a second's batch lines at once.
+
+The recordings are real logs of 0.5.23 (tests/recordings and the package's own), the lines of tests/data/logs are those
+of the released wheels. Made logs have figures on both sides of every bound that a diagnosis is judged by.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.table import DIAGNOSES, Share
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.report import report
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.passing import KEYS
+from sglang_tuning_exporter.sglang.events import Event
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.usual import BatchRun
+
+HERE = Path(__file__).parent
+RECORDED = [
+    *sorted((HERE / "recordings").glob("*/server.log.gz")),
+    *(packaged(name) / "server.log.gz" for name in ("steady", "retract")),
+]
+RELEASES = sorted((HERE / "data" / "logs").glob("*.log"))
+PAIRS = list(permutations(RECORDED, 2))
+TIME = re.compile(rb"^\[\d{4}-\d\d-\d\d (?=\d\d:\d\d:\d\d)", re.MULTILINE)
+
+
+class LineByLine(LogReader):
+    def feed_runs(self, block: bytes) -> list[Event | BatchRun]:
+        return list(self.feed(block))
+
+
+def both(profile: str, *logs: Path, stdin: bytes | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The report of single lines, and that of runs."""
+    names = [str(log) for log in logs] + ["-"] * (stdin is not None)
+    alone, together = (Logs(names, None if stdin is None else io.BytesIO(stdin)) for _ in range(2))
+    alone.readers = [LineByLine() for _ in alone.readers]
+    return report(alone, profile), report(together, profile)
+
+
+def plain(log: Path) -> bytes:
+    return gzip.decompress(log.read_bytes())
+
+
+def without_dates(log: Path) -> bytes:
+    return TIME.sub(b"[", plain(log))
+
+
+def runs(*logs: Path) -> list[BatchRun]:
+    return [event for _, event in Logs([str(log) for log in logs]).events() if isinstance(event, BatchRun)]
+
+
+def test_a_log_is_read_by_seconds_not_by_lines() -> None:
+    found = runs(*RECORDED)
+    assert sum(run.decodes + run.prefills for run in found) > 2 * len(found) > 200
+
+
+def test_every_state_that_a_diagnosis_rests_on_is_looked_for_in_a_run() -> None:
+    conditions = [row.condition for row in DIAGNOSES]
+    assert {(each.signal, each.state) for each in conditions if isinstance(each, Share)} <= KEYS
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("log", RECORDED + RELEASES, ids=lambda log: log.parent.name + "-" + log.name)
+def test_the_report_of_a_log_is_that_of_its_lines(log: Path, profile: str) -> None:
+    alone, together = both(profile, log)
+    assert together == alone
+
+
+@pytest.mark.parametrize("profile", ["online", "offline"])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(log.parent.name for log in pair))
+def test_the_report_of_two_logs_is_that_of_their_lines_in_any_order(pair: tuple[Path, Path], profile: str) -> None:
+    alone, together = both(profile, *pair)
+    assert together == alone
+
+
+def test_the_report_of_all_logs_in_wrong_order_is_that_of_their_lines() -> None:
+    alone, together = both("online", *reversed(RECORDED + RELEASES))
+    assert together == alone
+
+
+def split(text: bytes, tmp_path: Path, parts: int, *, stretch: int) -> list[Path]:
+    """Deal a log's lines out to files, `stretch` lines at a time: the files overlap in time, and within seconds."""
+    files = [tmp_path / f"node{number}.log" for number in range(parts)]
+    lines = text.splitlines(keepends=True)
+    for number, file in enumerate(files):
+        file.write_bytes(b"".join(line for at, line in enumerate(lines) if at // stretch % parts == number))
+    return files
+
+
+@pytest.mark.parametrize("stretch", [1, 3, 40])
+@pytest.mark.parametrize("log", RECORDED, ids=lambda log: log.parent.name)
+def test_the_report_of_logs_that_overlap_is_that_of_their_lines(log: Path, stretch: int, tmp_path: Path) -> None:
+    files = split(plain(log), tmp_path, 3, stretch=stretch)
+    alone, together = both("online", *reversed(files))
+    assert together == alone
+    assert together["counts"]["lines"] == len(plain(log).splitlines())
+
+
+def test_the_report_of_a_file_and_standard_input_that_overlap_is_that_of_their_lines(tmp_path: Path) -> None:
+    one, other = split(plain(RECORDED[0]), tmp_path, 2, stretch=5)
+    alone, together = both("online", one, stdin=other.read_bytes())
+    assert together == alone
+
+
+@pytest.mark.parametrize("log", RECORDED, ids=lambda log: log.parent.name)
+def test_the_report_of_logs_without_dates_is_that_of_their_lines(log: Path, tmp_path: Path) -> None:
+    text = without_dates(log)
+    half = text.index(b"\n", len(text) // 2) + 1
+    (tmp_path / "server.log").write_bytes(text[half:])
+    (tmp_path / "server.log.1").write_bytes(text[:half])
+    alone, together = both("online", tmp_path / "server.log", tmp_path / "server.log.1", RELEASES[0])
+    assert together == alone
+    assert together["sources"][-2:] == [str(tmp_path / "server.log.1"), str(tmp_path / "server.log")]
+
+
+def test_two_logs_take_turns_second_by_second_as_their_lines_do(tmp_path: Path) -> None:
+    def order(readers: type[LogReader]) -> list[tuple[float, object, object]]:
+        logs = Logs([str(file) for file in split(plain(packaged("retract") / "server.log.gz"), tmp_path, 2, stretch=7)])
+        logs.readers = [readers() for _ in logs.readers]
+        return [
+            (moment, type(line), line)
+            for moment, event in logs.events()
+            for line in (event.events() if isinstance(event, BatchRun) else [event])
+        ]
+
+    assert order(LogReader) == order(LineByLine)
+
+
+def server(limit: int) -> bytes:
+    return (
+        b"[2025-11-20 10:00:00] server_args=ServerArgs(model_path='m', chunked_prefill_size=64, cuda_graph_max_bs=8)\n"
+        b"[2025-11-20 10:00:00] max_total_num_tokens=1000, chunked_prefill_size=64, max_prefill_tokens=16384, "
+        b"max_running_requests=%d, context_len=4096, available_gpu_mem=7.00 GB\n" % limit
+    )
+
+
+def decode(running: int, queued: int, usage: float, graph: bytes) -> bytes:
+    return (
+        b"Decode batch, #running-req: %d, #token: 925, token usage: %.2f, %bgen throughput (token/s): 71.50, "
+        b"#queue-req: %d\n" % (running, usage, graph, queued)
+    )
+
+
+def prefill(running: int, queued: int, usage: float, sequences: int, tokens: int) -> bytes:
+    return (
+        b"Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: 0, token usage: %.2f, #running-req: %d, "
+        b"#queue-req: %d\n" % (sequences, tokens, usage, running, queued)
+    )
+
+
+EAGER = b"cuda graph: False, "
+# For every state that a diagnosis rests on: the profile, a line that tells it, and one that does not.
+EVIDENCE = {
+    "client_too_slow": ("offline", decode(4, 0, 0.95, b""), decode(4, 200, 0.95, b"")),
+    "queue_too_long": ("offline", decode(4, 2500, 0.95, b""), decode(4, 200, 0.95, b"")),
+    "running_at_limit": ("online", decode(12, 3, 0.5, b""), decode(12, 0, 0.5, b"")),
+    "admission_too_conservative": ("online", decode(4, 3, 0.5, b""), decode(4, 0, 0.5, b"")),
+    "cuda_graph_not_covering": ("online", decode(9, 0, 0.5, EAGER), decode(4, 0, 0.5, EAGER)),
+}
+
+
+@pytest.mark.parametrize(("diagnosis", "given"), EVIDENCE.items(), ids=EVIDENCE)
+def test_evidence_counts_as_printed_though_the_same_second_told_otherwise(
+    diagnosis: str, given: tuple[str, bytes, bytes]
+) -> None:
+    profile, evidence, other = given
+    text = server(12)
+    seconds = {3: [evidence, other], 4: [other, other], 50: [evidence, other], 51: [other, other]}
+    for second in range(52):
+        for line in seconds.get(second, [evidence if 5 <= second < 45 else other]):
+            text += b"[2025-11-20 10:00:%02d] %b" % (second, line)
+    alone, together = both(profile, stdin=text)
+    found = {finding["diagnosis"]: finding for finding in together["findings"]}[diagnosis]
+    assert (found["first_seen"], found["last_seen"]) == ("2025-11-20T10:00:03Z", "2025-11-20T10:00:50Z")
+    assert together == alone
+
+
+def test_a_wait_that_was_too_long_at_the_start_of_a_second_counts_as_printed() -> None:
+    quick, slow = prefill(4, 7, 0.95, 9, 17), prefill(4, 7, 0.95, 1, 17)
+    text = server(12)
+    for second in range(20, 59):
+        text += b"[2025-11-20 10:00:%02d] %b" % (second, slow)
+    # One a second were admitted until now, and 54 more in this second: its first line waits long, its last does not.
+    text += b"".join(b"[2025-11-20 10:00:59] %b" % line for line in [slow, *[quick] * 6])
+    alone, together = both("online", stdin=text)
+    found = {finding["diagnosis"]: finding for finding in together["findings"]}["queue_too_long"]
+    assert found["last_seen"] == "2025-11-20T10:00:59Z"
+    assert together == alone
+
+
+RUNNING = st.sampled_from([1, 8, 9, 12])  # 8 is the largest captured batch
+QUEUED = st.sampled_from([0, 0, 1, 7, 30, 2500])
+USAGES = st.sampled_from([0.2, 0.89, 0.9])
+GRAPHS = st.sampled_from([b"cuda graph: True, ", b"cuda graph: False, ", b""])
+LINES = st.builds(decode, RUNNING, QUEUED, USAGES, GRAPHS) | st.builds(
+    prefill, RUNNING, QUEUED, USAGES, st.sampled_from([1, 2, 9]), st.sampled_from([17, 57, 58, 64])
+)
+SWA = (
+    b"Decode batch, #running-req: 9, #token: 9, full token usage: 0.10, swa token usage: 0.95, "
+    b"gen throughput (token/s): 71.50, #queue-req: 9\n"
+)
+RETRACTION = b"KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_token_ratio: 0.30 -> 0.57\n"
+OTHER = st.sampled_from([SWA, RETRACTION, prefill(0, 0, 0.0, 1, 1)])
+RANKS = st.sampled_from([(b"",), (b"",), (b" TP0",), (b" DP0 TP0", b" DP1 TP0"), (b" TP1", b" TP0")])
+
+
+@st.composite
+def busy_logs(draw: st.DrawFn) -> bytes:
+    """A server that does one thing for a while, before and after it another, and there in parts of seconds a third."""
+    quiet, steady = draw(LINES), draw(LINES)
+    passing = st.lists(st.just(steady) | LINES | st.sampled_from([quiet, steady]) | OTHER, max_size=4)
+    ranks = draw(RANKS)
+    text = server(draw(st.sampled_from([9, 12, 400])))
+    for second in range(48):
+        calm = second < 8 or second >= 40
+        for rank in ranks:
+            for line in [*(draw(passing) if calm else ()), quiet if calm else steady]:
+                text += b"[2025-11-20 10:00:%02d%b] %b" % (second, rank, line)
+    return text
+
+
+@settings(max_examples=200, deadline=None)
+@given(busy_logs(), st.sampled_from(sorted(PROFILES)))
+def test_the_report_of_any_log_is_that_of_its_lines(text: bytes, profile: str) -> None:
+    alone, together = both(profile, stdin=text)
+    assert together == alone
