@@ -129,6 +129,42 @@ def test_start_up_facts_before_the_position_are_told_again(log: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("pattern", ["server.log", "server.log*"])
+def test_an_unended_last_line_that_was_told_after_a_rotation_is_not_told_again(
+    log: Path, tmp_path: Path, pattern: str
+) -> None:
+    append(log, LONG + b"unended")
+    follower = LogFollower([str(tmp_path / pattern)], from_start=True)
+    assert lines(follower) == [LONG]
+    log.rename(tmp_path / "server.log.1")
+    append(log, b"new\n")
+    assert sorted(lines(follower) + lines(follower)) == [b"new\n", b"unended\n"]
+    saved = json.loads(json.dumps(follower.positions()))
+    follower.close()
+    assert go_on(tmp_path / pattern, saved) == []
+    append(tmp_path / "server.log.1", b" and ended\nlate\n")
+    append(log, b"newer\n")
+    assert sorted(go_on(tmp_path / pattern, saved)) == [b" and ended\n", b"late\n", b"newer\n"]
+
+
+def test_an_unended_last_line_that_was_not_told_yet_is_told_by_the_next_follower(log: Path, tmp_path: Path) -> None:
+    append(log, LONG + b"unended")
+    saved = read_and_stop(log)
+    log.rename(tmp_path / "server.log.1")
+    append(log, b"new\n")
+    assert go_on(log, saved) == [b"unended\n", b"new\n"]
+
+
+def test_the_rest_of_a_giant_line_is_no_line_for_the_next_follower(log: Path) -> None:
+    append(log, LONG + b"x" * 5000)
+    follower = LogFollower([str(log)], max_line_bytes=1000)
+    lines(follower)
+    saved = follower.positions()
+    follower.close()
+    append(log, b"x" * 50 + b"\nnew\n")
+    assert lines(LogFollower([str(log)], max_line_bytes=1000, positions=saved)) == [b"new\n"]
+
+
 def test_positions_hold_no_text_of_the_log(log: Path) -> None:
     append(log, b"server_args=ServerArgs(api_key='hunter2')\n")
     assert "hunter2" not in json.dumps(read_and_stop(log))

@@ -28,7 +28,10 @@ _COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".lz4", ".zip")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """All lines of inode `inode` before byte `position` have been read; `path` was its name then."""
+    """All of inode `inode` before byte `position` has been read and told; `path` was its name then.
+
+    It is the start of a line, or the end of a last line that nobody ended.
+    """
 
     path: str
     inode: int

@@ -63,6 +63,11 @@ class Lines:
         self._extend(data[end:])
         return begun + whole
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a line under way."""
+        return bool(self._partial or self._overlong)
+
     def rest(self) -> bytes:
         """Return the last line, which nobody will end any more, ended; empty when there is none."""
         if self._overlong:
@@ -131,17 +136,27 @@ class Stream:
     def start_at(self, position: int) -> None:
         """Begin with the line that holds the byte before `position`, unless that ends it."""
         begin = _line_start(self.fd, position, self.lines.limit)
-        if begin is None:
+        self.go_on_at(position if begin is None else begin)
+
+    def go_on_at(self, position: int) -> None:
+        """Begin with the byte at `position`, as a mark says; in the middle of a giant line with the one after it."""
+        if _line_start(self.fd, position, self.lines.limit) is None:
             self.lines.skip_line()
-            begin = position
-        self.look_back_from = begin
-        self.position = self._line_start = begin
-        length = min(begin, places.TAIL_BYTES)
-        self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, begin - length))
-        self._head = os.pread(self.fd, min(begin, places.HEAD_BYTES), 0).partition(b"\0")[0]
+        self.look_back_from = position
+        self.position = self._line_start = position
+        length = min(position, places.TAIL_BYTES)
+        self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, position - length))
+        self._head = os.pread(self.fd, min(position, places.HEAD_BYTES), 0).partition(b"\0")[0]
+
+    def rest(self) -> bytes:
+        """Return the last, unended line, which nobody will end any more, and count it as read; empty when there is none."""
+        if not self.lines.begun:
+            return b""
+        self._line_start, self._line_tail = self.position, self._tail
+        return self.lines.rest()
 
     def mark(self) -> places.Mark | None:
-        """Say up to which line this file has been read; None for a pipe, which cannot be read again."""
+        """Say how far this file has been read and told; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
         head = self._head[: self._line_start]

@@ -147,6 +147,11 @@ class LogFollower:
         found += [_status(pattern, "missing", 0, Dropped()) for pattern in self._barren if pattern not in used]
         return found
 
+    def paths(self) -> set[str]:
+        """Return every path that blocks may still come from."""
+        paths = {stream.path for stream in self._streams.values()} | self._watches.keys()
+        return paths if self._stdin is None else paths | {"-"}
+
     def positions(self) -> dict[str, object]:
         """Return, as plain JSON, how far each file has been read; every block yielded counts as read."""
         marks = [stream.mark() for stream in self._streams.values()]
@@ -281,7 +286,7 @@ class LogFollower:
         marks = self._saved.of(watch.path)
         mark = self._saved.fitting(stream.fd)
         if mark is not None:
-            stream.start_at(mark.position)
+            stream.go_on_at(mark.position)
             self._open_rotated(watch, [other for other in marks if other != mark], now, stream)
         elif watch.pattern in self._saved.patterns:  # it came while nobody looked: all of it is news
             self._open_rotated(watch, marks, now, stream)
@@ -306,7 +311,7 @@ class LogFollower:
                 os.close(fd)
                 continue
             if at == 0:
-                stream.start_at(marks[-1].position)
+                stream.go_on_at(marks[-1].position)
             stream.gone_at = stream.grown_at = now
             stream.after = last
             if last is not None:
@@ -317,7 +322,7 @@ class LogFollower:
 
     def _finish(self, stream: Stream, *, moved_on: bool, now: float) -> bytes:
         """Return the last, unended line of a file that was rotated away, and let the file go once it is quiet."""
-        rest = stream.lines.rest() if moved_on else b""
+        rest = stream.rest() if moved_on else b""
         if stream.gone_at is None:
             return rest
         watch = next((watch for watch in self._watches.values() if watch.stream is stream), None)
