@@ -131,6 +131,90 @@ def test_a_line_that_is_half_written_when_the_reader_dies_is_read_once(place: Pl
             assert events(state) == 1
 
 
+def test_an_unended_last_line_that_was_counted_after_a_rotation_is_not_counted_again(place: Place) -> None:
+    with place.reader() as (book, state):
+        place.write(DECODE)
+        with place.log.open("a") as file:
+            file.write(AT.format(ranks="") + RETRACTION)
+        book.poll(state, LOCK)
+        place.log.rename(place.log.with_suffix(".log.1"))
+        place.write(DECODE)
+        book.poll(state, LOCK)
+        assert events(state) == 1
+    for _ in range(2):
+        with place.reader() as (book, state):
+            assert events(state) == 1
+            assert (book.lines["decode"], book.lines["retraction"]) == (2, 1)
+
+
+class Rotations:
+    """A directory whose logs are followed by a glob, and seconds that pass when the test says so."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.now = 1000.0
+        self.book = Logbook(config(log_file=(str(directory / "*.log"),), from_start=True), clock=lambda: self.now)
+        self.state = ServerState(PROFILES["online"], self.now)
+
+    def write(self, name: str, *messages: str) -> Path:
+        path = self.directory / name
+        with path.open("a") as file:
+            file.writelines(AT.format(ranks="") + message + "\n" for message in messages)
+        return path
+
+    def poll(self, after: float = 2.0) -> None:
+        self.now += after
+        for _ in range(2):  # what has gone is let go in the one, and forgotten in the other
+            self.book.poll(self.state, LOCK)
+
+    def lines(self, kind: str) -> int:
+        return self.book.lines[kind]
+
+
+@pytest.fixture
+def rotations(tmp_path: Path) -> Iterator[Rotations]:
+    rotations = Rotations(tmp_path)
+    yield rotations
+    rotations.book.close()
+
+
+def test_a_thousand_files_that_came_and_went_leave_no_memory_of_them_but_their_lines(rotations: Rotations) -> None:
+    for number in range(1000):
+        log = rotations.write(f"{number}.log", DECODE, "Decode batch, nonsense")
+        rotations.poll(after=70.0)
+        log.unlink()
+    assert rotations.lines("decode") == 1000
+    assert len(rotations.book._readers) < 20
+    rotations.poll()
+    rotations.poll(after=700.0)
+    rotations.poll(after=700.0)
+    assert (rotations.book._readers, rotations.book._gone) == ({}, {})
+    rotations.write("last.log", DECODE)
+    rotations.poll()
+    assert (rotations.lines("decode"), rotations.book.unrecognised["batch_line"]) == (1001, 1000)
+
+
+def test_a_file_that_comes_back_is_read_on_by_the_same_reader(rotations: Rotations) -> None:
+    log = rotations.write("server.log", DECODE, TOOL)
+    rotations.poll()
+    for absences in range(1, 4):
+        log.unlink()
+        for _ in range(5):
+            rotations.poll(after=100.0)
+        assert not rotations.book._follower.paths()
+        rotations.write("server.log", RETRACTION)
+        rotations.poll()
+        # After a raw message a retraction is suspect: that one was printed is still known.
+        assert (rotations.lines("retraction"), events(rotations.state)) == (absences, 0)
+
+
+def test_a_file_that_is_followed_is_never_forgotten_however_quiet_it_is(rotations: Rotations) -> None:
+    rotations.write("server.log", DECODE, TOOL)
+    for _ in range(3):
+        rotations.poll(after=2000.0)
+    assert len(rotations.book._readers) == 1
+
+
 def test_a_failure_that_waits_for_its_phase_is_not_lost_with_the_reader(place: Place) -> None:
     place.start()
     with place.reader() as (book, state):

@@ -14,6 +14,7 @@ from sglang_tuning_exporter.sources.statefile import StateFile
 from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # A log that grows faster than one poll reads is read on at once.
 BEHIND_BYTES = 4 << 20
+# A file that comes back within this time goes on where it was: a rotation leaves a name empty for a moment.
+FORGET_SECONDS = 600.0
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -32,16 +35,21 @@ class Logbook:
 
     With a state file, positions and counters are saved together after every block and before the lock is let go, and again by `keep` before a counter
     that moved without a line is shown: nobody can have seen a counter that a crash would take back, and nothing is read twice onto the same counter.
+    `clock` gives monotonic seconds, the state's own.
     """
 
-    def __init__(self, config: Config, stdin: BinaryIO | None = None) -> None:
+    def __init__(
+        self, config: Config, stdin: BinaryIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.files: list[FileStatus] = []
         self.last_line_at: float | None = None  # unix seconds
         self.lines: Counter[str] = Counter()  # read, by kind
         self.unrecognised: Counter[str] = Counter()  # lines and keys that no known release prints, by kind
         self._before: Counter[str] = Counter()
         self._unrecognised_before: Counter[str] = Counter()
+        self._clock = clock
         self._readers: dict[str, LogReader] = {}
+        self._gone: dict[str, float] = {}  # since when no file is followed under a reader's path
         self._state_file = _taken(config.state_file)
         self._saved = self._state_file.load() if self._state_file else {}
         positions = self._saved.get("positions")
@@ -50,6 +58,7 @@ class Logbook:
             stdin=stdin,
             from_start=config.from_start,
             positions=positions if isinstance(positions, dict) else None,
+            clock=clock,
         )
         self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
         self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
@@ -75,6 +84,7 @@ class Logbook:
         for block in self._follower.poll():
             size += len(block.data)
             self._read(block, state, lock)
+        self._forget_gone()
         statuses = self._follower.status()
         before = {status.path: (status.up, status.reason) for status in self.files}
         for status in statuses:
@@ -82,7 +92,7 @@ class Logbook:
                 logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
         with lock:
             self.files = statuses
-            self.keep(state, time.monotonic())
+            self.keep(state, self._clock())
         return size >= BEHIND_BYTES
 
     def keep(self, state: ServerState, now: float) -> None:
@@ -107,13 +117,25 @@ class Logbook:
             return
         events = reader.feed_runs(block.data)
         with lock:
-            now = time.monotonic()
+            now = self._clock()
             for event in events:
                 state.observe(event, now)
             self.last_line_at = time.time()
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
             self._save(state, now)
+
+    def _forget_gone(self) -> None:
+        """Let go of the readers of files that will not come back, but not of what they counted."""
+        now, followed = self._clock(), self._follower.paths()
+        for path in list(self._readers):
+            if path in followed:
+                self._gone.pop(path, None)
+            elif now - self._gone.setdefault(path, now) >= FORGET_SECONDS:
+                reader = self._readers.pop(path)
+                del self._gone[path]
+                self._before = self._before + Counter(reader.counts)
+                self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
     def _save(self, state: ServerState, now: float) -> None:
         if self._state_file is None or not self._state_file.held:
