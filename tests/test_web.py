@@ -15,6 +15,7 @@ import requests
 from conftest import FakeSGLang, config, hang, watched_retractions, web
 from sglang_tuning_exporter.guide.evidence import Evidence
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.signals import STATES
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.page import headline, healthy
 
@@ -98,6 +99,12 @@ def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
     assert name in text_of(page).replace("  ", " ") or html.escape(name) in page
     assert "<script" not in page
     assert "<img" not in page
+
+
+def test_the_share_of_every_reason_why_requests_wait_is_told(address: str) -> None:
+    seen = text_of(requests.get(address + "/", timeout=10).text)
+    told = set(re.findall(r"admission ([a-z ]+?) \d+ %", seen))
+    assert told == {state.replace("_", " ") for state in STATES["admission"]} - {"no queue", "idle", "unknown"}
 
 
 def test_nothing_comes_from_elsewhere(address: str) -> None:

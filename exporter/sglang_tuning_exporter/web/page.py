@@ -48,6 +48,7 @@ _SHARES: tuple[tuple[Signal, str], ...] = (
     ("admission", "held_back"),
     ("admission", "running_limit"),
     ("admission", "pool_full"),
+    ("admission", "prefill_bound"),
     ("cuda_graph", "replayed"),
 )
 
