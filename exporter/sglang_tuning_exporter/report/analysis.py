@@ -19,7 +19,6 @@ from sglang_tuning_exporter.guide.diagnosis import (
 )
 from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, WATCHDOG, Past
 from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
-from sglang_tuning_exporter.report.passing import Plainness
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Event,
@@ -97,7 +96,6 @@ class Analysis:
         self._counts: Counter[str] = Counter()
         self._available: list[float] = []
         self._ranks = _Ranks()
-        self._plainness = Plainness(profile)
         self._last: dict[int | None, LastLine] = {}
         self._restarted = False
         self._printed: float | None = None
@@ -113,15 +111,6 @@ class Analysis:
         self._printed = event.time if event.time is not None else self._printed
         if isinstance(event, ServerArgs):
             self._end_start()
-        if isinstance(event, BatchRun) and not self._plainness.of(
-            event, self.state.ranks.get(event.rank.dp), self.state.facts, self._now
-        ):
-            for line in event.events():
-                self._observe(line)
-        else:
-            self._observe(event)
-
-    def _observe(self, event: Event | BatchRun) -> None:
         if self.state.observe(event, self._now):
             self._note(event)
 
@@ -170,6 +159,7 @@ class Analysis:
             self._see(event.what)
 
     def _note_run(self, run: BatchRun) -> None:
+        # Evidence is seen by the second, in its last line: no time is spent in what the lines before it told.
         for kind, lines in (("decode", run.decodes), ("prefill", run.prefills)):
             if lines:
                 self._ranks.batches[kind, run.rank] += lines
