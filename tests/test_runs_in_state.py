@@ -159,6 +159,14 @@ def test_any_log_leads_to_the_same_state(text: bytes, profile: str) -> None:
     assert together == alone
 
 
+def test_a_prefill_before_the_server_is_ready_does_not_end_its_start() -> None:
+    at = b"[2025-11-20 01:00:00] "
+    start = at + ARGS % (64, b"True") + at + prefill((0, 0.0, 0), 0, 17)
+    alone, together = both(start + at + TOOL + at + LIMITS % (64, 8), "online")
+    assert together == alone
+    assert not together["suspicious"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(logs(), st.data())
 def test_any_log_gives_the_same_lines_however_it_is_cut(text: bytes, data: st.DataObject) -> None:

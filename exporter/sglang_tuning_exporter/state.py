@@ -79,10 +79,11 @@ class ServerState:
         """Take one event of the log; False for a batch line that is not believed to be one."""
         if isinstance(event, BatchRun):  # first: a busy log holds little else
             rank = event.rank
-            if rank.tp is None or self._stats_ranks.counts(rank):
+            if self._stats_ranks.counts(rank):
                 known = self.ranks.get(rank.dp) or self.rank(rank.dp, now)
                 self.witness.survived(rank, now, event.time)
-                self._started_at = None
+                if event.decodes:
+                    self._started_at = None  # it decodes, so it has started
                 known.see_run(event, now)
             return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
