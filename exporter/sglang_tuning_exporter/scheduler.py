@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.credibility import PoolMemory
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch
 from sglang_tuning_exporter.signals import ALL_IDLE, ALL_UNKNOWN, HOLD_SECONDS, SIGNALS, STATES, Judge, Signal, named
 from sglang_tuning_exporter.window import AdmissionRate, Held, Totals, Window
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.server import ServerFacts
-    from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
+    from sglang_tuning_exporter.sglang.events import RankFigures
     from sglang_tuning_exporter.sglang.usual import BatchRun
 
 # A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, which the gauges do not
@@ -26,7 +27,8 @@ DECODE_PROGRESS = 40.0
 # A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
 FULL_PREFILL_SHARE = 0.9
 _NOTHING: Held = (ALL_UNKNOWN, None, None, None)
-_RUNS_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
+_LINES_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
+_Lines: TypeAlias = "DecodeBatch | PrefillBatch | BatchRun"
 
 
 class RankState:
@@ -62,7 +64,7 @@ class RankState:
         self._most: float | None = None  # prompt tokens in one prefill batch
         self._thresholds = Judge(profile, None, None, graphs_disabled=False)
         self._pool = PoolMemory()
-        self._pool_runs: list[tuple[BatchRun, float]] = []  # not read yet: only a retraction asks
+        self._pool_lines: list[tuple[_Lines, float]] = []  # not read yet: only a retraction asks
         self.native_retractions_told = False
         self.passes_told = False
         self._admitted_told = False
@@ -88,14 +90,22 @@ class RankState:
     @property
     def pool(self) -> PoolMemory:
         """What is known of its pool since its last decode line."""
-        runs, self._pool_runs = self._pool_runs, []
-        for run, now in runs:
-            decode = run.decode
+        unread, self._pool_lines = self._pool_lines, []
+        for lines, now in unread:
+            if isinstance(lines, PrefillBatch):
+                self._pool.see_prefill(lines)
+                continue
+            decode = lines if isinstance(lines, DecodeBatch) else lines.decode
             if decode is not None:
                 self._pool.see_decode(decode, now)
-            for line in run.joined:
+            for line in () if isinstance(lines, DecodeBatch) else lines.joined:
                 self._pool.see_prefill(line)
         return self._pool
+
+    def _keep_prefill(self, lines: PrefillBatch | BatchRun, now: float) -> None:
+        self._pool_lines.append((lines, now))
+        if len(self._pool_lines) > _LINES_KEPT:
+            _ = self.pool
 
     @property
     def usage(self) -> float | None:
@@ -124,11 +134,13 @@ class RankState:
     def advance(self, now: float) -> None:
         """Give the time since the last call to the state held, and what lies past the hold to `unknown`."""
         seconds = now - self._integrated_to
-        if seconds >= 0 and now <= self._holds_until and now < self.window.due:
-            # Nearly every line of a log: what was seen last still holds, and no mark is due.
+        if seconds >= 0 and now <= self._holds_until:
+            # Nearly every line of a log: what was seen last still holds.
             if seconds:
                 self._integrated_to = now
                 self.totals.pending.append((seconds, self._held))
+            if now >= self.window.due:
+                self.window.mark(now, self.totals)
             return
         begin, self._integrated_to = self._integrated_to, max(now, self._integrated_to)
         holds_until = begin if self._seen_at is None else self._seen_at + HOLD_SECONDS
@@ -221,7 +233,7 @@ class RankState:
     def see_decode(self, line: DecodeBatch, now: float) -> None:
         """Take a decode line."""
         self.advance(now)
-        self.pool.see_decode(line, now)
+        self._pool_lines = [(line, now)]
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
@@ -239,7 +251,7 @@ class RankState:
     def see_prefill(self, line: PrefillBatch, now: float) -> None:
         """Take a prefill line. A health probe's prefill is not load: a probed idle server is idle."""
         self.advance(now)
-        self.pool.see_prefill(line)
+        self._keep_prefill(line, now)
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
@@ -250,7 +262,7 @@ class RankState:
             self.admission.add(now, line.new_sequences or 0)
         self._see(now, serving=not line.is_health_probe)
 
-    def see_run(self, run: BatchRun, now: float) -> None:  # noqa: C901, PLR0912 - written out, not called: once for every second of a log
+    def see_run(self, run: BatchRun, now: float) -> None:  # noqa: C901 - written out, not called: once for every second of a log
         """Take batch lines between which no time passed: all count, and the last of them says what holds.
 
         Does what `see_decode` and `see_prefill` do, line by line, in one go.
@@ -267,7 +279,7 @@ class RankState:
             totals.pending.append((seconds, self._held))
         counts = totals.counts
         if decodes:
-            self._pool_runs = [(run, now)]
+            self._pool_lines = [(run, now)]
             self._throughput_in = run
             if graph is not None:
                 self.graph = graph
@@ -278,9 +290,7 @@ class RankState:
                     counts[kind] += decodes
                     self._passes_logged[kind] += decodes
         else:
-            self._pool_runs.append((run, now))
-            if len(self._pool_runs) > _RUNS_KEPT:
-                _ = self.pool
+            self._keep_prefill(run, now)
         counts["observations"] += decodes + prefills
         if known is None or known[0] is not facts or known[1] != facts.revision:
             self._judge()
