@@ -248,18 +248,17 @@ class AdmissionRate:
 
     def add(self, now: float, requests: float) -> None:
         """Count `requests` admitted just now."""
-        if self._since is None:
-            self._since = now
-        second = now // 1.0
-        if second == self._second:
+        if self._second <= now < self._second + 1.0:
             self._now += requests
             return
         if self._now:
             self._admitted.append((self._second, self._now))
             self._sum += self._now
-        self._second, self._now = second, requests
-        if len(self._admitted) > _SECONDS_KEPT:
-            self._drop(now - ADMISSION_SECONDS)
+            if len(self._admitted) > _SECONDS_KEPT:
+                self._drop(now - ADMISSION_SECONDS)
+        elif self._since is None:
+            self._since = now
+        self._second, self._now = now // 1.0, requests
 
     def _drop(self, oldest: float) -> None:
         while self._admitted and self._admitted[0][0] < oldest:
