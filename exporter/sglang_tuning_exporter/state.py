@@ -116,7 +116,7 @@ class ServerState:
         rank, at = run.rank, run.time if now is None else now
         if not self._stats_ranks.counts(rank):
             return next(rest, None)
-        known = self.rank(rank.dp, at)
+        known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
         if self._started_at is None and not self.witness.failures_wait:
             event = known.see_runs(run, rest, now)
             self._printed = known.seen_at or at

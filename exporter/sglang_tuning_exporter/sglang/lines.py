@@ -30,7 +30,7 @@ from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_retu
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
-_STRETCH = 128 << 10  # bytes read at once
+_STRETCH = 64 << 10  # bytes read at once: with what is made of them, they fit a core's cache
 _DULL_KEPT, _DULL_LENGTH = 64, 400
 _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
