@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 _RECORDED = Path(__file__).parent.parent / "exporter" / "sglang_tuning_exporter" / "recordings" / "steady"
 _SAMPLE = re.compile(r"^(sglang:\w+)\{(.*)\} (.*)$")
 _RANK = re.compile(r'tp_rank="\d+"')
+_STAGE = 'stage="prefill_forward"'
+# The recorded server neither waited nor prefilled in chunks nor for others: a loaded one has a histogram for each.
+_STAGES = (
+    "prefill_forward", "prefill_waiting", "chunked_prefill", "prefill_prepare", "prefill_bootstrap",
+    "prefill_transfer_kv_cache", "decode_waiting",
+)  # fmt: skip
 RANKS = 8
 RUNS = 7
 
 
 def page() -> str:
-    """Give a recorded page with every rank's series eight times over, as a server with eight ranks prints it."""
+    """Give a recorded page with every series of a rank eight times over and the stages of a request that it lacks."""
     recorded = gzip.decompress(max(_RECORDED.glob("metrics-*.prom.gz")).read_bytes()).decode()
     lines: list[str] = []
     for line in recorded.splitlines():
@@ -33,7 +39,11 @@ def page() -> str:
             continue
         name, labels, value = match.groups()
         rest = _RANK.sub("", labels).strip(",")
-        lines += [f'{name}{{{rest},tp_rank="{rank}",pp_rank="0",dp_rank="{rank}"}} {value}' for rank in range(RANKS)]
+        lines += [
+            f'{name}{{{its_labels},tp_rank="{rank}",pp_rank="0",dp_rank="{rank}"}} {value}'
+            for its_labels in dict.fromkeys(rest.replace(_STAGE, f'stage="{stage}"') for stage in _STAGES)
+            for rank in range(RANKS)
+        ]
     unique = dict.fromkeys(lines)
     return "\n".join(re.sub(r'(pp_rank|dp_rank)="0",(?=.*\1=)', "", line) for line in unique) + "\n"
 

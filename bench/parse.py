@@ -18,7 +18,6 @@ def read(path: Path, *, into_state: bool) -> dict[str, float]:
     """Read a log as the exporter does; CPU seconds without the interpreter's start, and lines."""
     reader = LogReader()
     state: ServerState | None = None
-    now = 0.0
     begin = time.process_time()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -26,11 +25,11 @@ def read(path: Path, *, into_state: bool) -> dict[str, float]:
             if not into_state:
                 reader.feed_runs(block)
                 continue
-            for event in reader.feed_runs(block):
-                printed = event.time
-                now = now if printed is None else printed
-                state = state or ServerState(PROFILES["online"], now)
-                state.observe(event, now)
+            events = reader.feed_runs(block)
+            if state is None and events:
+                state = ServerState(PROFILES["online"], events[0].time or 0.0)
+            if state is not None:
+                state.observe_all(events)
     return {"cpu": time.process_time() - begin, "lines": sum(reader.counts.values()), "peak": _peak()}
 
 

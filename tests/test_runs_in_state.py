@@ -157,6 +157,40 @@ def test_any_log_leads_to_the_same_state(text: bytes, profile: str) -> None:
     assert together == alone
 
 
+def at_once(text: bytes, profile: str, now: float | None) -> dict[str, Any]:
+    """What a state tells that took a log's events together."""
+    events = LogReader().feed_runs(text)
+    state = ServerState(PROFILES[profile], 0.0)
+    state.observe_all(events, now)
+    ended = next((event.time for event in reversed(events) if event.time is not None), 0.0) if now is None else now
+    state.settle(ended + 7.0)
+    return told(state)
+
+
+@settings(max_examples=200, deadline=None)
+@given(logs(), st.sampled_from(sorted(PROFILES)))
+def test_events_taken_together_lead_to_the_same_state_as_one_by_one(text: bytes, profile: str) -> None:
+    assert at_once(text, profile, None) == both(text, profile)[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(logs(), st.sampled_from(sorted(PROFILES)))
+def test_a_backlog_arrives_at_one_moment(text: bytes, profile: str) -> None:
+    alone = ServerState(PROFILES[profile], 0.0)
+    for event in LogReader().feed(text):
+        alone.observe(event, 9.0)
+    alone.settle(16.0)
+    assert at_once(text, profile, 9.0) == told(alone)
+
+
+def test_a_prefill_before_the_server_is_ready_does_not_end_its_start() -> None:
+    at = b"[2025-11-20 01:00:00] "
+    start = at + ARGS % (64, b"True") + at + prefill((0, 0.0, 0), 0, 17)
+    alone, together = both(start + at + TOOL + at + LIMITS % (64, 8), "online")
+    assert together == alone
+    assert not together["suspicious"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(logs(), st.data())
 def test_any_log_gives_the_same_lines_however_it_is_cut(text: bytes, data: st.DataObject) -> None:

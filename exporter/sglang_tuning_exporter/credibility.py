@@ -303,6 +303,11 @@ class Witness:
             self.suspicious["out_of_memory"] += 1
         return []
 
+    @property
+    def failures_wait(self) -> bool:
+        """Whether a failure waits for its scheduler to be heard of, or not."""
+        return bool(self._failures)
+
     def survived(self, rank: Rank, now: float, printed: float | None = None) -> None:
         """This scheduler works: a failure it is said to have had some seconds ago was none. `printed` is the line's own time."""
         if not self._failures:

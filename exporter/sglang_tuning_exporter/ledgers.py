@@ -114,21 +114,24 @@ class StatsRanks:
 
     def __init__(self) -> None:
         self._lowest: dict[tuple[int | None, int | None], int] = {}
+        self._last: Rank | None = None  # that counted: nearly always it prints again
 
     def counts(self, rank: Rank) -> bool:
         """Say whether a batch line of `rank` is its scheduler's own and not a repetition."""
-        if rank.tp is None:
+        if rank is self._last or rank.tp is None:
             return True
         key = (rank.dp, rank.pp)
-        lowest = self._lowest.get(key)
-        if lowest is None or rank.tp < lowest:
-            self._lowest[key] = rank.tp
-            return True
-        return rank.tp == lowest
+        lowest = self._lowest.setdefault(key, rank.tp)
+        if rank.tp > lowest:
+            return False
+        self._lowest[key] = rank.tp
+        self._last = rank
+        return True
 
     def forget(self) -> None:
         """Start again with a new server, perhaps with other ranks."""
         self._lowest.clear()
+        self._last = None
 
     def saved(self) -> list[list[int | None]]:
         """Give DP rank, PP rank and the TP rank that counts, for each."""
@@ -136,6 +139,7 @@ class StatsRanks:
 
     def restore(self, saved: object) -> None:
         """Go on from what `saved` gave."""
+        self._last = None
         for entry in saved if isinstance(saved, list) else ():
             if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], int):
                 dp, pp, tp = entry

@@ -118,8 +118,7 @@ class Logbook:
         events = reader.feed_runs(block.data)
         with lock:
             now = self._clock()
-            for event in events:
-                state.observe(event, now)
+            state.observe_all(events, now)
             self.last_line_at = time.time()
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.admission import Beside
 from sglang_tuning_exporter.credibility import PoolMemory
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch
+from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.signals import (
     ALL_IDLE,
     ALL_STUCK,
@@ -22,12 +24,11 @@ from sglang_tuning_exporter.signals import (
 from sglang_tuning_exporter.window import AdmissionRate, Held, Totals, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.server import ServerFacts
-    from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
-    from sglang_tuning_exporter.sglang.usual import BatchRun
+    from sglang_tuning_exporter.sglang.events import Event, RankFigures
     from sglang_tuning_exporter.signals import States
 
 # A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, which the gauges do not
@@ -39,11 +40,51 @@ DECODE_PROGRESS = 40.0
 FULL_PREFILL_SHARE = 0.9
 _NOTHING: Held = (ALL_UNKNOWN, None, None, None)
 _STUCK: Held = (ALL_STUCK, None, None, None)
-_RUNS_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
+_LINES_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
+_Lines: TypeAlias = "DecodeBatch | PrefillBatch | BatchRun"
 
 
 class RankState:
     """One scheduler: what it does now, and for how long it has done what."""
+
+    # Asked for a dozen of these by every line of a log; a plain object with more than thirty looks each one up.
+    __slots__ = (
+        "_admitted_told",
+        "_facts",
+        "_held",
+        "_holds_until",
+        "_integrated_to",
+        "_joined",
+        "_judged_by",
+        "_most",
+        "_native",
+        "_passes_logged",
+        "_pool",
+        "_pool_lines",
+        "_prefill_full",
+        "_profile",
+        "_progress",
+        "_thresholds",
+        "_throughput",
+        "_throughput_in",
+        "_told_at",
+        "_works_unmoved",
+        "admission",
+        "beside",
+        "dp",
+        "graph",
+        "native_retractions_told",
+        "new_token_ratio",
+        "passes_told",
+        "pending_tokens",
+        "prompts_told",
+        "queued",
+        "running",
+        "seen_at",
+        "totals",
+        "usages",
+        "window",
+    )
 
     def __init__(self, dp: int | None, profile: Profile, facts: ServerFacts, now: float) -> None:
         self.dp = dp
@@ -68,7 +109,7 @@ class RankState:
         self._joined = 0.0
         self._profile = profile
         self._facts = facts
-        self._seen_at: float | None = None
+        self.seen_at: float | None = None  # when what holds was seen; None: nothing does
         self._integrated_to = now
         self._native: RankFigures | None = None
         self._told_at: float | None = None  # when the gauges were last told, if only again
@@ -79,7 +120,7 @@ class RankState:
         self._thresholds = Judge(profile, None, None)
         self._works_unmoved = False  # the last scrape told of work, and of nothing that moved
         self._pool = PoolMemory()
-        self._pool_runs: list[tuple[BatchRun, float]] = []  # not read yet: only a retraction asks
+        self._pool_lines: list[tuple[_Lines, float]] = []  # not read yet: only a retraction asks
         self.native_retractions_told = False
         self.passes_told = False
         self._admitted_told = False
@@ -105,14 +146,22 @@ class RankState:
     @property
     def pool(self) -> PoolMemory:
         """What is known of its pool since its last decode line."""
-        runs, self._pool_runs = self._pool_runs, []
-        for run, now in runs:
-            decode = run.decode
+        unread, self._pool_lines = self._pool_lines, []
+        for lines, now in unread:
+            if isinstance(lines, PrefillBatch):
+                self._pool.see_prefill(lines)
+                continue
+            decode = lines if isinstance(lines, DecodeBatch) else lines.decode
             if decode is not None:
                 self._pool.see_decode(decode, now)
-            for line in run.joined:
+            for line in () if isinstance(lines, DecodeBatch) else lines.joined:
                 self._pool.see_prefill(line)
         return self._pool
+
+    def _keep_prefill(self, lines: PrefillBatch | BatchRun, now: float) -> None:
+        self._pool_lines.append((lines, now))
+        if len(self._pool_lines) > _LINES_KEPT:
+            _ = self.pool
 
     @property
     def usage(self) -> float | None:
@@ -141,19 +190,21 @@ class RankState:
     def advance(self, now: float) -> None:
         """Give the time since the last call to the state held, and what lies past the hold to `unknown`."""
         seconds = now - self._integrated_to
-        if seconds >= 0 and now <= self._holds_until and now < self.window.due:
-            # Nearly every line of a log: what was seen last still holds, and no mark is due.
+        if seconds >= 0 and now <= self._holds_until:
+            # Nearly every line of a log: what was seen last still holds.
             if seconds:
                 self._integrated_to = now
                 self.totals.pending.append((seconds, self._held))
+            if now >= self.window.due:
+                self.window.mark(now, self.totals)
             return
         begin, self._integrated_to = self._integrated_to, max(now, self._integrated_to)
-        holds_until = begin if self._seen_at is None else self._seen_at + HOLD_SECONDS
+        holds_until = begin if self.seen_at is None else self.seen_at + HOLD_SECONDS
         known = max(0.0, min(now, holds_until) - begin)
         beyond = max(0.0, now - begin) - known
         if known > 0:
             self.totals.pending.append((known, self._held))
-        if now > holds_until and self._seen_at is not None:
+        if now > holds_until and self.seen_at is not None:
             self.forget()
         if self._told_at is not None and now - self._told_at > HOLD_SECONDS:
             self._clear_gauges()
@@ -165,7 +216,7 @@ class RankState:
 
     def forget(self) -> None:
         """Let go of what was seen: nothing has been heard for too long, or the server started anew."""
-        self._seen_at = None
+        self.seen_at = None
         self._held, self._holds_until = _STUCK if self._works_unmoved else _NOTHING, -inf
 
     def reset(self) -> None:
@@ -203,7 +254,7 @@ class RankState:
         self._told_at = None
 
     def _see(self, now: float, *, serving: bool) -> None:
-        self._seen_at = self._told_at = now
+        self.seen_at = self._told_at = now
         self._holds_until = now + HOLD_SECONDS
         self._works_unmoved = False
         usage = self.usage
@@ -257,7 +308,7 @@ class RankState:
     def see_decode(self, line: DecodeBatch, now: float) -> None:
         """Take a decode line."""
         self.advance(now)
-        self.pool.see_decode(line, now)
+        self._pool_lines = [(line, now)]
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
@@ -277,7 +328,7 @@ class RankState:
     def see_prefill(self, line: PrefillBatch, now: float) -> None:
         """Take a prefill line. A health probe's prefill is not load: a probed idle server is idle."""
         self.advance(now)
-        self.pool.see_prefill(line)
+        self._keep_prefill(line, now)
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
@@ -294,63 +345,70 @@ class RankState:
             self.admission.add(now, line.new_sequences or 0)
         self._see(now, serving=not line.is_health_probe)
 
-    def see_run(self, run: BatchRun, now: float) -> None:  # noqa: C901, PLR0912 - written out, not called: once for every second of a log
-        """Take batch lines between which no time passed: all count, and the last of them says what holds.
+    def see_runs(  # noqa: C901, PLR0912, PLR0915 - one loop, written out, not called: once for every second of a log
+        self, run: BatchRun, rest: Iterator[Event | BatchRun], now: float | None
+    ) -> Event | BatchRun | None:
+        """Take `run` and those that follow it in `rest`; give the first event that is no run of this scheduler.
 
-        Does what `see_decode` and `see_prefill` do, line by line, in one go.
+        All at `now`, or each at its printed time. No time passes between the lines of a run: all count, and the last of
+        them says what holds. Does what `see_decode` and `see_prefill` do, line by line, in one go.
         """
-        (
-            _, _, running, queued, usage, joined, new_tokens, decodes, prefills, sequences, device, graph, _, _
-        ) = run  # fmt: skip
-        totals, facts, known = self.totals, self._facts, self._judged_by
-        seconds = now - self._integrated_to
-        if seconds < 0 or now > self._holds_until or now >= self.window.due:
-            self.advance(now)
-        elif seconds:
-            self._integrated_to = now
-            totals.pending.append((seconds, self._held))
-        counts = totals.counts
-        if decodes:
-            if self.beside.matters:
-                self.beside.decoded(decodes, facts)
-            self._pool_runs = [(run, now)]
-            self._throughput_in = run
-            if graph is not None:
-                self.graph = graph
-                if facts.graph_device != device:
-                    self._set_graph(graph, device)
-                if not self.passes_told:
-                    kind = "replayed" if graph else "eager"
-                    counts[kind] += decodes
-                    self._passes_logged[kind] += decodes
-        else:
-            self._pool_runs.append((run, now))
-            if len(self._pool_runs) > _RUNS_KEPT:
-                _ = self.pool
-        counts["observations"] += decodes + prefills
-        if known is None or known[0] is not facts or known[1] != facts.revision:
-            self._judge()
-        self.running, self.queued, self._joined = running, queued, joined
-        usages = self.usages
-        usages["full"] = usage
-        if len(usages) > 1:
-            usage = max(usages.values())
-        full = new_tokens > 0 and self._most is not None and new_tokens >= FULL_PREFILL_SHARE * self._most
-        self._prefill_full = full
-        if prefills and not self._admitted_told:
-            self.admission.add(now, sequences)
-        self._seen_at = self._told_at = now
-        self._holds_until = now + HOLD_SECONDS
-        self._works_unmoved = False
-        if self.beside.matters or len(usages) > 1:
-            states = self._serving(now)
-        elif queued:
-            states = self._thresholds.serving(
-                running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, now
-            )
-        else:
-            states = self._thresholds.unqueued(running + joined, usage, self.graph)
-        self._held = (states, queued, usage, running)
+        totals, window, facts, of_rank = self.totals, self.window, self._facts, run.rank
+        counts, add_seconds = totals.counts, totals.pending.append
+        judge = self._judge()
+        event: Event | BatchRun | None = run
+        while isinstance(event, BatchRun):
+            (
+                time, rank, running, queued, usage, joined, new_tokens, decodes, prefills, sequences, device, graph, _, _
+            ) = event  # fmt: skip
+            if rank is not of_rank:
+                break
+            if now is not None:
+                time = now
+            seconds = time - self._integrated_to
+            if seconds < 0 or time > self._holds_until or time >= window.due:
+                self.advance(time)
+            elif seconds:
+                self._integrated_to = time
+                add_seconds((seconds, self._held))
+            if decodes:
+                if self.beside.matters:
+                    self.beside.decoded(decodes, facts)
+                self._pool_lines = [(event, time)]
+                self._throughput_in = event
+                if graph is not None:
+                    self.graph = graph
+                    if facts.graph_device != device:
+                        self._set_graph(graph, device)
+                        judge = self._judge()
+                    if not self.passes_told:
+                        kind = "replayed" if graph else "eager"
+                        counts[kind] += decodes
+                        self._passes_logged[kind] += decodes
+            else:
+                self._keep_prefill(event, time)
+            counts["observations"] += decodes + prefills
+            self.running, self.queued, self._joined = running, queued, joined
+            usages = self.usages
+            usages["full"] = usage
+            if len(usages) > 1:
+                usage = max(usages.values())
+            full = new_tokens > 0 and self._most is not None and new_tokens >= FULL_PREFILL_SHARE * self._most
+            self._prefill_full = full
+            if prefills and not self._admitted_told:
+                self.admission.add(time, sequences)
+            self.seen_at = self._told_at = time
+            self._holds_until = time + HOLD_SECONDS
+            self._works_unmoved = False
+            if self.beside.matters or len(usages) > 1:
+                states = self._serving(time)
+            elif queued:
+                states = judge.serving(running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, time)
+            else:
+                states = judge.unqueued(running + joined, usage, self.graph)
+            self._held = (states, queued, usage, running)
+            event = next(rest, None)
+        return event
 
     def see_figures(
         self,
@@ -383,7 +441,7 @@ class RankState:
             if self._told_at is not None:
                 self._told_at = now
                 self._works_unmoved = stands and new.grammar_queued is not None
-                if self._seen_at is None:
+                if self.seen_at is None:
                     self._held = _STUCK if self._works_unmoved else _NOTHING
             return
         self.running, self.queued = new.running, new.queued

@@ -36,6 +36,8 @@ from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.window import Totals, Window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from sglang_tuning_exporter.guide.profiles import Profile
 
 # A failure whose line does not tell its phase waits this long for another rank's line that does: a counter cannot take back.
@@ -80,6 +82,7 @@ class ServerState:
         self._server_window = Window(profile.window_seconds)
         self.aborts_told = False
         self._native_aborted: float | None = None
+        self._printed = now  # the last time that an event told
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
         self.begun = self._now = now
@@ -92,14 +95,8 @@ class ServerState:
 
     def observe(self, event: Event | BatchRun, now: float) -> bool:
         """Take one event of the log; False for a batch line that is not believed to be one."""
-        if isinstance(event, BatchRun):  # first: a busy log holds little else
-            rank = event.rank
-            if rank.tp is None or self._stats_ranks.counts(rank):
-                known = self.ranks.get(rank.dp) or self.rank(rank.dp, now)
-                self.witness.survived(rank, now, event.time)
-                self._started_at = None
-                self.died = ""
-                known.see_run(event, now)
+        if isinstance(event, BatchRun):
+            self._see_runs(event, iter(()), now)
             return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
             return self._see_batch(event, now)
@@ -111,6 +108,40 @@ class ServerState:
         else:
             self._live(event, now)
         return True
+
+    def observe_all(self, events: Iterable[Event | BatchRun], now: float | None = None) -> None:
+        """Take events as `observe` does: all at `now`, or each when it was printed, which is then the caller's clock.
+
+        An event without a printed time is taken at that of the one before.
+        """
+        rest = iter(events)
+        event = next(rest, None)
+        while event is not None:
+            if now is None and event.time is not None:
+                self._printed = event.time
+            moment = self._printed if now is None else now
+            if isinstance(event, BatchRun):
+                event = self._see_runs(event, rest, now)
+            else:
+                self.observe(event, moment)
+                event = next(rest, None)
+
+    def _see_runs(self, run: BatchRun, rest: Iterator[Event | BatchRun], now: float | None) -> Event | BatchRun | None:
+        """Take `run`, and of `rest` what can be taken with it; give the first event that was not taken."""
+        rank, at = run.rank, run.time if now is None else now
+        if not self._stats_ranks.counts(rank):
+            return next(rest, None)
+        known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
+        self.died = ""
+        if self._started_at is None and not self.witness.failures_wait:
+            event = known.see_runs(run, rest, now)
+            self._printed = known.seen_at or at
+            return event
+        self.witness.survived(rank, at, run.time)
+        if run.decodes:
+            self._started_at = None  # it decodes, so it has started
+        known.see_runs(run, iter(()), now)
+        return next(rest, None)
 
     def _see_batch(self, line: DecodeBatch | PrefillBatch, now: float) -> bool:
         known = self.ranks.get(line.rank.dp)

@@ -10,6 +10,7 @@ from sglang_tuning_exporter.signals import IDLE, SIGNALS, UNKNOWN, Signal, State
 
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
+_SECONDS_KEPT = 256  # of admissions that nobody has asked for
 _MOST_PENDING = 2048  # seconds or snapshots that nobody has asked for
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
@@ -247,18 +248,17 @@ class AdmissionRate:
 
     def add(self, now: float, requests: float) -> None:
         """Count `requests` admitted just now."""
-        if self._since is None:
-            self._since = now
-        second = now // 1.0
-        if second == self._second:
+        if self._second <= now < self._second + 1.0:
             self._now += requests
             return
         if self._now:
             self._admitted.append((self._second, self._now))
             self._sum += self._now
-        self._second, self._now = second, requests
-        if self._admitted and self._admitted[0][0] < now - ADMISSION_SECONDS:
-            self._drop(now - ADMISSION_SECONDS)
+            if len(self._admitted) > _SECONDS_KEPT:
+                self._drop(now - ADMISSION_SECONDS)
+        elif self._since is None:
+            self._since = now
+        self._second, self._now = now // 1.0, requests
 
     def _drop(self, oldest: float) -> None:
         while self._admitted and self._admitted[0][0] < oldest:

@@ -30,7 +30,7 @@ from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_retu
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
-_STRETCH = 128 << 10  # bytes read at once
+_STRETCH = 64 << 10  # bytes read at once: with what is made of them, they fit a core's cache
 _DULL_KEPT, _DULL_LENGTH = 64, 400
 _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
@@ -74,7 +74,6 @@ class LogReader:
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
-        self._dull: set[bytes] = set()  # messages that mean nothing
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
@@ -123,52 +122,32 @@ class LogReader:
         self._line += 1
         if self._suspicion.active:
             self._suspicion.move_on(None, self._line)
-        elif self._read_known(line, events):
-            return
         self.counts[self._read(line, events)] += 1
-
-    def _read_known(self, line: bytes, events: list[_Any]) -> bool:
-        """Read what is printed again and again besides batches: health probes, and messages that mean nothing here."""
-        start = line.find(b"] ") + 2
-        if line[start:] in self._dull:
-            prefix, body = line[:start], b""
-        elif line.startswith(b"Prefill", start) and (found := usual.probe(line)) is not None:
-            prefix, body = found
-        else:
-            return False
-        origin = self._prefixes.of(prefix)
-        if origin is None:
-            return False
-        if body:
-            events.append(usual.prefill_batch(body, *origin))
-            self._failures.serving = self._timed = True
-        self.counts["prefill" if body else "other"] += 1
-        self._last_time = origin[0]
-        return True
 
     def _remember(self, line: bytes, prefix: Prefix) -> None:
         """Keep a message of which was found that it means nothing, whatever came before it."""
         # A second prefix in the line would be another line's, and its time would have to be read.
         if prefix.time is None or len(line) > _DULL_LENGTH or b"[" in line[prefix.end :] or TRACEBACK in line:
             return
-        if len(self._dull) >= _DULL_KEPT:
-            self._dull.clear()
-        self._dull.add(line[prefix.end :])
+        if len(self._usual.dull) >= _DULL_KEPT:
+            self._usual.dull.clear()
+        self._usual.dull.add(line[prefix.end :])
 
     def _read_usual(self, begin: int, events: list[_Any], *, singly: bool) -> int:
         """Read usual lines from the `begin`-th on: which one is none."""
         lines = self._usual
-        lines.decodes = lines.prefills = 0
         done = lines.read(begin, events, singly=singly)
-        number, decodes, prefills = done - begin, lines.decodes, lines.prefills
+        number, decodes, prefills, others = done - begin, lines.decodes, lines.prefills, lines.others
         if number:
             self._line += number
             self.counts["decode"] += decodes
             self.counts["prefill"] += prefills
-            self.counts["access"] += number - decodes - prefills
+            self.counts["other"] += others
+            self.counts["access"] += number - decodes - prefills - others
         if decodes or prefills:
-            self._last_time = lines.time
             self._failures.serving = self._timed = True
+        if decodes or prefills or others:
+            self._last_time = lines.time
         return done
 
     def _read(self, line: bytes, events: list[_Any]) -> str:

@@ -28,9 +28,7 @@ _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _SHAPES_KEPT, _SHAPE_LENGTH = 8192, 512
 _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _ZERO = ord("0")
-_NO_LINE = b"\n"  # no line starts so
 _NO_GRAPH: _Graph = (None, None)
-_NOBODY = Rank()
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
 _ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "[^\n:]*')
@@ -78,20 +76,14 @@ class _Numbers(dict[bytes, int]):
 _NUMBERS = _Numbers({b"%d" % number: number for number in range(4096)})
 
 
-class Shape(NamedTuple):
-    """What all lines are that differ in nothing but digits."""
+# What all lines are that differ in nothing but digits: where the prefix stands; a decode line's graph, always the same
+# object for the same graph, `None` of a prefill line; where a prefill line's `#new-seq` stands, and its place again
+# where that is one digit (else 0); whether its digits may make it a health probe; and what gives the figures: a decode
+# line's running, usage, queued; a prefill line's new sequences, new tokens, usage, running, queued.
+# Not a named tuple, which takes four times as long to take apart: every batch line of a log does.
+Shape: TypeAlias = tuple[slice, "_Graph | None", slice, int, bool, "Callable[[bytes], tuple[bytes, ...]]"]
 
-    decode: bool  # else prefill
-    prefix: slice  # where it stands
-    graph: _Graph | None  # of a decode line; the same object for the same graph
-    # A decode line's running, usage, queued; a prefill line's new sequences, new tokens, usage, running, queued.
-    figures: Callable[[bytes], tuple[bytes, ...]]
-    sequences: slice  # where `#new-seq` of a prefill line stands
-    digit: int  # the same, where that is one digit; else 0
-    may_be_probe: bool
-
-
-ACCESS: Final = Shape(False, slice(0), None, lambda _: (), slice(0), 0, may_be_probe=False)  # noqa: FBT003 - never looked into
+ACCESS: Final[Shape] = (slice(0), None, slice(0), 0, False, lambda _: ())  # never looked into
 
 
 class _Shapes(dict[bytes, Shape | None]):
@@ -109,19 +101,13 @@ class _Shapes(dict[bytes, Shape | None]):
 def _shape(line: bytes) -> Shape | None:
     if (match := _DECODE.fullmatch(line)) is not None:
         figures = itemgetter(*(slice(*match.span(group)) for group in (2, 3, 5)))
-        return Shape(True, slice(match.end(1)), _GRAPHS[match[4]], figures, slice(0), 0, may_be_probe=False)  # noqa: FBT003
+        return slice(match.end(1)), _GRAPHS[match[4]], slice(0), 0, False, figures
     if (match := _PREFILL.fullmatch(line)) is not None:
         figures = itemgetter(*(slice(*match.span(group)) for group in (3, 4, 6, 7, 8)))
         digit = match.start(3) if len(match[3]) == 1 else 0
         probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
-        return Shape(False, slice(match.end(1)), None, figures, slice(*match.span(3)), digit, may_be_probe=probe)  # noqa: FBT003
+        return slice(match.end(1)), None, slice(*match.span(3)), digit, probe, figures
     return None if _ACCESS.fullmatch(line) is None else ACCESS
-
-
-def probe(line: bytes) -> tuple[bytes, bytes] | None:
-    """Give prefix and body of a health probe's prefill line in the usual layout; `None` for any other line."""
-    match = _PROBE.fullmatch(line)
-    return None if match is None else (match[1], match[2])
 
 
 def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
@@ -157,18 +143,16 @@ class Prefixes:
     def __init__(self) -> None:
         self._odd: dict[bytes, Origin] = {}
         self._minutes: dict[bytes, float] = {}
-        self._ranks: dict[bytes, Rank] = {}
+        self._ends: dict[bytes, Origin] = {}  # from the second on
 
     def __len__(self) -> int:
-        return len(self._odd) + len(self._minutes) + len(self._ranks)
+        return len(self._odd) + len(self._minutes) + len(self._ends)
 
     def of(self, start: bytes) -> Origin | None:
         """Say when and by whom a line was printed, where it starts with SGLang's own prefix and date."""
-        minute, rank = self._minutes.get(start[:_SECOND]), self._ranks.get(start[_RANKS:])
-        if minute is not None and rank is not None:
-            second = _SECONDS.get(start[_SECOND:_RANKS])
-            if second is not None:
-                return minute + second, rank
+        minute, end = self._minutes.get(start[:_SECOND]), self._ends.get(start[_SECOND:])
+        if minute is not None and end is not None:
+            return minute + end[0], end[1]
         return self._odd.get(start) or self._read(start)
 
     def _read(self, start: bytes) -> Origin | None:
@@ -179,7 +163,7 @@ class Prefixes:
             self.forget()
         second = _SECONDS.get(start[_SECOND:_RANKS])
         if second is not None and start[_RANKS : _RANKS + 1] in _AFTER_SECOND:
-            self._ranks[start[_RANKS:]] = prefix.rank
+            self._ends[start[_SECOND:]] = (second, prefix.rank)
             self._minutes[start[:_SECOND]] = prefix.time - second
         else:
             self._odd[start] = (prefix.time, prefix.rank)
@@ -189,7 +173,7 @@ class Prefixes:
         """Forget it all: there is no end to what a log may hold."""
         self._odd.clear()
         self._minutes.clear()
-        self._ranks.clear()
+        self._ends.clear()
 
 
 class BatchRun(NamedTuple):
@@ -261,11 +245,15 @@ def _singly(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Itera
 
 
 class UsualLines:
-    """Reads what is usual in a stretch of a log. `decodes` and `prefills` are lines; `time` is the last one's."""
+    """Reads what is usual in a stretch of a log.
+
+    `decodes`, `prefills` and `others` are lines since `read` was last called; `time` is the last one's.
+    """
 
     def __init__(self, prefixes: Prefixes) -> None:
         self.lines: list[bytes] = [b""]  # of the stretch; the last is empty, and none
-        self.decodes = self.prefills = 0
+        self.dull: set[bytes] = set()  # messages that mean nothing
+        self.decodes = self.prefills = self.others = 0
         self.time: float | None = None
         self._prefixes = prefixes
         self._shapes: list[Shape | None] = [None]
@@ -278,77 +266,98 @@ class UsualLines:
         self.lines = stretch.split(b"\n")
         self._shapes = list(map(self._known.__getitem__, stretch.translate(_ALIKE).split(b"\n")))
 
-    def read(self, begin: int, events: list[_Any], *, singly: bool) -> int:  # noqa: C901, PLR0912, PLR0915
+    def read(self, begin: int, events: list[_Any], *, singly: bool) -> int:
         """Read from the `begin`-th line on: which one must be read alone, `len(lines) - 1` when there is none.
 
         Appends a `BatchRun`, or `singly` its lines, for what one scheduler prints in one second.
         """
-        # One loop, and its figures in its own names: all lines of a log pass here.
-        lines, shapes, origin_of, known_share = self.lines, self._shapes, self._prefixes.of, _SHARES.get
-        numbers, new_run = (
-            _NUMBERS,
-            tuple.__new__,
-        )  # the fields are given by place: a call with names takes twice as long
-        prefix = _NO_LINE
-        first = last = index = begin
-        time, rank = 0.0, _NOBODY
-        decodes = prefills = sequences = all_decodes = all_prefills = 0
+        self.decodes = self.prefills = self.others = 0
+        lines, shapes = self.lines, self._shapes
+        index = begin
+        while True:
+            shape = shapes[index]
+            if shape is ACCESS:
+                index += 1
+            elif shape is not None:
+                its_prefix, _, _, _, may_be_probe, _ = shape
+                start = lines[index][its_prefix]
+                origin = self._prefixes.of(start)
+                if origin is None:
+                    return index
+                self.time = origin[0]
+                if may_be_probe and _PROBE.fullmatch(lines[index]) is not None:
+                    events.append(prefill_batch(lines[index][its_prefix.stop :], *origin))
+                    self.prefills += 1
+                    index += 1
+                else:
+                    index = self._read_run(index, start, origin, events, singly=singly)
+            elif self._is_dull(lines[index]):
+                index += 1
+            else:
+                return index
+
+    def _is_dull(self, line: bytes) -> bool:
+        start = line.find(b"] ") + 2
+        origin = self._prefixes.of(line[:start]) if line[start:] in self.dull else None
+        if origin is None:
+            return False
+        self.time = origin[0]
+        self.others += 1
+        return True
+
+    def _read_run(  # noqa: C901, PLR0912 - one loop, its figures in its own names: all batch lines of a log pass here
+        self, first: int, prefix: bytes, origin: Origin, events: list[_Any], *, singly: bool
+    ) -> int:
+        """Read the run that begins with the `first` line: which line belongs to it no more."""
+        lines, shapes = self.lines, self._shapes
+        numbers = _NUMBERS
+        last = index = first
+        decodes = prefills = sequences = 0
         graph: _Graph | None = None
-        for index in range(begin, len(lines)):
+        for index in range(first, len(lines)):
             shape = shapes[index]
             if shape is ACCESS:
                 continue
+            if shape is None:
+                break
             line = lines[index]
-            if shape is not None:
-                decode, its_prefix, its_graph, _, where, digit, may_be_probe = shape
-                start = line[its_prefix]
-                if may_be_probe and _PROBE.fullmatch(line) is not None:
-                    shape = None
-            if (
-                shape is None
-                or start != prefix
-                or (its_graph is not graph and its_graph is not None and graph is not None)
-            ):
-                if prefix is not _NO_LINE:
-                    all_decodes += decodes
-                    all_prefills += prefills
-                    last_shape = shapes[last]
-                    assert last_shape is not None
-                    if last_shape[0]:
-                        running, usage, queued = last_shape[3](lines[last])
-                        joined = tokens = 0
-                    else:
-                        new, new_tokens, usage, running, queued = last_shape[3](lines[last])
-                        joined, tokens = numbers[new], numbers[new_tokens]
-                    share = known_share(usage)
-                    if singly or share is None:
-                        events.extend(_singly(lines[first : last + 1], prefix, time, rank))
-                    else:
-                        device, replayed = graph or _NO_GRAPH
-                        # fmt: off
-                        events.append(new_run(BatchRun, (
-                            time, rank, numbers[running], numbers[queued], share, joined, tokens, decodes, prefills,
-                            sequences, device, replayed, prefix, lines[first : last + 1],
-                        )))
-                        # fmt: on
-                    prefix = _NO_LINE
-                if shape is None:
-                    break
-                origin = origin_of(start)
-                if origin is None:
-                    break
-                time, rank = origin
-                prefix, first, graph = start, index, None
-                decodes = prefills = sequences = 0
-            last = index
-            if decode:
+            its_prefix, its_graph, where, digit, may_be_probe, _ = shape
+            if line[its_prefix] != prefix:
+                break
+            if its_graph is not None:
+                if its_graph is not graph:
+                    if graph is not None:
+                        break
+                    graph = its_graph
                 decodes += 1
-                graph = its_graph
+            elif may_be_probe and _PROBE.fullmatch(line) is not None:
+                break
             else:
                 prefills += 1
                 sequences += line[digit] - _ZERO if digit else numbers[line[where]]
-        self.decodes += all_decodes
-        self.prefills += all_prefills
-        if all_decodes or all_prefills:
-            self.time = time
+            last = index
+        self.decodes += decodes
+        self.prefills += prefills
+        shape = shapes[last]
+        assert shape is not None
+        _, its_graph, _, _, _, figures = shape
+        if its_graph is not None:
+            running, usage, queued = figures(lines[last])
+            joined = tokens = 0
+        else:
+            new, new_tokens, usage, running, queued = figures(lines[last])
+            joined, tokens = numbers[new], numbers[new_tokens]
+        time, rank = origin
+        share = _SHARES.get(usage)
+        if singly or share is None:
+            events.extend(_singly(lines[first : last + 1], prefix, time, rank))
+        else:
+            device, replayed = graph or _NO_GRAPH
+            # The fields are given by place: a call with names takes twice as long.
+            # fmt: off
+            events.append(tuple.__new__(BatchRun, (
+                time, rank, numbers[running], numbers[queued], share, joined, tokens, decodes, prefills,
+                sequences, device, replayed, prefix, lines[first : last + 1],
+            )))
+            # fmt: on
         return index
