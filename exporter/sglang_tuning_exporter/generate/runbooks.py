@@ -24,6 +24,9 @@ _URGENCY = {
     "info": "info: nothing is broken, something could be better; when there is time",
 }
 _UNITS = {"s": "second", "m": "minute", "h": "hour"}
+_FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
+# Code is left as it is: what stands there is to be pasted.
+_CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.generate"),
     autoescape=False,  # noqa: S701 - Markdown, made from the table and the package's own pages
@@ -32,8 +35,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-# Code is left as it is: what stands there is to be pasted.
-_CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
+_ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
 def with_alerts() -> dict[str, Diagnosis]:
