@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import email
 import email.policy
+import json
+import re
 import shutil
 import socketserver
 import subprocess
@@ -14,6 +16,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -240,6 +243,44 @@ def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manage
     assert "<strong>Turn --schedule-conservativeness: now 0.1, try 1.3.</strong>" in html
     assert "&lt;script&gt;" in html
     assert hostile not in html
+
+
+LINKS = {
+    "runbook_url": "http://links:1/runbooks/SGLangRetractingTooOften",
+    "dashboard_url": "http://localhost:3000/d/sglang-tuning-server?var-job=sglang&var-instance=links%3A1",
+}
+
+
+def test_the_mail_links_to_the_runbook_and_to_the_board(manager: Alertmanager) -> None:
+    manager.send(alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS}))
+    wait_until(lambda: manager.mails("links:1"), "the mail")
+    plain, rich = (manager.mails("links:1")[0].get_body((kind,)) for kind in ("plain", "html"))
+    assert plain is not None
+    assert rich is not None
+    assert f"Runbook: {LINKS['runbook_url']}\nDashboard: {LINKS['dashboard_url']}\n" in plain.get_content().replace(
+        "\r\n", "\n"
+    )
+    links = re.findall(r'<a href="([^"]+)">(\w+)</a>', rich.get_content())
+    assert [(unescape(url), name) for url, name in links] == [
+        (LINKS["runbook_url"], "Runbook"),
+        (LINKS["dashboard_url"], "Dashboard"),
+    ]
+
+
+def test_slack_is_given_links_of_its_own_kind(configuration: Path) -> None:
+    amtool = shutil.which("amtool")
+    assert amtool is not None, f"amtool {MISSING}"
+    shown = {**alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS}), "status": "firing"}
+    data = configuration.with_name("slack.json")
+    data.write_text(json.dumps({"status": "firing", "alerts": [shown]}))
+    rendered = subprocess.run(
+        [amtool, "template", "render", f"--template.glob={configuration.parent}/templates/*.tmpl", f"--template.data={data}",
+         '--template.text={{ template "sglang_tuning.slack" . }}'],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert rendered.returncode == 0, rendered.stderr
+    assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in rendered.stdout
+    assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in rendered.stdout
 
 
 def test_advice_to_people_is_mailed_without_a_flag(manager: Alertmanager) -> None:

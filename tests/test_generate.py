@@ -91,6 +91,23 @@ def test_a_time_scale_that_is_none_is_refused(time_scale: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_links_lead_where_they_are_told_to(tmp_path: Path) -> None:
+    made = command(
+        "--output", str(tmp_path), "--runbook-url", "https://w/{alert}.md", "--grafana-url", "https://g", cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    rules = (tmp_path / RULES).read_text()
+    assert "https://w/SGLangServerDown.md" in rules
+    assert "https://g/d/sglang-tuning-server?" in rules
+    assert "localhost:3000" not in rules
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    refused = command("--output", str(tmp_path), "--grafana-url", "grafana", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--grafana-url=grafana: give an address that begins with http:// or https://" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "scaled"),
     [

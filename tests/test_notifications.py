@@ -51,6 +51,16 @@ def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> N
     )
 
 
+def test_runbook_and_dashboard_are_told_where_the_rule_has_them() -> None:
+    links = {"runbook_url": "http://gpu1:9741/runbooks/A", "dashboard_url": "http://localhost:3000/d/x"}
+    assert as_text(message(notes(**links))).endswith(
+        "  It will not help if it is above 1.43.\n"
+        "  Runbook: http://gpu1:9741/runbooks/A\n"
+        "  Dashboard: http://localhost:3000/d/x\n"
+    )
+    assert "Runbook" not in as_text(message(FIRING))
+
+
 def test_advice_to_people_names_no_flag() -> None:
     text = as_text(message(notes(flag="", current="", suggested="fewer requests at once")))
     assert "  Do: fewer requests at once.\n" in text

@@ -119,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TIMES",
         help="divide every duration in the rules, for a replay at that speed",
     )
+    generate.add_argument(
+        "--runbook-url",
+        metavar="BASE",
+        help="where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: the exporter that saw it)",
+    )
+    generate.add_argument(
+        "--grafana-url", metavar="BASE", help="where notifications find Grafana (default http://localhost:3000)"
+    )
     generate.set_defaults(run=_generate)
 
     demo = commands.add_parser(
@@ -194,8 +202,10 @@ def _notify(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     from sglang_tuning_exporter.generate import run  # noqa: PLC0415
+    from sglang_tuning_exporter.generate.alerts import GRAFANA_URL, RUNBOOK_URL, Links  # noqa: PLC0415
 
-    return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale)
+    links = Links(arguments.runbook_url or RUNBOOK_URL, arguments.grafana_url or GRAFANA_URL)
+    return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale, links=links)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

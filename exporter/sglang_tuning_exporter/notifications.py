@@ -46,6 +46,8 @@ def _alert(alert: dict[str, Any]) -> str:
             lines.append(f"  Do: {notes['suggested']}.")
         lines.append(f"  Why: {notes.get('why', '')}")
         lines.append(f"  It will not help if {notes.get('will_not_help_if', '?')}.")
+        links = (("Runbook", notes.get("runbook_url")), ("Dashboard", notes.get("dashboard_url")))
+        lines += [f"  {name}: {url}" for name, url in links if url]
     return "\n".join(lines) + "\n"
 
 

@@ -6,17 +6,23 @@ import sys
 from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.generate import alerts, boards, tables
+from sglang_tuning_exporter.generate import alerts, boards, runbooks, tables
+from sglang_tuning_exporter.generate.alerts import DEFAULT_LINKS, Links
 
 
-def files(time_scale: float = 1.0) -> dict[str, str]:
+def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
     """Every generated file: path under the output directory → text."""
-    return {**alerts.files(time_scale), **boards.files(), "docs/sources.md": tables.sources_page()}
+    return {
+        **alerts.files(time_scale, links),
+        **runbooks.files(),
+        **boards.files(),
+        "docs/sources.md": tables.sources_page(),
+    }
 
 
-def _with_inserts(output: Path, time_scale: float) -> dict[str, str]:
+def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, str]:
     """The generated files, and those written by people that hold a generated part, where they exist."""
-    found = dict(files(time_scale))
+    found = dict(files(time_scale, links))
     for name, places in tables.inserts().items():
         path = output / name
         if path.is_file():
@@ -24,12 +30,12 @@ def _with_inserts(output: Path, time_scale: float) -> dict[str, str]:
     return found
 
 
-def run(output: Path, *, check: bool, time_scale: float = 1.0) -> int:
+def run(output: Path, *, check: bool, time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> int:
     """`generate`: write the files, or with `check` compare them. 0: all is as it should be; 1: `check` found a stale file."""
     if not time_scale > 0:
         raise UsageError(f"--time-scale={time_scale:g}: give a number above 0")
     stale = []
-    for name, text in _with_inserts(output, time_scale).items():
+    for name, text in _with_inserts(output, time_scale, links).items():
         path = output / name
         try:
             if path.is_file() and path.read_text(encoding="utf-8") == text:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.diagnosis import (
     BurnRate,
     Condition,
@@ -45,6 +46,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 # Less serving time than this in ten minutes is no load that could be "frequently" anything.
 SERVING_SECONDS = 60.0
+# The exporter that saw it serves its runbooks, so a notification's link needs no internet.
+RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
+GRAFANA_URL = "http://localhost:3000"
+BOARD = "sglang-tuning-server"
 ON = "on (job, instance)"
 # A switch is added or dropped, and a lookout is no flag: nothing to compute.
 _SWITCHES = frozenset({"disable_cuda_graph"})
@@ -55,12 +60,44 @@ _CAPPED = f'sglang_tuning_server_arg{{arg="schedule_conservativeness"}} > {CONSE
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 
 
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where notifications send people. `runbooks` holds the pages (`{alert}` in it is the alert's name, else that is added), `grafana` the boards.
+
+    Both may hold Prometheus templates over the alert's labels.
+    """
+
+    runbooks: str = RUNBOOK_URL
+    grafana: str = GRAFANA_URL
+
+    def __post_init__(self) -> None:
+        for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
+            if not url.startswith(("http://", "https://")) or not url.isprintable():
+                raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
+
+    def runbook(self, alert: str) -> str:
+        """Give the address of an alert's page."""
+        if "{alert}" in self.runbooks:
+            return self.runbooks.replace("{alert}", alert)
+        return f"{self.runbooks.rstrip('/')}/{alert}"
+
+    @property
+    def dashboard(self) -> str:
+        """The address of the board of the server that the alert is about."""
+        chosen = "var-job={{ $labels.job | urlquery }}&var-instance={{ $labels.instance | urlquery }}"
+        return f"{self.grafana.rstrip('/')}/d/{BOARD}?{chosen}"
+
+
+DEFAULT_LINKS = Links()
+
+
 @dataclass(frozen=True)
 class Rule:
     """One alert rule as the template needs it."""
 
     row: Diagnosis
     time_scale: float
+    links: Links = DEFAULT_LINKS
 
     @cached_property
     def expression(self) -> str:
@@ -156,6 +193,17 @@ class Rule:
             f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="{condition.signal}"}} > {SERVING_SECONDS / self.time_scale:g}',
             f"and {ON} ({short} > {ON} group_left () {limit})",
         ]
+
+    @property
+    def runbook_url(self) -> str:
+        """The address of this alert's page."""
+        url = self.links.runbook(self.row.alert)
+        own = "{{ $labels.instance }}"
+        if self.row.id != "exporter_down" or own not in url:
+            return url
+        # That exporter serves nothing now; any other of its job has the same pages.
+        living = 'printf "sglang_tuning_build_info{job=%q}" $labels.job | query'
+        return url.replace(own, _with(living, '{{ . | first | label "instance" }}', own))
 
     @property
     def hold(self) -> str:
@@ -273,9 +321,9 @@ def scaled(text: str, time_scale: float) -> str:
     return _DURATION.sub(shorter, text)
 
 
-def files(time_scale: float = 1.0) -> dict[str, str]:
+def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
     """Rules, Alertmanager's configuration and notification templates: repository path → text."""
-    rules = [Rule(row, time_scale) for row in ALERTS]
+    rules = [Rule(row, time_scale, links) for row in ALERTS]
     values = {
         "rules": rules,
         "rows": ALERTS,

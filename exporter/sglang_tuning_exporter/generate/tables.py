@@ -23,7 +23,7 @@ def _row(row: Diagnosis) -> str:
     turn = row.turn
     flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
     advice = f"{turn.direction} {flag}: {turn.fallback}" if flag else f"{turn.direction}: {turn.fallback}"
-    return f"| **{row.alert}** ({row.severity}) | {when} | {advice} | {turn.will_not_help_if} |"
+    return f"| [**{row.alert}**](alerts/runbooks/{row.alert}.md) ({row.severity}) | {when} | {advice} | {turn.will_not_help_if} |"
 
 
 # The releases whose code was read for metrics and log lines.

@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.web import runbooks
 from sglang_tuning_exporter.web.page import render
 
 if TYPE_CHECKING:
@@ -91,4 +92,5 @@ def make_app(watcher: Watcher) -> FastAPI:
             render(watcher).encode("utf-8", "backslashreplace")
         )  # names from outside may hold lone surrogates
 
+    app.include_router(runbooks.router(watcher))
     return app

@@ -1,0 +1,344 @@
+"""The runbooks: one for each alert, all of one shape, with commands that work, served by the exporter itself."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin
+
+import pytest
+import requests
+import yaml
+
+from conftest import config, watched_retractions, web
+from sglang_tuning_exporter import metrics
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.generate import alerts, boards, runbooks
+from sglang_tuning_exporter.generate.alerts import Links
+from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+RULES = "alerts/rules/sglang-tuning.rules.yml"
+ALERTS = sorted(runbooks.with_alerts())
+PROSE = runbooks.prose_ids()
+# Written about before the table has them. Whoever adds the row takes its name from here.
+LOGS = sorted((ROOT / "tests" / "data" / "logs").glob("*.log"))
+NAME = re.compile(r"sglang_tuning_[a-z_]+")
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """Give the lines of every block of a language, without their indentation."""
+    blocks = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
+    return [line.removeprefix(indent) for indent, block in blocks for line in block.splitlines()]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_has_a_runbook(alert: str) -> None:
+    assert runbooks.with_alerts()[alert].id in PROSE
+    assert runbooks.page(alert).startswith(f"# {alert}\n")
+
+
+@pytest.mark.parametrize("diagnosis", PROSE)
+def test_a_runbook_is_about_an_alert_of_the_table(diagnosis: str) -> None:
+    assert BY_ID[diagnosis].alert
+
+
+@pytest.mark.parametrize("diagnosis", PROSE)
+def test_a_runbook_has_the_four_sections_and_no_other(diagnosis: str) -> None:
+    assert tuple(re.findall(r"^#+ (.+)$", without_code(runbooks.prose(diagnosis)), re.MULTILINE)) == runbooks.SECTIONS
+
+
+@pytest.mark.parametrize("diagnosis", PROSE)
+def test_a_runbook_says_how_to_see_that_it_helped_and_when_it_will_not(diagnosis: str) -> None:
+    mitigation = runbooks.prose(diagnosis).partition("## Mitigation")[2]
+    assert "It helped" in mitigation
+    assert re.search(r"will not help|will help|no tuning flag|No tuning flag", mitigation, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("diagnosis", PROSE)
+def test_a_runbook_gives_commands_that_a_shell_can_read(diagnosis: str) -> None:
+    lines = fenced(runbooks.prose(diagnosis), "sh")
+    assert lines
+    read = subprocess.run(["bash", "-n"], input="\n".join(lines), capture_output=True, text=True, check=False)
+    assert (read.returncode, read.stderr) == (0, "")
+
+
+def test_every_query_of_a_runbook_is_one_that_prometheus_can_read(tmp_path: Path) -> None:
+    queries = [query for diagnosis in PROSE for query in fenced(runbooks.prose(diagnosis), "promql")]
+    assert len(queries) > len(PROSE)
+    rules = [{"record": f"q{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "runbooks", "rules": rules}]}))
+    checked = subprocess.run(
+        ["promtool", "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+# Lines that no log kept here holds, as the code of 0.5.9 to 0.5.20, PyTorch and uvicorn have them.
+SELDOM = """
+[2025-11-20 11:40:10 TP0] Prefill out of memory. Try to lower your batch size.
+[2025-11-20 11:40:10 TP0] Decode out of memory. Try to lower your batch size.
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+[2025-11-20 11:45:12 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)
+[2025-11-20 11:40:13 DP1 TP0] Decode batch, #running-req: 320, #token: 92594, cuda graph: False, gen throughput (token/s): 971.70, #queue-req: 4
+[2025-11-20 11:39:08 TP0] max_running_requests is capped to 64 by the mamba state cache size
+[2025-11-20 11:40:08] INFO:     10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 503 Service Unavailable
+ServerArgs(swa_full_tokens_ratio=0.8, max_queued_requests=64, load_balance_method='round_robin', disable_cuda_graph=False,
+ grammar_backend='xgrammar', enable_metrics=True, log_level='info', attention_backend='fa3')
+usage: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode, --cuda-graph-max-bs-prefill
+"""
+
+
+def log_greps() -> list[str]:
+    return sorted({
+        pattern
+        for diagnosis in PROSE
+        for line in fenced(runbooks.prose(diagnosis), "sh")
+        for pattern in re.findall(r"grep (?:-[a-zA-Z]+ )?(?:'([^']+)'|\"([^\"]+)\") LOG", line)
+        for pattern in pattern
+        if pattern
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", log_greps())
+def test_a_grep_finds_the_words_that_sglang_prints(pattern: str) -> None:
+    text = SELDOM + "".join(path.read_text(errors="replace") for path in LOGS)
+    found = subprocess.run(["grep", "-cE", "-e", pattern], input=text, capture_output=True, text=True, check=False)
+    assert int(found.stdout) > 0
+
+
+def test_every_metric_of_ours_in_a_runbook_is_exposed() -> None:
+    named = {
+        name.removeprefix("sglang_tuning_").removesuffix("_total")
+        for diagnosis in PROSE
+        for language in ("sh", "promql")
+        for line in fenced(runbooks.prose(diagnosis), language)
+        for name in NAME.findall(re.sub(r"instance:\w+", "", line))
+        if not name.endswith("_")
+    }
+    source = inspect.getsource(metrics)
+    unknown = {name for name in named if not re.search(rf'"{name}(_info)?"', source)}
+    assert unknown - {"build_info", "server_info", "scrape_error_info", "log", "retract"} == set()
+    assert len(named) > 15
+
+
+def test_every_panel_named_in_a_runbook_is_on_a_board() -> None:
+    titles = {title for text in boards.files().values() for title in re.findall(r'"title": "([^"]+)"', text)}
+    named = {
+        panel
+        for diagnosis in PROSE
+        for line in re.findall(
+            r"^On the dashboard: (.+?)(?:\n\n|\Z)", runbooks.prose(diagnosis), re.DOTALL | re.MULTILINE
+        )
+        for panel in re.findall(r"\*\*(.+?)\*\*", " ".join(line.split()))
+    }
+    assert len(named) > 15
+    assert named - titles == set()
+
+
+def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
+    committed = {f"{runbooks.FOLDER}/{path.name}" for path in (ROOT / runbooks.FOLDER).iterdir()}
+    assert committed == set(runbooks.files())
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_page_says_what_the_table_knows(alert: str) -> None:
+    row, text = runbooks.with_alerts()[alert], runbooks.page(alert)
+    assert row.summary in text
+    assert f"| Urgency | {row.severity}: " in text
+    assert alerts.Rule(row, 1.0).expression in text
+    assert "{value}" not in text
+    assert all(f"[{BY_ID[cause].alert}]({BY_ID[cause].alert}.md)" in text for cause in row.causes)
+
+
+def test_every_link_between_pages_leads_to_one() -> None:
+    links = {link for text in runbooks.files().values() for link in re.findall(r"\]\(([^)]+)\)", without_code(text))}
+    assert {f"{runbooks.FOLDER}/{link}" for link in links} <= set(runbooks.files())
+
+
+def test_a_name_inside_code_is_no_link() -> None:
+    text = "see SGLangServerDown, `SGLangServerDown`, SGLangNobodyKnows"
+    assert (
+        runbooks.linked(text, "")
+        == "see [SGLangServerDown](SGLangServerDown.md), `SGLangServerDown`, SGLangNobodyKnows"
+    )
+
+
+# --- the links in a notification ---------------------------------------------------------------------------------------
+
+
+def rules(links: Links) -> dict[str, dict[str, str]]:
+    document = yaml.safe_load(alerts.files(links=links)[RULES])
+    return {
+        rule["alert"]: rule["annotations"] for group in document["groups"] for rule in group["rules"] if "alert" in rule
+    }
+
+
+def test_the_runbooks_and_grafana_may_be_elsewhere() -> None:
+    notes = rules(Links("https://wiki.example/sglang/", "https://grafana.example/"))["SGLangServerDown"]
+    assert notes["runbook_url"] == "https://wiki.example/sglang/SGLangServerDown"
+    assert notes["dashboard_url"].startswith("https://grafana.example/d/sglang-tuning-server?var-job=")
+
+
+def test_the_name_of_the_alert_may_stand_anywhere_in_the_address() -> None:
+    notes = rules(Links(runbooks="https://git.example/{alert}.md"))
+    assert notes["SGLangLogSilent"]["runbook_url"] == "https://git.example/SGLangLogSilent.md"
+
+
+@pytest.mark.parametrize("url", ["", "wiki.example/x", "javascript:alert(1)", "https://x\n- alert: y"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="begins with http"):
+        Links(runbooks=url)
+    with pytest.raises(UsageError, match="begins with http"):
+        Links(grafana=url)
+
+
+# --- as pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A watcher at the end of the retract recording, log followed."""
+    watcher = watched_retractions(tmp_path_factory.mktemp("retract"))
+    watcher.start()
+    with web(watcher) as url:
+        yield url
+
+
+def get(url: str, **headers: str) -> requests.Response:
+    return requests.get(url, timeout=10, allow_redirects=False, headers=headers)
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, in one line."""
+    body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", body)).split())
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_the_exporter_serves_the_page_of_every_alert(alert: str, address: str) -> None:
+    answer = get(f"{address}/runbooks/{alert}")
+    assert answer.status_code == 200
+    assert f">{alert}</h1>" in answer.text
+    assert [f'<h2 id="{name.lower()}">' in answer.text for name in runbooks.SECTIONS] == [True] * 4
+    assert runbooks.with_alerts()[alert].summary in text_of(answer.text)
+
+
+def test_commands_are_filled_in_for_this_server(address: str) -> None:
+    page = text_of(get(f"{address}/runbooks/SGLangServerDown").text)
+    host = address.removeprefix("http://")
+    assert f"curl -s http://{host}/metrics | grep" in page
+    assert "http://127.0.0.1:9/metrics" in page
+    assert re.search(r"tail -n 40 /\S+/server\.log", page)
+    assert not re.search(r"\b(EXPORTER|LOG|SGLANG)\b", page)
+
+
+def test_what_the_exporter_does_not_know_stays_a_placeholder(tmp_path: Path) -> None:
+    watcher = Watcher(config(log_file=(str(tmp_path / "*.log"),)))
+    with web(watcher) as url:
+        page = text_of(get(f"{url}/runbooks/SGLangServerDown").text)
+    assert "tail -n 40 LOG" in page
+    assert "SGLANG/metrics" in page
+
+
+@pytest.mark.parametrize("host", ["<script>alert(1)</script>", "x; rm -rf ~", "$(id)", "a b", ""])
+def test_a_hostile_host_is_not_filled_in(host: str, address: str) -> None:
+    page = get(f"{address}/runbooks/SGLangServerDown", Host=host).text
+    assert "http://EXPORTER/metrics" in page
+    assert "<script" not in page
+    assert "rm -rf" not in page
+
+
+def test_a_log_with_a_hostile_name_is_one_word_and_no_markup(tmp_path: Path) -> None:
+    path = tmp_path / "a;b <img src=x>`.log"
+    path.touch()
+    watcher = Watcher(config(log_file=(str(path),)))
+    watcher.start()
+    with web(watcher) as url:
+        page = get(f"{url}/runbooks/SGLangServerDown").text
+    assert f"tail -n 40 '{path}'" in html.unescape(page)
+    assert "<img" not in page
+
+
+def test_the_page_says_whether_it_holds_now_and_what_to_try(address: str) -> None:
+    holds = text_of(get(f"{address}/runbooks/SGLangRetractingTooOften").text)
+    assert "It holds now:" in holds
+    assert "--schedule-conservativeness 1.3 now 0.1" in holds
+    assert "It does not hold at the moment:" in text_of(get(f"{address}/runbooks/SGLangOutOfMemoryDecode").text)
+
+
+def test_what_the_exporter_cannot_judge_it_does_not_deny(address: str) -> None:
+    page = text_of(get(f"{address}/runbooks/SGLangTuningExporterDown").text)
+    assert "It holds now" not in page
+    assert "It does not hold" not in page
+
+
+def test_the_index_lists_every_alert_once_most_urgent_first(address: str) -> None:
+    page = get(f"{address}/runbooks/").text
+    listed = re.findall(r'<td><a href="(SGLang\w+)">', page)
+    assert sorted(listed) == ALERTS
+    severities = [runbooks.with_alerts()[name].severity for name in listed]
+    assert severities == sorted(severities, key=("critical", "warning", "info").index)
+
+
+def test_every_link_of_every_page_is_answered(address: str) -> None:
+    for page in ("", *ALERTS):
+        for link in set(re.findall(r'href="([^"#]+)"', get(f"{address}/runbooks/{page}").text)):
+            assert get(urljoin(f"{address}/runbooks/{page}", link)).status_code == 200, link
+
+
+def test_the_folder_without_its_slash_leads_to_it(address: str) -> None:
+    answer = get(f"{address}/runbooks")
+    assert (answer.status_code, answer.headers["Location"]) == (307, "runbooks/")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGLangNothing", "sglangserverdown", "server_down", "SGLangServerDown.md", "SGLangServerDown/", "README.md",
+        "..%2fcli.py", "%2e%2e/%2e%2e/etc/passwd", "%00", "SGLangServerDown%0a",
+    ],
+)  # fmt: skip
+def test_a_name_that_is_no_alert_is_404(name: str, address: str) -> None:
+    assert get(f"{address}/runbooks/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/runbooks/", "/runbooks/SGLangServerDown"])
+def test_a_runbook_can_only_be_read_and_is_safe_in_a_browser(path: str, address: str) -> None:
+    assert [
+        requests.request(method, address + path, timeout=10).status_code for method in ("POST", "PUT", "DELETE")
+    ] == [405] * 3
+    head, answer = requests.head(address + path, timeout=10), get(address + path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert not re.search(r"<script|<link|<img|\bsrc=|url\(|@import|\son\w+=", answer.text)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_a_runbook(address: str, tmp_path: Path) -> None:
+    shown = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom",
+         f"{address}/runbooks/SGLangRetractingTooOften#mitigation"],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert "It holds now: 4" in text_of(shown)
+    assert 'id="mitigation"' in shown
+
+
+def test_the_package_carries_the_prose_of_every_row() -> None:
+    assert {row.id for row in DIAGNOSES if row.alert} <= set(PROSE)
+    assert '"runbooks/*.md"' in (ROOT / "pyproject.toml").read_text()
