@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.document import plain
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report, run
-from sglang_tuning_exporter.report.document import plain
 from sglang_tuning_exporter.report.inputs import Logs
 
 HERE = Path(__file__).parent
@@ -143,7 +143,7 @@ def test_requests_held_back_by_the_limit_are_told_with_the_flag_and_both_values(
     advice = found["findings"][0]["advice"][0]
     assert (advice["flag"], advice["current"], advice["suggested"]) == ("--max-running-requests", 2, 16)
     assert found["findings"][0]["first_seen"] == "2026-11-20T19:33:06Z"
-    assert found["findings"][0]["last_seen"] == "2026-11-20T19:33:46Z"
+    assert found["findings"][0]["last_seen"] == "2026-11-20T19:33:45Z"
 
 
 def test_a_slow_client_is_a_finding_only_where_throughput_is_wanted() -> None:

@@ -256,3 +256,18 @@ def test_a_capture_that_tells_no_memory_leaves_the_reserve_unknown() -> None:
         for event in LogReader().feed(line):
             facts.apply(event)
     assert facts.reserve_gb is None
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "first"),
+    [
+        ("0.4.1.post7", {}, True),
+        ("0.4.3", {}, False),
+        ("0.5.23", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(
+    version: str | None, args: dict[str, object], *, first: bool
+) -> None:
+    assert ServerFacts(version=version, args=args).is_first_edition is first

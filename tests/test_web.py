@@ -17,7 +17,7 @@ from sglang_tuning_exporter.guide.evidence import Evidence
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.signals import STATES
 from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.page import headline, healthy
+from sglang_tuning_exporter.web.page import SHARES, headline, healthy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,16 +101,22 @@ def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
     assert "<img" not in page
 
 
-def test_the_share_of_every_reason_why_requests_wait_is_told(address: str) -> None:
+def test_the_share_of_each_reason_why_requests_waited_is_told(address: str) -> None:
     seen = text_of(requests.get(address + "/", timeout=10).text)
     told = set(re.findall(r"admission ([a-z ]+?) \d+ %", seen))
-    assert told == {state.replace("_", " ") for state in STATES["admission"]} - {"no queue", "idle", "unknown"}
+    assert told == {"held back", "recovering", "pool full"}
+
+
+def test_every_reason_why_requests_wait_has_its_line() -> None:
+    listed = {state for signal, state in SHARES if signal == "admission"}
+    assert listed == set(STATES["admission"]) - {"no_queue", "idle", "unknown"}
 
 
 def test_nothing_comes_from_elsewhere(address: str) -> None:
     page = requests.get(address + "/", timeout=10).text
     assert not re.search(r"(src|action|srcset)\s*=|url\(|@import|<script|<link", page)
-    own = {"metrics", "runbooks/", "runbooks/SGLangRetractingTooOften", "runbooks/SGLangQueueTooLong"}
+    alerts = ("SGLangServerDown", "SGLangRetractingTooOften", "SGLangQueueTooLong")
+    own = {"metrics", "api/v1/findings", "runbooks/", *(f"runbooks/{alert}" for alert in alerts)}
     assert set(re.findall(r'href="([^"]*)"', page)) == own
 
 

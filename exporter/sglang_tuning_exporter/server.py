@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, Rank, RankFigures, ServerArgs
+from sglang_tuning_exporter.sglang.flags import flag_of, is_before, release_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,7 @@ class ServerFacts:
     graph_device: str | None = None
     ready: bool = False
     revision: int = field(default=0, compare=False)  # moves with every change, for those who remember what they derived
+    _release: tuple[int, str | None] = field(default=(-1, None), compare=False, repr=False)
 
     def apply(self, event: Event) -> None:
         """Learn from one log event; events that say nothing lasting are ignored."""
@@ -201,14 +203,24 @@ class ServerFacts:
 
     @property
     def is_first_edition(self) -> bool:
-        """Whether the guide's first edition is this server's: it calls `lpm` the default, which it was up to 0.4.1 (CENSUS §6).
+        """Whether the guide's first edition is this server's: it calls `lpm` the default, which it was up to 0.4.1 (CENSUS §6)."""
+        release = self.release
+        return release is not None and is_before(release, (0, 4, 3))
 
-        Without a version the arguments tell: `log_requests_level` is among them from 0.4.3 on.
-        """
-        version = version_tuple(self.version)
-        if version is not None:
-            return version < (0, 4, 3)
-        return len(self.args) >= WHOLE_ARGS and "log_requests_level" not in self.args
+    @property
+    def release(self) -> str | None:
+        """The known release whose flags this server takes, by its version or by the names of its arguments; None when neither tells."""
+        if self._release[0] != self.revision:
+            self._release = (self.revision, release_of(self.version, self.args))
+        return self._release[1]
+
+    def flag(self, arg: str) -> str | None:
+        """Spell an argument as this server's flag; None where its release rejects it."""
+        release = self.release
+        if release is None:
+            return "--" + arg.replace("_", "-")
+        found = flag_of(arg, release)
+        return found.flag if found is not None and found.flag else None
 
     @property
     def conservativeness(self) -> float | None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.guide.evidence import Past, past_of
+from sglang_tuning_exporter.guide.findings import Judgement, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.history import History
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.server import version_tuple
 from sglang_tuning_exporter.sglang import exposition, facts
@@ -85,6 +87,8 @@ class Watcher:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._native = ""
+        self.history = History()
+        self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
         self.running = False
         self._inquiry = Inquiry()
         self._was_away = False
@@ -132,6 +136,7 @@ class Watcher:
         with self._lock:
             now = time.monotonic()
             self.state.advance(now)
+            self.history.offer(self.state, now)
             if self.log is not None:
                 self.log.keep(self.state, now)
             yield now
@@ -152,6 +157,15 @@ class Watcher:
         if self.log is not None and not all(status.up for status in self.log.files):
             troubles.add("log_silent")
         return past_of(self.state, now, troubles=frozenset(troubles))
+
+    def judge(self, now: float) -> Judgement:
+        """Say what limits the server; call it inside `view`."""
+        judgement = judge(self.past(now))
+        clock = time.time()
+        self.found_since = {
+            found.diagnosis.id: self.found_since.get(found.diagnosis.id, clock) for found in judgement.findings
+        }
+        return judgement
 
     def _failed(self, outcome: Outcome) -> None:
         assert outcome.error is not None
@@ -213,10 +227,16 @@ class Watcher:
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= self._self_scrape_seconds:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
+            self._remember()
+
+    def _remember(self) -> None:
+        with self._lock:
+            self.history.offer(self.state, time.monotonic())
 
     def _follow(self) -> None:
         assert self.log is not None
         while not self._stopping.wait(POLL_SECONDS):
+            self._remember()
             while self._read_log(self.log) and not self._stopping.is_set():
                 pass
 

@@ -10,6 +10,7 @@ from sglang_tuning_exporter.guide.table import BY_ID
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.diagnosis import Diagnosis
+    from sglang_tuning_exporter.server import ServerFacts
 
 __all__ = ["Advice", "Case", "advise"]
 
@@ -64,18 +65,22 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
     """
     row = BY_ID[diagnosis_id]
     size = SIZERS.get(diagnosis_id)
-    if size is None:
-        return [_advice(row, Value(None, case.present(row.turn.arg)))]
-    return [_advice(row, value) for value in size(case) if value.suggested is None or value.changes]
+    values = [Value(None, case.present(row.turn.arg))] if size is None else size(case)
+    given = [_advice(row, value, case.facts) for value in values if value.suggested is None or value.changes]
+    return [advice for advice in given if advice is not None]
 
 
-def _advice(row: Diagnosis, value: Value) -> Advice:
+def _advice(row: Diagnosis, value: Value, facts: ServerFacts) -> Advice | None:
+    """Write one value as advice; None where this server's release has no such flag: it would not start again."""
     turn = BY_ID[value.row].turn if value.row else row.turn
     arg = turn.arg if value.arg is None else value.arg
     # Another spelling of the same argument is still the row's own.
     own = bool(value.row) or arg == turn.arg or arg.startswith(turn.arg + "_")
+    flag = facts.flag(arg) if arg else ""
+    if flag is None:
+        return None
     return Advice(
-        flag="--" + arg.replace("_", "-") if arg else "",
+        flag=flag,
         arg=arg,
         current=value.current,
         suggested=value.suggested,

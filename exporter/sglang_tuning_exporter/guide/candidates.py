@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Slow, Suits, Turn
+from sglang_tuning_exporter.guide.scheduling import WHY_REQUESTS_WAIT
 
 _A_CHANCE = "a chance to do better, not a fault: nobody should be woken for it"
 _SLO_TELLS = "the burn-rate alerts of the latency objectives notify; this row says what to turn"
@@ -41,6 +42,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             "The time to the first token includes the wait in the queue.",
             "another finding says why requests wait: turn its flag first",
         ),
+        causes=(*WHY_REQUESTS_WAIT, "queue_too_long"),
         no_alert=_SLO_TELLS,
     ),
     Diagnosis(
@@ -59,6 +61,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             "prompts are shorter than one chunk already",
             cost="Running requests pause longer for each chunk, and a chunk needs more memory.",
         ),
+        causes=("prefill_bound",),
         no_alert=_SLO_TELLS,
     ),
 )

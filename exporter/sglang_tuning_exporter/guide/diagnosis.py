@@ -159,6 +159,11 @@ class Diagnosis:
     no_alert: str = ""
 
     @property
+    def is_chance(self) -> bool:
+        """Whether it names a chance to do better, to be tried by itself, and nothing that is wrong."""
+        return isinstance(self.condition, Suits)
+
+    @property
     def is_limit(self) -> bool:
         """Whether it can be what limits the server: the verdict. Mere chances and lost sources are not."""
         if isinstance(self.condition, (Suits, Source, BurnRate)):

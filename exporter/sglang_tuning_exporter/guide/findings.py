@@ -53,9 +53,24 @@ class Judgement:
     checks: tuple[Check, ...]
 
     @property
+    def changes(self) -> dict[str, object]:
+        """All that is advised together, argument → flag value. Mere chances are left out: they are tried one at a time."""
+        advised = (a for found in self.findings if not found.diagnosis.is_chance for a in found.advice)
+        return {
+            a.arg: bool(a.suggested) if a.is_switch else whole(a.suggested)
+            for a in advised
+            if a.arg and a.suggested is not None
+        }
+
+    @property
     def severity(self) -> str:
         """How bad the verdict is: `critical`, `warning`, `info` or `none`."""
         return BY_ID[self.verdict].severity if self.verdict in BY_ID else "none"
+
+
+def whole(value: float | str | None) -> float | int | str | None:
+    """Write a whole figure without its point, as flags are."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def judge(past: Past) -> Judgement:

@@ -78,7 +78,8 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
     if usage is not None and isinstance(condition, (Share, RetractionRate)):
         found.append(Evidence("mean token usage", usage, profile.token_usage_target, "ratio"))
     queued = recent.mean("queued")
-    if queued is not None and isinstance(condition, Share) and condition.signal in {"queue", "admission"}:
+    by_length = profile.queue_wait_seconds is None  # else a queue is judged by the wait that it means
+    if by_length and queued is not None and isinstance(condition, Share) and condition.signal in {"queue", "admission"}:
         lowest = condition.states == ("empty",)
         bound = (profile.queue_lower or 0.0) if lowest else profile.queue_upper
         found.append(Evidence("mean queued requests", queued, bound, "count", below=lowest))

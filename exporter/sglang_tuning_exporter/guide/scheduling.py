@@ -8,6 +8,18 @@ CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"
 _RETRACTING = ("conservativeness_ineffective", "retracting_too_often")
 
+WHY_REQUESTS_WAIT = (
+    *_RETRACTING,
+    "hybrid_pool_full",
+    "running_at_limit",
+    "grammar_queue",
+    "pd_queue",
+    "dp_imbalanced",
+    "admission_recovering",
+    "prefill_bound",
+    "admission_too_conservative",
+)
+
 SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="requests_rejected",
@@ -231,17 +243,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "another alert of this server is firing: turn its flag first",
         ),
         keep_firing="5m",
-        causes=(
-            *_RETRACTING,
-            "hybrid_pool_full",
-            "running_at_limit",
-            "grammar_queue",
-            "pd_queue",
-            "dp_imbalanced",
-            "admission_recovering",
-            "prefill_bound",
-            "admission_too_conservative",
-        ),
+        causes=WHY_REQUESTS_WAIT,
     ),
     Diagnosis(
         id="running_far_below_limit",

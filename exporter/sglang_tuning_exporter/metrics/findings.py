@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.diagnosis import BurnRate, Source
-from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.metrics.families import gauge
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
     """Tell the verdict, and everything that it rests on."""
-    judgement = judge(watcher.past(now))
+    judgement = watcher.judge(now)
     verdict = gauge(
         "verdict", "1 for what limits the server now: a diagnosis, or why there is none.", "verdict", "severity"
     )

@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.document import Document
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.document import Document, Input, build
+from sglang_tuning_exporter.report.document import Input, build
 from sglang_tuning_exporter.report.inputs import Logs, shown
 from sglang_tuning_exporter.report.terminal import render
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.usual import BatchRun
 
 STDIN = "-"
-# A release that prints no date (0.3.0) gives seconds since the midnight before its first line.
-FIRST_DATED_SECOND = 1e9
 # Processes write one log a little out of order; what jumps back further was set by somebody.
 JITTER_SECONDS = 60.0
 

@@ -8,7 +8,7 @@ from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLE
 from sglang_tuning_exporter.guide.table import BY_ID
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.report.document import Document
+    from sglang_tuning_exporter.guide.document import Document
 
 _WORDS = {
     HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.metrics import registry
 from sglang_tuning_exporter.web import runbooks
+from sglang_tuning_exporter.web.findings import render as render_findings
 from sglang_tuning_exporter.web.page import render
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ def make_app(watcher: Watcher) -> FastAPI:
     def metrics(request: Request) -> Response:
         timeout = patience(request.headers.get(TIMEOUT_HEADER), watcher.config.scrape_timeout)
         return Response(exposition(watcher, families, timeout), media_type=TEXT_FORMAT)
+
+    @app.api_route("/api/v1/findings", methods=["GET", "HEAD"])
+    def findings() -> Response:
+        return Response(render_findings(watcher), media_type="application/json")
 
     @app.api_route("/-/healthy", methods=["GET", "HEAD"], response_class=PlainTextResponse)
     async def healthy() -> str:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.advice import shown
+from sglang_tuning_exporter.guide.document import command_document
 from sglang_tuning_exporter.guide.findings import (
     HEALTHY,
     IDLE,
     NO_CLEAR_BOTTLENECK,
     Judgement,
-    judge,
 )
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.signals import IDLE as IDLE_STATE
 from sglang_tuning_exporter.signals import UNKNOWN
+from sglang_tuning_exporter.web.sparkline import Band, sparkline
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.evidence import Evidence, Past
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.scheduler import RankState
     from sglang_tuning_exporter.signals import Signal
+    from sglang_tuning_exporter.state import ServerState
     from sglang_tuning_exporter.watcher import Watcher
 
 _ENVIRONMENT = Environment(
@@ -42,10 +45,14 @@ _NO_FINDING = {
 }
 _NOT_TOLD = "not told"
 # What the share of serving time is shown of.
-_SHARES: tuple[tuple[Signal, str], ...] = (
+SHARES: tuple[tuple[Signal, str], ...] = (
     ("queue", "empty"),
     ("queue", "above_range"),
     ("admission", "held_back"),
+    ("admission", "recovering"),
+    ("admission", "hybrid_pool_full"),
+    ("admission", "grammar_queue"),
+    ("admission", "pd_queue"),
     ("admission", "running_limit"),
     ("admission", "pool_full"),
     ("admission", "prefill_bound"),
@@ -61,6 +68,7 @@ class Figure:
     value: str
     healthy: str
     judgement: str = ""
+    spark: Markup = field(default_factory=Markup)
 
 
 def headline(word: str) -> str:
@@ -82,15 +90,28 @@ def render(watcher: Watcher) -> str:
     """Write the page as HTML. Every word from outside is escaped."""
     with watcher.view() as now:
         past = watcher.past(now)
-        judgement = judge(past)
+        judgement = watcher.judge(now)
         facts, health = watcher.state.facts, watcher.health
+        command = command_document(judgement, facts)
         figures = _figures(watcher, past, now)
+    held = {finding.diagnosis.id for finding in judgement.findings}
+    follow = [finding for finding in judgement.findings if not held.isdisjoint(finding.diagnosis.causes)]
     return _ENVIRONMENT.get_template("index.html").render(
         title=headline(judgement.verdict),
         tone=_tone(judgement),
         verdict=judgement.verdict,
-        findings=judgement.findings,
-        checks=judgement.checks,
+        findings=[
+            finding for finding in judgement.findings if not finding.diagnosis.is_chance and finding not in follow
+        ],
+        follow=follow,
+        chances=[finding for finding in judgement.findings if finding.diagnosis.is_chance],
+        passed=[check for check in judgement.checks if check.passed and not check.diagnosis.is_chance],
+        untold=[
+            check
+            for check in judgement.checks
+            if check.passed is None and not check.diagnosis.is_chance and check.diagnosis.alert
+        ],
+        command=command,
         healthy=healthy,
         shown=shown,
         figures=figures,
@@ -102,8 +123,8 @@ def render(watcher: Watcher) -> str:
         served=past.recent.serving_seconds(),
         shares=[
             (signal, state, share)
-            for signal, state in _SHARES
-            if (share := past.recent.share(signal, state)) is not None
+            for signal, state in SHARES
+            if (share := past.recent.share(signal, state)) is not None and round(100 * share) > 0
         ],
         version=__version__,
     )
@@ -118,48 +139,94 @@ def _tone(judgement: Judgement) -> str:
 
 
 def _figures(watcher: Watcher, past: Past, now: float) -> list[Figure]:
-    state, profile = watcher.state, past.profile
-    ranks = list(state.ranks.values())
-    rate = past.retractions_per_minute
-    figures = [_queue(ranks, profile, now), _usage(ranks, profile)]
-    running = _sum([rank.running for rank in ranks])
-    limit = _sum([state.facts.running_limit(rank.dp) for rank in ranks])
-    figures.append(
+    state, profile, history = watcher.state, past.profile, watcher.history
+    ranks = state.schedulers
+    return [
+        _with_line(
+            _queue(ranks, profile, now),
+            sparkline(
+                history.line(lambda moment: moment.queued),
+                "Queued requests over the last 15 minutes",
+                # Judged by the wait that it means, a queue has no healthy length.
+                band=Band(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else None,
+            ),
+        ),
+        _with_line(
+            _usage(ranks, profile),
+            sparkline(
+                history.line(lambda moment: moment.usage),
+                "Token usage over the last 15 minutes",
+                band=Band(profile.token_usage_target),
+                top=1.0,
+            ),
+        ),
+        _with_line(
+            _running(state),
+            sparkline(history.line(lambda moment: moment.running), "Running requests over the last 15 minutes"),
+        ),
+        _with_line(
+            _coverage(past),
+            sparkline(
+                history.line(lambda moment: moment.replayed),
+                "Share of decode batches with a graph over the last 15 minutes",
+                band=Band(1 - profile.frequent_share),
+                top=1.0,
+            )
+            if not state.facts.without_graph
+            else Markup(),
+        ),
+        _with_line(
+            _retractions(past),
+            sparkline(history.retractions(), "Retractions over the last 15 minutes", marks=True),
+        ),
+        _reserve(past),
         Figure(
-            "Running requests", _count(running) + (f" of {limit:.0f}" if limit else ""), "close to its limit under load"
-        )
-    )
-    coverage = past.recent.coverage
-    told = coverage is not None and not state.facts.without_graph
-    figures.append(
-        Figure(
-            "CUDA graph coverage",
-            f"{100 * coverage:.0f} %"
-            if coverage is not None and told
-            else "off"
-            if state.facts.without_graph
-            else _NOT_TOLD,
-            "most decode batches replay a graph",
-            "" if coverage is None or not told else "good" if coverage > profile.frequent_share else "bad",
-        )
-    )
-    tolerated = profile.retractions_per_minute
-    figures.append(
-        Figure("Retractions a minute", f"{rate:.1f}", f"up to {tolerated:g}", "good" if rate <= tolerated else "bad")
-    )
-    reserve = state.facts.reserve_gb
-    judgement = (
-        "" if reserve is None else "good" if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb else "bad"
-    )
-    figures.append(
-        Figure(
-            "GPU memory left at start",
-            _NOT_TOLD if reserve is None else f"{reserve:.1f} GB",
-            f"{profile.reserve_lower_gb:g} to {profile.reserve_upper_gb:g} GB",
-            judgement,
-        )
-    )
-    return figures
+            "Generated tokens a second",
+            _count(_sum([rank.generation_throughput for rank in ranks])),
+            "",
+            "",
+            sparkline(
+                history.line(lambda moment: moment.throughput), "Generated tokens a second over the last 15 minutes"
+            ),
+        ),
+    ]
+
+
+def _with_line(figure: Figure, spark: Markup) -> Figure:
+    return replace(figure, spark=spark)
+
+
+def _running(state: ServerState) -> Figure:
+    running = _sum([rank.running for rank in state.schedulers])
+    limit = _sum([state.facts.running_limit(rank.dp) for rank in state.schedulers])
+    words = _count(running) + (f" of {limit:.0f}" if limit else "")
+    return Figure("Running requests", words, "close to its limit under load")
+
+
+def _coverage(past: Past) -> Figure:
+    coverage, name, healthy = past.recent.coverage, "CUDA graph coverage", "most decode batches replay a graph"
+    if past.facts.without_graph == "unsupported":
+        return Figure(name, "none on this device", healthy)
+    if past.facts.without_graph:
+        return Figure(name, "off", healthy, "bad")
+    if coverage is None:
+        return Figure(name, _NOT_TOLD, healthy)
+    good = coverage > past.profile.frequent_share
+    return Figure(name, f"{100 * coverage:.0f} %", healthy, "good" if good else "bad")
+
+
+def _retractions(past: Past) -> Figure:
+    rate, tolerated = past.retractions_per_minute, past.profile.retractions_per_minute
+    return Figure("Retractions a minute", f"{rate:.1f}", f"up to {tolerated:g}", "good" if rate <= tolerated else "bad")
+
+
+def _reserve(past: Past) -> Figure:
+    reserve, profile = past.facts.reserve_gb, past.profile
+    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_upper_gb:g} GB"
+    if reserve is None:
+        return Figure("GPU memory left at start", _NOT_TOLD, healthy)
+    good = profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb
+    return Figure("GPU memory left at start", f"{reserve:.1f} GB", healthy, "good" if good else "bad")
 
 
 def _queue(ranks: list[RankState], profile: Profile, now: float) -> Figure:

@@ -1,0 +1,283 @@
+"""The new command line: printed arguments and advice in, one line for a shell out.
+
+The lines of arguments are those of `data/logs` and those that real servers printed, in `data/server_args`. That such command lines resolve to the arguments
+they were made from was tried with the parsers of installed releases (0.4.9.post6, 0.5.9, 0.5.23), not here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.guide.command import Command, command_line
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.sglang.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.serverargs import parse_server_args
+
+HERE = Path(__file__).parent
+PRINTED = sorted(
+    path
+    for pattern in ("data/logs/*.log", "data/server_args/*.log")
+    for path in HERE.glob(pattern)
+    if "server_args=" in path.read_text(encoding="utf-8")
+)
+
+
+def printed(path: Path) -> dict[str, object]:
+    text = path.read_text(encoding="utf-8")
+    args = parse_server_args(text[text.index("server_args=") :].split("\n", 1)[0])
+    assert args is not None
+    return args
+
+
+def server(version: str, **args: object) -> ServerFacts:
+    return ServerFacts(version=version, args={"model_path": "/models/x", **args})
+
+
+def line(facts: ServerFacts, **changes: object) -> Command:
+    command = command_line(facts, changes)
+    assert command is not None
+    return command
+
+
+def flags(command: Command) -> str:
+    """What follows the model, which is the same throughout."""
+    return command.text.removeprefix("python3 -m sglang.launch_server --model-path /models/x").strip()
+
+
+@pytest.mark.parametrize("path", PRINTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: Path) -> None:
+    command = line(ServerFacts(args=printed(path)), schedule_conservativeness=1.7)
+    assert command.text.startswith("python3 -m sglang.launch_server --model-path ")
+    assert "--schedule-conservativeness 1.7" in command.text
+    assert tuple(shlex.split(command.text)) == command.words
+    known = {
+        flag.flag for arg in (*printed(path), "schedule_conservativeness") if (flag := flag_of(arg, command.release))
+    }
+    assert {word for word in command.words[3:] if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        (
+            "0.5.23-retract",
+            (
+                "--mem-fraction-static 0.1 --max-total-tokens 2048 --chunked-prefill-size 4096 "
+                "--schedule-conservativeness 0.1 --device cpu --port 31000 --enable-metrics "
+                "--attention-backend torch_native --sampling-backend pytorch --grammar-backend none"
+            ),
+        ),
+        (
+            "0.4.9.post6-big_queue",
+            (
+                "--port 31001 --mem-fraction-static 0.1 --max-running-requests 2 --max-total-tokens 16384 "
+                "--chunked-prefill-size 4096 --device cpu --enable-metrics --attention-backend torch_native "
+                "--sampling-backend pytorch --grammar-backend none --disable-cuda-graph"
+            ),
+        ),
+    ],
+)
+def test_what_a_real_server_was_told_comes_back(name: str, typed: str) -> None:
+    command = line(ServerFacts(args=printed(HERE / "data" / "server_args" / f"{name}.log")))
+    assert command.text.partition(" --load-format dummy ")[2] == typed
+    assert command.changes == ()
+
+
+def test_a_changed_argument_replaces_the_one_that_is_there() -> None:
+    command = line(server("0.5.9", schedule_conservativeness=0.3, tp_size=4), schedule_conservativeness=1.3)
+    assert flags(command) == "--schedule-conservativeness 1.3 --tp-size 4"
+    assert [change.text for change in command.changes] == ["--schedule-conservativeness: 0.3 -> 1.3"]
+
+
+def test_a_change_of_what_was_not_given_is_added_at_the_end() -> None:
+    command = line(server("0.5.9", port=31000), max_running_requests=128.0, enable_torch_compile=True)
+    assert flags(command) == "--port 31000 --max-running-requests 128 --enable-torch-compile"
+    assert [(change.old, change.new) for change in command.changes] == [("not set", "128"), ("off", "on")]
+
+
+def test_a_change_to_the_value_in_force_is_no_change() -> None:
+    command = line(server("0.5.9", mem_fraction_static=0.8), mem_fraction_static=0.8)
+    assert flags(command) == "--mem-fraction-static 0.8"
+    assert command.changes == ()
+
+
+def test_a_change_to_the_default_is_said_aloud() -> None:
+    command = line(server("0.5.9", schedule_policy="lpm"), schedule_policy="fcfs")
+    assert flags(command) == "--schedule-policy fcfs"
+    assert [change.text for change in command.changes] == ["--schedule-policy: lpm -> fcfs"]
+
+
+def test_the_default_of_the_servers_own_release_decides_what_is_left_out() -> None:
+    assert flags(line(server("0.4.1.post7", schedule_policy="lpm"))) == ""
+    assert flags(line(server("0.4.3.post4", schedule_policy="lpm"))) == "--schedule-policy lpm"
+
+
+def test_a_switch_that_is_turned_off_goes() -> None:
+    command = line(server("0.5.9", disable_radix_cache=True, port=1), disable_radix_cache=False)
+    assert flags(command) == "--port 1"
+    assert [change.text for change in command.changes] == ["--disable-radix-cache: on -> off"]
+
+
+def test_a_switch_with_a_no_form_is_turned_off_by_it() -> None:
+    assert flags(line(server("0.5.23", dllm_fdfo=False))) == "--no-dllm-fdfo"
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "spelled"),
+    [
+        ("0.5.13", "cuda_graph_max_bs_decode", "--cuda-graph-max-bs 512"),
+        ("0.5.14", "cuda_graph_max_bs", "--cuda-graph-max-bs-decode 512"),
+        ("0.5.23", "cuda_graph_max_bs", "--cuda-graph-max-bs-decode 512"),
+    ],
+)
+def test_a_renamed_argument_has_the_name_of_the_running_release(version: str, name: str, spelled: str) -> None:
+    assert flags(line(server(version), **{name: 512.0})) == spelled
+
+
+def test_advice_that_the_release_has_no_flag_for_is_named_and_not_written() -> None:
+    command = line(server("0.3.0"), cuda_graph_max_bs=256, schedule_conservativeness=1.3)
+    assert flags(command) == "--schedule-conservativeness 1.3"
+    assert command.left_out == ("cuda_graph_max_bs",)
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "expected"),
+    [
+        ("0.4.0.post2", {"tp_size": 8, "dp_size": 8, "chunked_prefill_size": 4096}, "--chunked-prefill-size 8192"),
+        ("0.5.9", {"tp_size": 8, "dp_size": 4, "chunked_prefill_size": 2048}, "--chunked-prefill-size 8192"),
+        ("0.5.9", {"tp_size": 8, "dp_size": 4, "chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
+    ],
+)
+def test_what_dp_attention_divides_is_multiplied_back(version: str, args: dict[str, object], expected: str) -> None:
+    assert expected in flags(line(server(version, enable_dp_attention=True, **args)))
+
+
+def test_what_dp_attention_multiplies_is_divided_back() -> None:
+    args = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
+    assert flags(line(server("0.5.9", schedule_conservativeness=0.3, **args))) == (
+        "--tp-size 8 --dp-size 8 --enable-dp-attention"
+    )
+    command = line(server("0.5.9", schedule_conservativeness=0.39, **args), schedule_conservativeness=1.0)
+    assert [change.text for change in command.changes] == ["--schedule-conservativeness: 1.3 -> 1"]
+
+
+def test_dp_attention_is_one_flag_where_the_pair_is_deprecated() -> None:
+    resolved = server("0.5.23", tp_size=8, dp_size=1, attn_dp_size=8, enable_dp_attention=True)
+    assert flags(line(resolved)) == "--tp-size 8 --attn-dp-size 8"
+    assert flags(line(server("0.5.23", tp_size=8), enable_dp_attention=True, dp_size=8)) == (
+        "--tp-size 8 --attn-dp-size 8"
+    )
+    assert flags(line(server("0.5.9", tp_size=8), enable_dp_attention=True, dp_size=8)) == (
+        "--tp-size 8 --enable-dp-attention --dp-size 8"
+    )
+
+
+def test_plain_data_parallelism_multiplies_nothing() -> None:
+    command = line(server("0.5.9", dp_size=2, schedule_conservativeness=0.3, chunked_prefill_size=4096))
+    assert flags(command) == "--dp-size 2 --schedule-conservativeness 0.3 --chunked-prefill-size 4096"
+
+
+def test_names_that_are_the_models_are_left_out_and_others_are_not() -> None:
+    assert flags(line(server("0.5.9", tokenizer_path="/models/x", served_model_name="llama"))) == (
+        "--served-model-name llama"
+    )
+
+
+def test_a_drawn_seed_is_left_out_and_a_chosen_one_kept() -> None:
+    assert flags(line(server("0.5.9", random_seed=893342043))) == ""
+    assert flags(line(server("0.5.9", random_seed=42))) == "--random-seed 42"
+
+
+def test_a_list_of_graph_sizes_is_written_only_where_somebody_chose_it() -> None:
+    usual = [1, 2, 4, 8, 12, *range(16, 257, 8)]
+    assert flags(line(server("0.5.9", cuda_graph_max_bs=256, cuda_graph_bs=usual))) == "--cuda-graph-max-bs 256"
+    assert flags(line(server("0.5.9", cuda_graph_bs=[1, 2, 4, 8, 16, 32, 64]))) == "--cuda-graph-bs 1 2 4 8 16 32 64"
+
+
+def test_a_chosen_list_of_graph_sizes_gives_way_to_a_new_largest() -> None:
+    command = line(server("0.5.9", cuda_graph_bs=[1, 2, 4, 8, 16, 32, 64]), cuda_graph_max_bs=256)
+    assert flags(command) == "--cuda-graph-max-bs 256"
+
+
+def test_the_graph_configuration_is_written_as_flags() -> None:
+    config = {
+        "decode": {"backend": "full", "max_bs": 300, "bs": [1, 2, 4, 8, *range(16, 301, 8)]},
+        "prefill": {"backend": "disabled", "max_bs": 8192, "bs": None},
+    }
+    facts = server("0.5.23", chunked_prefill_size=8192, cuda_graph_config=config)
+    assert flags(line(facts)) == (
+        "--chunked-prefill-size 8192 --cuda-graph-max-bs-decode 300 --cuda-graph-backend-prefill disabled"
+    )
+
+
+def test_a_largest_graph_that_follows_the_running_limit_is_left_to_follow_it() -> None:
+    config = {"decode": {"backend": "full", "max_bs": 2, "bs": [1, 2]}}
+    command = line(server("0.5.23", max_running_requests=2, cuda_graph_config=config), max_running_requests=64)
+    assert flags(command) == "--max-running-requests 64"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"disable_cuda_graph": True},
+        {"disable_decode_cuda_graph": True},
+        {"cuda_graph_backend_decode": "disabled"},
+        {"cuda_graph_config": {"decode": {"backend": "disabled", "max_bs": 256}}},
+    ],
+)
+def test_switching_graphs_on_takes_away_the_off_switch_that_is_there(args: dict[str, object]) -> None:
+    assert flags(line(server("0.5.23", **args))) != ""
+    command = line(server("0.5.23", **args), disable_cuda_graph=False)
+    assert flags(command) == ""
+    assert len(command.changes) == 1
+
+
+def test_words_are_quoted_for_a_shell() -> None:
+    command = line(
+        server(
+            "0.5.9",
+            json_model_override_args='{"rope_theta": 1e4}',
+            chat_template="/x/my template.jinja",
+            log_level_http="-loud",
+            bucket_time_to_first_token=[0.1, 0.5, 1.0],
+            extra_metric_labels={"team": "a b"},
+            lora_paths=[{"lora_name": "a", "lora_path": "/x/a", "pinned": False}],
+        )
+    )
+    assert flags(command) == (
+        "--json-model-override-args '{\"rope_theta\": 1e4}' --chat-template '/x/my template.jinja' "
+        "--log-level-http=-loud --bucket-time-to-first-token 0.1 0.5 1 "
+        '--extra-metric-labels \'{"team": "a b"}\' --lora-paths a=/x/a'
+    )
+    assert tuple(shlex.split(command.text)) == command.words
+
+
+def test_a_secret_is_a_place_to_fill_in() -> None:
+    command = line(server("0.5.23", api_key="<redacted>", ssl_certfile="/x/c.pem"))
+    assert '--api-key "$API_KEY"' in command.text
+    assert '--ssl-certfile /x/c.pem --ssl-keyfile "$SSL_KEYFILE"' in command.text
+    assert command.secrets == ("--admin-api-key",)
+
+
+def test_a_secret_that_was_never_read_is_named() -> None:
+    assert line(server("0.4.9.post6")).secrets == ("--api-key",)
+
+
+def test_an_argument_of_a_release_to_come_is_spelled_in_the_ordinary_way() -> None:
+    later = {"new_depth": 3, "enable_new": True, "disable_new": False, "new_path": None, "new_names": ["a", "b"]}
+    assert flags(line(server("0.6.0", **later))) == "--new-depth 3 --enable-new --new-names a b"
+    assert flags(line(server("0.5.9", **later))) == ""  # all its flags are known: these are none of them
+
+
+def test_no_line_without_the_arguments() -> None:
+    assert command_line(ServerFacts(), {"tp_size": 2}) is None
+    assert command_line(ServerFacts(version="0.5.9", args={"tp_size": 2}), {}) is None
+    assert command_line(ServerFacts(args={"model_path": "m"}), {}) is None
+
+
+@pytest.mark.parametrize("release", releases())
+def test_a_bare_server_of_any_release_is_started_by_its_model_alone(release: str) -> None:
+    assert flags(line(server(release))) == ""

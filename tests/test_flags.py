@@ -1,0 +1,156 @@
+"""How arguments are spelled: a release and a name in, a flag out.
+
+The expected spellings are what the releases' own parsers answered; the lines of arguments are those of `data/logs`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.sglang.flags import (
+    flag_of,
+    infer_version,
+    is_before,
+    nearest_flag,
+    release_of,
+    releases,
+)
+from sglang_tuning_exporter.sglang.serverargs import is_secret, parse_server_args
+
+LOGS = Path(__file__).parent / "data" / "logs"
+PRINTED = sorted(path.stem for path in LOGS.glob("*.log") if "server_args=" in path.read_text(encoding="utf-8"))
+
+
+def printed(version: str) -> dict[str, object]:
+    text = (LOGS / f"{version}.log").read_text(encoding="utf-8")
+    args = parse_server_args(text[text.index("server_args=") :].split("\n", 1)[0])
+    assert args is not None
+    return args
+
+
+@pytest.mark.parametrize(
+    ("release", "arg", "flag"),
+    [
+        ("0.5.13", "cuda_graph_max_bs", "--cuda-graph-max-bs"),
+        ("0.5.14", "cuda_graph_max_bs_decode", "--cuda-graph-max-bs-decode"),
+        ("0.5.23", "fp8_gemm_runner_backend", "--fp8-gemm-backend"),
+        ("0.5.23", "ep_join_mode", "--elastic-ep-join-mode"),
+        ("0.3.0", "tp_size", "--tp-size"),
+        ("0.5.23", "tp_size", "--tp-size"),
+        ("0.5.23", "disable_cuda_graph", "--disable-cuda-graph"),
+        ("0.5.23", "stat_loggers", ""),
+    ],
+)
+def test_an_argument_is_spelled_as_its_release_spells_it(release: str, arg: str, flag: str) -> None:
+    found = flag_of(arg, release)
+    assert found is not None
+    assert found.flag == flag
+
+
+@pytest.mark.parametrize(
+    ("release", "arg"),
+    [
+        ("0.5.20", "cuda_graph_max_bs"),
+        ("0.5.14", "cuda_graph_max_bs"),
+        ("0.5.13", "cuda_graph_max_bs_decode"),
+        ("0.5.21", "attn_dp_size"),
+        ("0.5.13", "enable_piecewise_cuda_graph"),
+        ("0.5.23", "no_such_argument"),
+    ],
+)
+def test_a_release_has_no_flag_for_what_is_not_yet_or_no_longer_its_argument(release: str, arg: str) -> None:
+    assert flag_of(arg, release) is None
+
+
+@pytest.mark.parametrize(
+    ("arg", "release", "kind"),
+    [
+        ("disable_radix_cache", "0.3.0", "switch"),
+        ("dllm_fdfo", "0.5.23", "either"),
+        ("cuda_graph_bs", "0.5.9", "list"),
+        ("cuda_graph_config", "0.5.16", "json"),
+        ("lora_paths", "0.4.9.post6", "adapters"),
+        ("schedule_conservativeness", "0.5.1.post3", "value"),
+    ],
+)
+def test_the_kind_says_how_a_value_is_written(arg: str, release: str, kind: str) -> None:
+    found = flag_of(arg, release)
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_defaults_change_between_releases() -> None:
+    assert [flag.default for r in ("0.4.2.post4", "0.4.3.post4") if (flag := flag_of("schedule_policy", r))] == [
+        "lpm",
+        "fcfs",
+    ]
+    assert [flag.default for r in ("0.3.6.post3", "0.4.0.post2") if (flag := flag_of("chunked_prefill_size", r))] == [
+        8192,
+        None,
+    ]
+
+
+def test_an_argument_that_came_later_is_spelled_as_in_the_nearest_release() -> None:
+    found = nearest_flag("fp8_gemm_runner_backend", "0.5.3.post3")
+    assert found is not None
+    assert found.flag == "--fp8-gemm-backend"
+    assert nearest_flag("no_such_argument", "0.5.3.post3") is None
+
+
+@pytest.mark.parametrize("version", PRINTED)
+def test_the_names_of_the_arguments_tell_the_release_that_printed_them(version: str) -> None:
+    assert infer_version(printed(version)) == (version, version)
+
+
+@pytest.mark.parametrize("version", PRINTED)
+def test_a_line_that_was_cut_leaves_a_range_of_releases(version: str) -> None:
+    bracket = infer_version(dict(list(printed(version).items())[:40]))
+    assert bracket is not None
+    order = releases()
+    assert order.index(bracket[0]) <= order.index(version) <= order.index(bracket[1])
+
+
+def test_a_handful_of_names_tells_no_release() -> None:
+    assert infer_version({"tp_size": 1, "dp_size": 1, "model_path": "m"}) is None
+    assert infer_version({f"word_{n}": n for n in range(20)}) is None
+
+
+def test_the_version_chooses_among_releases_that_fit_alike() -> None:
+    args = dict.fromkeys(
+        ("model_path", "tokenizer_path", "load_format", "trust_remote_code", "context_length", "dtype"), None
+    )
+    assert release_of("0.5.9", args) == "0.5.9"
+    assert release_of("0.5.6.post2", args) == "0.5.5.post3"
+    assert release_of(None, args) == releases()[-1]
+
+
+def test_what_the_server_printed_goes_before_a_version_told_earlier() -> None:
+    assert release_of("0.5.9", printed("0.5.23")) == "0.5.23"
+
+
+def test_a_version_alone_is_enough_and_nothing_is_not() -> None:
+    assert release_of("0.5.13.dev4+gabcdef", {}) == "0.5.13"
+    assert release_of("0.2.1", {}) == "0.3.0"
+    assert release_of("0.9.0", {}) == releases()[-1]
+    assert release_of(None, {}) is None
+    assert release_of("unknown", {}) is None
+
+
+def test_a_release_without_a_post_number_is_older_than_its_first_post_release() -> None:
+    assert is_before("0.4.3.post4", (0, 4, 4))
+    assert not is_before("0.4.4.post3", (0, 4, 4))
+
+
+def test_the_table_covers_every_argument_that_the_known_lines_print() -> None:
+    unknown = {(version, arg) for version in PRINTED for arg in printed(version) if flag_of(arg, version) is None}
+    assert not unknown
+
+
+def test_a_secret_is_in_the_table_by_name_alone() -> None:
+    for release in releases():
+        flag = flag_of("api_key", release)
+        assert flag is not None
+        assert flag.default is None
+        assert is_secret(flag.arg)
