@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.generate import alerts, boards, runbooks, tables
+from sglang_tuning_exporter.generate import alerts, boards, diagnoses, runbooks, tables
 from sglang_tuning_exporter.generate.alerts import DEFAULT_LINKS, Links
 
 
@@ -17,6 +17,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         **runbooks.files(),
         **boards.files(),
         "docs/sources.md": tables.sources_page(),
+        "docs/diagnoses.md": diagnoses.page(),
     }
 
 
