@@ -81,7 +81,7 @@ def _row(row: Diagnosis) -> str:
     profiles = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
     others = ", ".join(f"`{other}`" for other in row.unless)
     return (
-        f"| `{row.id}` | {_seen(row.condition)}{profiles} | {alert} | {advice} | {turn.cost or '–'} | {others or '–'} |"
+        f"| `{row.id}` | {_seen(row.condition)}{profiles} | {alert} | {advice} | {turn.cost or '-'} | {others or '-'} |"
     )
 
 
@@ -101,7 +101,7 @@ def _seen(condition: Condition) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
+    return "-" if value is None else f"{value:g}"
 
 
 assert all(other in BY_ID for row in DIAGNOSES for other in (*row.unless, *row.causes)), (

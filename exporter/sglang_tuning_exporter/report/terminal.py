@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang_tuning_exporter.guide.advice import shown
 from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA
 from sglang_tuning_exporter.guide.table import BY_ID
 
@@ -26,7 +27,7 @@ def sentence(verdict: str) -> str:
 def render(document: Document) -> str:
     """Write the document as text, 30 lines or so."""
     parts = [_head(document), *(_finding(number, item) for number, item in enumerate(document["findings"], 1))]
-    parts.append(_figures(document))
+    parts += [_command(document), _figures(document)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -57,6 +58,8 @@ def _finding(number: int, finding: dict[str, Any]) -> str:
     for advice in finding["advice"]:
         lines.append("   " + _turn(advice))
         lines.append(f"   why: {advice['why']}")
+        if advice["cost"]:
+            lines.append(f"   it costs: {advice['cost'][:1].lower()}{advice['cost'][1:]}")
         lines.append(f"   will not help if {advice['will_not_help_if']}")
     lines.append(f"   guide: {finding['guide']}")
     if finding["first_seen"] is not None:
@@ -67,17 +70,28 @@ def _finding(number: int, finding: dict[str, Any]) -> str:
 def _figure(evidence: dict[str, Any]) -> str:
     if evidence["unit"] == "share":
         return f"{100 * evidence['value']:.0f} % (threshold {100 * evidence['threshold']:.0f} %)"
-    unit = {"per_minute": "", "GB": " GB", "failures": ""}.get(evidence["unit"], "")
+    unit = {"GB": " GB", "seconds": " s"}.get(evidence["unit"], "")
     return f"{evidence['value']:.4g}{unit} (threshold {evidence['threshold']:g}{unit})"
 
 
 def _turn(advice: dict[str, Any]) -> str:
     if advice["flag"] is None:
         return f"change: {advice['suggested']}"
-    now = f" (now {advice['current']:g})" if advice["current"] is not None else ""
-    suggested = advice["suggested"] if isinstance(advice["suggested"], str) else f"{advice['suggested']:.10g}"
+    now = f" (now {shown(advice['current'])})" if advice["current"] is not None else ""
     gain = f"; {advice['gain']}" if advice["gain"] else ""
-    return f"change: {advice['flag']} {suggested}{now}{gain}"
+    said = "" if advice["typed"] != advice["flag"] else f" {advice['suggested']}"
+    return f"change: {advice['typed']}{said}{now}{gain}"
+
+
+def _command(document: Document) -> str:
+    command = document["command"]
+    if command is None:
+        return ""
+    changes = ", ".join(f"{each['flag']} {each['current']} -> {each['suggested']}" for each in command["changes"])
+    secrets = (
+        f"\n   (secrets are never read: add {', '.join(command['secrets'])} where set)" if command["secrets"] else ""
+    )
+    return f"The command line with {changes}:\n   {command['text']}{secrets}"
 
 
 def _figures(document: Document) -> str:

@@ -1,0 +1,95 @@
+"""`/api/v1/findings`: what limits the server now, as JSON, in the report's own schema where both tell."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from conftest import config, watched_retractions, web
+from sglang_tuning_exporter.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The exporter after the retract recording, whose server has ended."""
+    watcher = watched_retractions(tmp_path_factory.mktemp("findings"))
+    with web(watcher) as url:
+        yield url
+
+
+def findings(address: str) -> dict[str, Any]:
+    answer = requests.get(address + "/api/v1/findings", timeout=10)
+    assert answer.headers["Content-Type"] == "application/json"
+    found: dict[str, Any] = json.loads(answer.text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    return found
+
+
+def finding(document: dict[str, Any], diagnosis: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [each for each in document["findings"] if each["diagnosis"] == diagnosis]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_it_has_the_keys_of_the_report_but_the_sources_and_adds_the_checks(address: str) -> None:
+    assert set(findings(address)) == set(SCHEMA["required"]) - {"sources"} | {"checks"}
+
+
+def test_the_advice_names_flag_values_cost_and_what_to_type(address: str) -> None:
+    (advice,) = finding(findings(address), "retracting_too_often")["advice"]
+    assert (advice["flag"], advice["current"], advice["suggested"]) == ("--schedule-conservativeness", 0.1, 1.3)
+    assert advice["typed"] == "--schedule-conservativeness 1.3"
+    assert advice["cost"]
+
+
+def test_the_whole_command_line_has_the_advice_applied_and_nothing_else_changed(address: str) -> None:
+    command = findings(address)["command"]
+    assert "--schedule-conservativeness 1.3" in command["text"]
+    assert "--max-total-tokens 2048" in command["text"]
+    assert [change["flag"] for change in command["changes"]] == ["--schedule-conservativeness"]
+
+
+def test_every_row_that_was_looked_at_is_a_check_with_its_evidence(address: str) -> None:
+    checks = {check["diagnosis"]: check for check in findings(address)["checks"]}
+    assert checks["retracting_too_often"]["passed"] is False
+    assert checks["running_at_limit"]["passed"] is True
+    assert checks["memory_reserve_too_small"] == {
+        "diagnosis": "memory_reserve_too_small",
+        "passed": None,
+        "evidence": None,
+    }
+    for check in checks.values():
+        assert (check["evidence"] is None) == (check["passed"] is None)
+
+
+def test_a_finding_keeps_the_moment_it_was_first_seen(address: str) -> None:
+    first = finding(findings(address), "retracting_too_often")
+    later = finding(findings(address), "retracting_too_often")
+    assert later["first_seen"] == first["first_seen"] <= first["last_seen"] <= later["last_seen"]
+
+
+def test_an_exporter_that_has_seen_nothing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    watcher = Watcher(config(log_file=(str(tmp_path / "empty.log"),)))
+    watcher.start()
+    try:
+        with web(watcher) as url:
+            document = findings(url)
+    finally:
+        watcher.stop()
+    assert (document["verdict"], document["findings"], document["command"]) == ("not_enough_data", [], None)
+    assert document["server"] == {"version": None, "args": {}}
+
+
+def test_shares_are_shares(address: str) -> None:
+    for states in findings(address)["shares"].values():
+        assert math.isclose(sum(states.values()), 1.0, abs_tol=1e-4) or not any(states.values())
