@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
 # DP attention multiplies the flag by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
 DP_ATTENTION_FACTOR = 0.3
+SMALL_BATCH = 8
 USUAL_GRAPH_SIZES = (
     *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
     *(320, 384, 448, 512, 640, 768),
 )
+SMALL_CHUNK = 4096.0  # what the guide falls back to where memory is short: less is needed hardly ever
 LARGEST_CHUNK = 16384  # the guide's for throughput and long context (E5)
 
 
@@ -194,7 +196,7 @@ def _chunks(case: Case) -> list[Value]:
         return _people("lower --mem-fraction-static first: a larger chunk needs memory that is not left")
     if current is None:
         return [Value(None)]
-    return [Value(float(min(2 * int(current), LARGEST_CHUNK)), current)]
+    return [Value(float(max(min(2 * int(current), LARGEST_CHUNK), SMALL_CHUNK)), current)]
 
 
 def _balance(case: Case) -> list[Value]:
@@ -252,6 +254,9 @@ def _switch_on(arg: str) -> Callable[[Case], list[Value]]:
 
 def _smaller_batch(case: Case) -> list[Value]:
     """Bring the step time to the objective: it grows with the batch, at most in proportion."""
+    batch = case.recent.running_quantile(0.5)
+    if batch is not None and batch <= SMALL_BATCH:
+        return []  # it is not the batch that makes each step slow
     recent, objective = case.past.latency.get("inter_token"), case.profile.inter_token_seconds
     mean = None if recent is None else recent.mean_seconds
     share = 0.5 if not mean or not objective or mean <= objective else max(objective / mean, 0.25)
