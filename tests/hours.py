@@ -88,10 +88,9 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
         with clock.worn():
             if exporter is None:
                 exporter = _exporter(story, log)
-            if moment.lines:
+            if moment.lines and exporter.log is not None:
                 with log.open("ab") as printed:
                     printed.write(moment.lines)
-                assert exporter.log is not None
                 while exporter._read_log(exporter.log):
                     pass
             if story.scraped:

@@ -124,13 +124,15 @@ class Server:
 
     def _see(self, name: str, typical: float, spread: float, count: float) -> None:
         bounds, filled, ends = self.buckets[name]
-        drawn = 40
-        for _ in range(drawn):
+        whole = round(count)
+        drawn = min(whole, 60)
+        for place in range(drawn):
             value = typical * self.chance.lognormvariate(0, spread)
             bound = next((bound for bound in bounds if value <= bound), float("inf"))
-            filled[bound] += count / drawn
-            ends[0] += count / drawn
-            ends[1] += value * count / drawn
+            weight = whole // drawn + (place < whole % drawn)
+            filled[bound] += weight
+            ends[0] += weight
+            ends[1] += value * weight
 
     def live(self, load: Load, seconds: float, at: float) -> bytes:
         """Let time pass under this load; what was printed meanwhile."""

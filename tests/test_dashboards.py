@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.generate import boards, layout, queries
+from sglang_tuning_exporter.generate import boards, layout, panels, queries
 from sglang_tuning_exporter.generate.boards import words
 from sglang_tuning_exporter.guide.table import DIAGNOSES
 from sglang_tuning_exporter.signals import STATES
@@ -187,13 +187,14 @@ def test_a_description_names_the_guide_and_ends_with_the_metric_that_is_queried(
     said = re.fullmatch(r"(.+\.) `([a-z0-9_:]+)`", panel["description"])
     assert said
     assert len(said[1]) > 60
+    assert "guide" in said[1]
     assert any(said[2] in expr for expr in expressions(panel))
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_has_no_threshold_of_grafanas_own(panel: dict[str, Any]) -> None:
+def test_a_panel_has_no_threshold_of_grafanas_own_and_none_that_judges(panel: dict[str, Any]) -> None:
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert [step["value"] for step in steps] == [None]
+    assert [(step["value"], step["color"]) for step in steps] == [(None, panels.QUIET), (0, panels.NEUTRAL)]
 
 
 @pytest.mark.parametrize("panel", PANELS)
@@ -247,6 +248,40 @@ def test_a_timeline_takes_its_colours_from_its_words(panel: dict[str, Any]) -> N
         looks = [look for mapping in defaults["mappings"] for look in mapping["options"].values()]
         named = [item["id"] for override in panel["fieldConfig"]["overrides"] for item in override["properties"]]
         assert all("color" in look for look in looks) or "color" in named
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_linters_rules_for_variables_are_kept(name: str) -> None:
+    """Rules template-datasource, template-job, template-instance and template-on-time-change-reload of dashboard-linter.
+
+    One is broken on purpose: only the fleet lets people choose several instances.
+    """
+    source, job, instance, *others = BOARDS[name]["templating"]["list"]
+    assert (source["name"], source["label"], source["query"]) == ("datasource", "Data source", "prometheus")
+    assert (job["label"], job["allValue"], job["multi"]) == ("Job", ".+", True)
+    assert instance["label"] == "Instance"
+    assert instance.get("allValue", ".+") == ".+"
+    for choice in (job, instance, *others):
+        if choice["type"] == "query":
+            assert choice["datasource"]["uid"] == "${datasource}"
+            assert choice["refresh"] == 2  # again when the time changes
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_table_of_several_queries_is_merged_into_one(panel: dict[str, Any]) -> None:
+    if panel["type"] == "table" and len(panel["targets"]) > 1:
+        assert panel["transformations"][0]["id"] == "merge"
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_tile_is_coloured_only_by_the_words_of_its_judgement(panel: dict[str, Any]) -> None:
+    if panel["type"] == "stat":
+        said = " ".join(str(target["expr"]) + target["legendFormat"] for target in panel["targets"])
+        for look in panel["fieldConfig"]["overrides"]:
+            assert f'"{look["matcher"]["options"]}"' in said or panel["targets"][0]["legendFormat"] in (
+                "{{verdict}}",
+                look["matcher"]["options"],
+            )
 
 
 @pytest.mark.parametrize("panel", PANELS)

@@ -19,7 +19,7 @@ Style: TypeAlias = "Mapping[str, Any]"
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 
 NO_TRAFFIC = "No traffic"
-NOT_TOLD = "This version does not tell"
+NOT_TOLD = "The server does not tell"  # its version never does, or it is away
 
 # Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
 GOOD, WATCH, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#6e7280"
@@ -138,8 +138,8 @@ def _panel(
             "defaults": {
                 "unit": unit,
                 "noValue": no_value,
-                # one step without a value: what judges is what the exporter exposes, never a figure in the board
-                "thresholds": steps(NEUTRAL),
+                # no figure of the board judges, only what the exporter exposes; words for no value are grey
+                "thresholds": steps(QUIET, (0, NEUTRAL)),
                 "custom": custom or {},
                 **(defaults or {}),
             },

@@ -44,6 +44,7 @@ from sglang_tuning_exporter.generate.queries import (
     own,
     ranked,
     rate,
+    ratio,
     urgency,
     verdict,
 )
@@ -209,7 +210,7 @@ def _servers() -> Json:
             "unit": "percentunit",
             "decimals": 0,
             "custom.cellOptions": {"type": "color-text"},
-            "thresholds": steps(WATCH, (1 - GUIDE.frequent_share, GOOD)),
+            "thresholds": steps(QUIET, (0, WATCH), (1 - GUIDE.frequent_share, GOOD)),
         },
         "Value #G": {
             "displayName": "Retractions",
@@ -217,7 +218,7 @@ def _servers() -> Json:
             "unit": "suffix: /min",
             "decimals": 1,
             "custom.cellOptions": {"type": "color-text"},
-            "thresholds": steps(GOOD, (GUIDE.retractions_per_minute * 1.001, WATCH)),
+            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute * 1.001, WATCH)),
         },
         "Value #H": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
     }
@@ -326,7 +327,7 @@ def _load() -> Shelf:
 def _strain() -> Shelf:
     breaches = ranked("sglang_tuning_latency_breaches_total")
     seen = ranked("sglang_tuning_latency_observations_total")
-    by = f" by ({ON})"
+    by = f" by ({ON}, latency)"
     return Shelf(
         7,
         (
@@ -350,10 +351,10 @@ def _strain() -> Shelf:
             ),
             _lines(
                 "Slower than the objective",
-                f"sum{by} ({rate(breaches)}) / (sum{by} ({rate(seen)}) > 0)",
+                by_server(ratio(rate(breaches), rate(seen), by)),
                 "sglang_tuning_latency_breaches_total",
-                "Share of first tokens and of gaps between tokens that took longer than the objective of the profile."
-                " The guide trades this for throughput.",
+                "Share of first tokens or of gaps between tokens, whichever is worse, that took longer than the objective"
+                " of the profile. The guide trades this for throughput.",
                 unit="percentunit",
                 no_value=NO_TRAFFIC,
             ),

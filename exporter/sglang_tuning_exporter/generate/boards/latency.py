@@ -253,7 +253,7 @@ def _budget() -> Json:
             ),
             "{{verdict}}",
         ),
-        unit="suffix: x",
+        unit="suffix:x",
         decimals=1,
         sizes=SMALL,
         no_value=NO_TRAFFIC,
@@ -341,7 +341,7 @@ def _burning() -> Shelf:
                 Query(_burn(latency, "5m"), "over 5 minutes", painted("light-blue", fillOpacity=0, lineWidth=1)),
                 Query(_burn(latency, "1h"), "over 1 hour", painted(NEUTRAL)),
                 Query(_burn(latency, "6h"), "over 6 hours", painted("purple", fillOpacity=0)),
-                unit="suffix: x",
+                unit="suffix:x",
                 metric="sglang_tuning_latency_breaches_total",
                 description="How many times faster than allowed the objective of the profile is missed: 1 uses the error"
                 " budget up exactly. The guide has no such figure; it says what to turn when a line is crossed.",
@@ -424,7 +424,7 @@ def _supposed() -> Shelf:
         "Budget would burn",
         Query(f"vector({FAST})", "would notify fast", bound_line(BAD)),
         *missed,
-        unit="suffix: x",
+        unit="suffix:x",
         metric="sglang:inter_token_latency_seconds_count",
         description="How many times faster than allowed the budget of the objectives chosen above would be used. The"
         " guide's flags trade one of the two lines for the other.",

@@ -58,7 +58,7 @@ def board() -> Json:
             Chapter("KV cache", (_pools(),)),
             Chapter("Admission and retractions", (_admission(),)),
             Chapter("Prefill", (_prefill(),)),
-            Chapter("Balance of the DP ranks", (_balance(),)),
+            Chapter("Balance of the DP ranks", (_balance(),), closed=True),
             Chapter("Disaggregated prefill and decode", (_disaggregated(),), closed=True),
         ),
         variables=variables(),

@@ -77,4 +77,9 @@ def changes() -> dict[str, tuple[str, str | None]]:
         turn = row.turn
         flag = " --" + turn.arg.replace("_", "-") if turn.arg else ""
         said[row.id] = (f"{turn.direction}{flag}: {turn.fallback}", None)
-    return said | dict.fromkeys(OTHER_VERDICTS, ("-", None))
+    return said | {
+        "healthy": ("leave it as it is", None),
+        "idle": ("nothing before there is load", None),
+        "no_clear_bottleneck": ("nothing that the guide knows of", None),
+        "not_enough_data": ("wait a few minutes", None),
+    }
