@@ -49,9 +49,13 @@ def _advice() -> Json:
     every = f"{holds} or on ({ON}, diagnosis) max by ({ON}, diagnosis) ({said})"
     in_words = f'label_replace({every}, "advice", "$1", "diagnosis", "(.*)")'
     because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
+    rows = f"({advice()} or on ({ON}, diagnosis) ({in_words}))"
+    # what limits the server comes before what could be better besides
+    ordered = f"({rows} and on ({ON}, diagnosis) ({said})) * 0 + 2 or on ({ON}, diagnosis) {rows} * 0 + 1"
     return table(
         "What to change",
-        Query(f"{advice()} or on ({ON}, diagnosis) ({in_words})"),
+        Query(ordered),
+        worst_first="Value",
         no_value=NO_EXPORTER,
         metric="sglang_tuning_recommended_arg",
         description="Each diagnosis that holds now and the server argument it turns: its value now and the value to"

@@ -32,6 +32,7 @@ from sglang_tuning_exporter.generate.queries import (
     threshold,
     words,
 )
+from sglang_tuning_exporter.guide.objectives import FAST, SLOW
 
 QUANTILES = (("0.5", "p50", GOOD), ("0.9", "p90", "yellow"), ("0.99", "p99", "purple"))
 
@@ -40,8 +41,6 @@ BETWEEN = ("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_s
 WHOLE = ("sglang:e2e_request_latency_seconds",)
 QUEUED = ("sglang:queue_time_seconds",)
 
-# The usual pair for an objective over 30 days: at this pace the budget is gone in two days, or in five.
-FAST, SLOW = 14.4, 6.0
 LATENCIES = {"time_to_first_token": "first token", "inter_token": "between tokens"}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.generate.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, named
-from sglang_tuning_exporter.guide.table import DIAGNOSES, Severity
+from sglang_tuning_exporter.guide.diagnosis import Severity
+from sglang_tuning_exporter.guide.table import DIAGNOSES
 from sglang_tuning_exporter.signals import Signal
 
 SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
