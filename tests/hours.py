@@ -80,14 +80,15 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
     log.touch()
     place = f'job="sglang",instance="{story.instance}"'
     exporter: Watcher | None = None
+    clock = Clock(0.0)
     for moment in story.moments:
         if story.gone_from is not None and moment.at >= story.gone_from:
             sink.write(f"up{{{place}}} 0 {moment.at:.3f}\n")
             continue
-        clock = Clock(moment.at)
+        clock.now = moment.at
         with clock.worn():
             if exporter is None:
-                exporter = _exporter(story, log)
+                exporter = _exporter(story, log, clock)
             if moment.lines and exporter.log is not None:
                 with log.open("ab") as printed:
                     printed.write(moment.lines)
@@ -107,15 +108,15 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
         exporter.stop()
 
 
-def _exporter(story: Story, log: Path) -> Watcher:
-    made = Watcher(
-        config(
-            sglang_url="http://127.0.0.1:9" if story.scraped else None,
-            log_file=(str(log),) if story.logged else (),
-            profile=story.profile,
-        )
+def _exporter(story: Story, log: Path, clock: Clock) -> Watcher:
+    settings = config(
+        sglang_url="http://127.0.0.1:9" if story.scraped else None,
+        log_file=(str(log),) if story.logged else (),
+        profile=story.profile,
     )
-    if made.log is not None:
+    made = Watcher(settings)
+    if story.logged:
+        made.log = logbook.Logbook(settings, clock=clock.monotonic)
         made._read_log(made.log)
     return made
 

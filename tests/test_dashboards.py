@@ -226,7 +226,7 @@ def test_a_division_never_divides_by_nothing(panel: dict[str, Any]) -> None:
         for match in re.finditer(r" / (?:on \(\) group_left \(\) )?", expr):
             divisor = expr[match.end() :]
             # the choices of $objective are all below 1
-            assert re.match(r"\(sum.*?> 0\)|\(\(1 - max\(.*?\)\) > 0\)|\(1 - \$objective\)", divisor), expr
+            assert re.match(r"\((?:sum|\(\().*?> 0\)|\(\(1 - max\(.*?\)\) > 0\)|\(1 - \$objective\)", divisor), expr
 
 
 @pytest.mark.parametrize("panel", PANELS)

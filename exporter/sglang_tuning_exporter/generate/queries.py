@@ -101,6 +101,34 @@ def quantile(share: str, metric: str, *older: str) -> str:
     return f"histogram_quantile({share}, {buckets(metric, *older)}) >= 0"
 
 
+# --- retractions -----------------------------------------------------------------------------------------------------
+
+
+def retractions(window: str = "$__rate_interval", by: str = "") -> str:
+    """Retractions per minute: events where the log tells them, requests thrown back where only the metrics do."""
+    counters = (
+        ranked("sglang_tuning_retraction_events_total"),
+        ranked("sglang_tuning_retracted_requests_total"),
+    )
+    told = (f"sum{by and f' by ({by})'} (rate({counter}[{window}])) * 60" for counter in counters)
+    return f" or on ({by}) ".join(told)
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def prompt_tokens(source: str) -> str:
+    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.6 on), else by the log.
+
+    Where every TP and PP rank has its own series they tell the same tokens, so that the first speaks for all.
+    """
+    mode = {"computed": "prefill_compute", "cached": "prefill_cache"}[source]
+    first = ('tp_rank=~"0|"', 'pp_rank=~"0|"', 'dp_rank=~"$dp_rank"')
+    counted = rate(native("sglang:realtime_tokens_total", is_("mode", mode), *first))
+    logged = rate(ranked("sglang_tuning_prompt_tokens_total", is_("source", source)))
+    return f"(sum({counted}) or on () sum({logged}))"
+
+
 # --- what limits a server --------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from sglang_tuning_exporter.generate.panels import (
     table,
     texts,
 )
-from sglang_tuning_exporter.generate.queries import PLACE, advice, own, ranked, threshold, verdict, words
+from sglang_tuning_exporter.generate.queries import PLACE, advice, own, ranked, retractions, threshold, verdict, words
 from sglang_tuning_exporter.signals import Signal
 
 ON = ", ".join(PLACE)
@@ -222,7 +222,7 @@ def _memory() -> Json:
 
 
 def _retractions() -> Json:
-    per_minute = f"sum(rate({ranked('sglang_tuning_retraction_events_total')}[5m])) * 60"
+    per_minute = f"({retractions('5m')})"
     tolerated = threshold("retractions_per_minute", "upper")
     return _figure(
         "Retractions",
@@ -234,11 +234,11 @@ def _retractions() -> Json:
             otherwise="last 5 minutes",
         ),
         "How often running requests were thrown back into the queue because the KV cache was full, over"
-        f" the last 5 minutes. The guide tolerates about {GUIDE.retractions_per_minute:.0f} a minute.",
+        f" the last 5 minutes; without a log, the requests. The guide tolerates about"
+        f" {GUIDE.retractions_per_minute:.0f} a minute.",
         "sglang_tuning_retraction_events_total",
         unit="suffix: /min",
         decimals=1,
-        no_value="No log is read",
     )
 
 

@@ -45,6 +45,7 @@ from sglang_tuning_exporter.generate.queries import (
     ranked,
     rate,
     ratio,
+    retractions,
     urgency,
     verdict,
 )
@@ -222,7 +223,6 @@ def _servers() -> Json:
         },
         "Value #H": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
     }
-    retractions = rate_of_retractions("5m")
     return table(
         "Servers, the worst first",
         Query(verdict()),
@@ -231,7 +231,7 @@ def _servers() -> Json:
         Query(by_server(ranked("sglang_tuning_running_requests"), "sum")),
         Query(by_server(ranked("sglang_tuning_token_usage_ratio"))),
         Query(by_server(ranked("sglang_tuning_cuda_graph_coverage_ratio"), "min")),
-        Query(retractions),
+        Query(retractions("5m", ON)),
         Query(generated("5m")),
         Query(urgency()),
         no_value="not told",
@@ -243,14 +243,6 @@ def _servers() -> Json:
         " a minute). What a version does not tell says so.",
         columns=fields,
     )
-
-
-def rate_of_retractions(window: str) -> str:
-    """Retractions per minute by server: events where the log tells them, requests where only the metrics do."""
-    events = ranked("sglang_tuning_retraction_events_total")
-    requests = ranked("sglang_tuning_retracted_requests_total")
-    told = (f"{by_server(f'rate({counter}[{window}])', 'sum')} * 60" for counter in (events, requests))
-    return f" or on ({ON}) ".join(told)
 
 
 def generated(window: str = "$__rate_interval") -> str:
@@ -342,12 +334,11 @@ def _strain() -> Shelf:
             ),
             _lines(
                 "Retractions per minute",
-                f"{by_server(rate(ranked('sglang_tuning_retraction_events_total')), 'sum')} * 60",
+                retractions(by=ON),
                 "sglang_tuning_retraction_events_total",
                 f"Times the KV cache was full and running requests went back. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",
                 unit="short",
-                no_value="No log is read",
             ),
             _lines(
                 "Slower than the objective",

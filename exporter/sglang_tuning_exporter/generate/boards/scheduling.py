@@ -32,7 +32,7 @@ from sglang_tuning_exporter.generate.panels import (
     painted,
     timeseries,
 )
-from sglang_tuning_exporter.generate.queries import is_, is_not, own, per_rank, ranked, rate
+from sglang_tuning_exporter.generate.queries import is_, is_not, own, per_rank, prompt_tokens, ranked, rate, retractions
 from sglang_tuning_exporter.signals import STATES, Signal
 
 NO_RANKS = "No DP ranks here"
@@ -169,15 +169,14 @@ def _admission() -> Shelf:
         " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
         " last one, it holds requests back.",
     )
-    events = ranked("sglang_tuning_retraction_events_total")
-    retractions = timeseries(
+    thrown = timeseries(
         "Retractions per minute by rank",
-        Query(per_rank(f"{rate(events)} * 60", of="sum"), "retractions{{rank}}", painted(BAD)),
+        Query(per_rank(retractions(by="dp_rank")), "retractions{{rank}}", painted(BAD)),
         unit="short",
         bars=True,
         smallest_step="1m",
         metric="sglang_tuning_retraction_events_total",
-        no_value="No log is read",
+        no_value=NOT_TOLD,
         description="Times the KV cache of a rank was full and running requests went back. The guide tolerates about"
         f" {GUIDE.retractions_per_minute:.0f} a minute; one rank alone is a matter of routing.",
     )
@@ -196,7 +195,7 @@ def _admission() -> Shelf:
         description="Requests whose grammar is being compiled, and requests that never reached the queue. They wait"
         " although the pool has room; the guide's flags do not help them.",
     )
-    return Shelf(7, (estimate, retractions, others))
+    return Shelf(7, (estimate, thrown, others))
 
 
 # --- prefill ---------------------------------------------------------------------------------------------------------
@@ -212,11 +211,10 @@ def _prefill() -> Shelf:
         description="Tokens of the prompts in the queue. High with few decode batches, the server is bound by prompts:"
         " the guide raises --chunked-prefill-size, memory allowing.",
     )
-    tokens = ranked("sglang_tuning_prompt_tokens_total")
     prompts = timeseries(
         "Prompt tokens per second",
-        Query(f"sum by (source) ({rate(tokens)})", "{{source}}"),
-        names={"computed": named("computed", NEUTRAL), "cached": named("from the prefix cache", "light-blue")},
+        Query(prompt_tokens("computed"), "computed", painted(NEUTRAL)),
+        Query(prompt_tokens("cached"), "from the prefix cache", painted("light-blue")),
         unit="short",
         metric="sglang_tuning_prompt_tokens_total",
         no_value=NOT_TOLD,

@@ -32,7 +32,7 @@ from sglang_tuning_exporter.generate.panels import (
     texts,
     timeseries,
 )
-from sglang_tuning_exporter.generate.queries import is_, native, own, per_rank, ranked, rate, ratio, verdict
+from sglang_tuning_exporter.generate.queries import is_, native, own, per_rank, prompt_tokens, ranked, rate, verdict
 from sglang_tuning_exporter.signals import STATES, Signal
 
 
@@ -98,16 +98,14 @@ def _since() -> Shelf:
 
 
 def _throughput() -> Shelf:
-    prompts = ranked("sglang_tuning_prompt_tokens_total")
-    cached = ranked("sglang_tuning_prompt_tokens_total", 'source="cached"')
-    computed = ranked("sglang_tuning_prompt_tokens_total", 'source="computed"')
+    computed, cached = prompt_tokens("computed"), prompt_tokens("cached")
     # Counted where the metrics tell it: the gauge stands still when the server is idle.
     counted = f"sum({rate(native('sglang:generation_tokens_total'))})"
     generated = f"{counted} or on () sum({ranked('sglang_tuning_generation_tokens_per_second')})"
     tokens = timeseries(
         "Tokens per second",
-        Query(f"sum({rate(computed)})", "prompt, computed", painted(NEUTRAL)),
-        Query(f"sum({rate(cached)})", "prompt, from the cache", painted("light-blue")),
+        Query(computed, "prompt, computed", painted(NEUTRAL)),
+        Query(cached, "prompt, from the cache", painted("light-blue")),
         Query(generated, "generated", painted(GOOD)),
         unit="short",
         metric="sglang_tuning_generation_tokens_per_second",
@@ -128,9 +126,10 @@ def _throughput() -> Shelf:
     )
     cache = timeseries(
         "Prompt tokens found in the prefix cache",
-        Query(ratio(rate(cached), rate(prompts)), "cached", measured()),
+        Query(f"{cached} / (({computed} + {cached}) > 0)", "cached", measured()),
         unit="percentunit",
         ceiling=1,
+        no_value="No prompts in this time",
         metric="sglang_tuning_prompt_tokens_total",
         description="Share of prompt tokens that need no prefill. Where many requests share a prefix and this is low,"
         " the guide tries --schedule-policy lpm.",
