@@ -74,12 +74,14 @@ def board() -> Json:
 def _share(signal: Signal, title: str, says: str) -> Json:
     seconds = ranked("sglang_tuning_state_seconds_total", f'signal="{signal}"', 'state!~"idle|unknown"')
     spent = f"increase({seconds}[$__rate_interval])"
+    seen = f"sum by (state) (increase({seconds}[$__range])) > 0"  # no legend for what never was
+    share = f"sum by (state) ({spent}) / on () group_left () (sum({spent}) > 0)"
     looks: dict[str, Style] = {
         state: named(*STATE_WORDS[state]) for state in STATES[signal] if state not in ("idle", "unknown")
     }
     return timeseries(
         title,
-        Query(f"sum by (state) ({spent}) / on () group_left () (sum({spent}) > 0)", "{{state}}"),
+        Query(f"{share} and on (state) ({seen})", "{{state}}"),
         stacked=True,
         ceiling=1,
         unit="percentunit",
@@ -87,7 +89,7 @@ def _share(signal: Signal, title: str, says: str) -> Json:
         no_value=NO_WORK,
         names=looks,
         metric="sglang_tuning_state_seconds_total",
-        description=says,
+        description=f"{says} Only what was seen in the time shown.",
     )
 
 
