@@ -73,10 +73,7 @@ def steps(lowest: str, *higher: tuple[float, str]) -> Json:
     """Thresholds: the colour below the first figure, then each (figure, colour)."""
     return {
         "mode": "absolute",
-        "steps": [
-            {"color": lowest, "value": None},
-            *({"color": colour, "value": value} for value, colour in higher),
-        ],
+        "steps": [{"color": colour, "value": value} for value, colour in ((None, lowest), *higher)],
     }
 
 

@@ -180,13 +180,16 @@ def _usage() -> Json:
 def _graphs() -> Json:
     covered = f"avg({ranked('sglang_tuning_cuda_graph_coverage_ratio')})"
     # Not the state of this moment: that is idle when nothing runs.
-    disabled = ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', 'state="disabled"')
+    without = {
+        state: ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state="{state}"')
+        for state in ("disabled", "unsupported")
+    }
     return _figure(
         "CUDA graphs used",
         words(
             covered,
             (f"{covered} >= {threshold('cuda_graph', 'lower')}", "covered"),
-            (f"sum(increase({disabled}[$__range])) > 0", STATE_WORDS["disabled"][0]),
+            *((f"sum(increase({seconds}[$__range])) > 0", STATE_WORDS[state][0]) for state, seconds in without.items()),
             (f"{covered} < {threshold('cuda_graph', 'lower')}", "not covered"),
             otherwise="replayed",
         ),
@@ -213,11 +216,11 @@ def _memory() -> Json:
         ),
         f"GPU memory free after start-up, of the rank with the least. Below {GUIDE.reserve_lower_gb:.0f}"
         f" GB the guide expects it to run out; above {GUIDE.reserve_upper_gb:.0f} GB it could have held"
-        " more KV cache.",
+        " more KV cache. Told by a start that the exporter saw, on a GPU.",
         "sglang_tuning_available_gpu_memory_bytes",
         unit="bytes",
         decimals=1,
-        no_value="Not told: no GPU, or no start seen",
+        no_value="Not told",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.generate import layout
+from sglang_tuning_exporter.generate.boards import felt
 from sglang_tuning_exporter.generate.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, marks, variables, ways
 from sglang_tuning_exporter.generate.layout import Chapter, Shelf
 from sglang_tuning_exporter.generate.panels import (
@@ -15,14 +16,12 @@ from sglang_tuning_exporter.generate.panels import (
     Json,
     Query,
     bound_line,
-    heatmap,
     measured,
     painted,
     stat,
     timeseries,
 )
 from sglang_tuning_exporter.generate.queries import (
-    buckets,
     native,
     own,
     quantile,
@@ -33,13 +32,6 @@ from sglang_tuning_exporter.generate.queries import (
     words,
 )
 from sglang_tuning_exporter.guide.objectives import FAST, SLOW
-
-QUANTILES = (("0.5", "p50", GOOD), ("0.9", "p90", "yellow"), ("0.99", "p99", "purple"))
-
-FIRST = ("sglang:time_to_first_token_seconds",)
-BETWEEN = ("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds")  # the older name: until 0.4.3
-WHOLE = ("sglang:e2e_request_latency_seconds",)
-QUEUED = ("sglang:queue_time_seconds",)
 
 LATENCIES = {"time_to_first_token": "first token", "inter_token": "between tokens"}
 
@@ -72,7 +64,7 @@ def _pickers() -> tuple[Json, ...]:
         layout.choice(
             "first_token",
             "First token within (s)",
-            bounds(FIRST[0]),
+            bounds(felt.FIRST[0]),
             "An objective to try, of those that the server's histogram can tell",
             numeric=True,
             first="2.0",
@@ -80,7 +72,7 @@ def _pickers() -> tuple[Json, ...]:
         layout.choice(
             "between_tokens",
             "Between tokens (s)",
-            bounds(BETWEEN[0]),
+            bounds(felt.BETWEEN[0]),
             "An objective to try, of those that the server's histogram can tell",
             numeric=True,
             first="0.1",
@@ -92,97 +84,6 @@ def _pickers() -> tuple[Json, ...]:
             "0.99",
             "How many of the requests must keep the two objectives to the left",
         ),
-    )
-
-
-# --- shared with the server's board ----------------------------------------------------------------------------------
-
-
-def _quantiles(
-    title: str, metric: tuple[str, ...], says: str, *, objective: str = "", no_value: str = NO_TRAFFIC
-) -> Json:
-    queries = [
-        Query(quantile(share, *metric), name, painted(colour, fillOpacity=0)) for share, name, colour in QUANTILES
-    ]
-    if objective:
-        queries.insert(0, Query(threshold(objective, "upper"), "objective", bound_line(WATCH)))
-    return timeseries(title, *queries, unit="s", metric=metric[0], description=says, no_value=no_value)
-
-
-def first_token() -> Json:
-    """Quantiles of the time to the first token."""
-    return _quantiles(
-        "Time to first token",
-        FIRST,
-        "Wait until the first token, queue included. When it is long the guide looks at the queue first, then at long"
-        " prompts.",
-        objective="time_to_first_token_seconds",
-    )
-
-
-def between_tokens() -> Json:
-    """Quantiles of the time between two tokens."""
-    return _quantiles(
-        "Time between tokens",
-        BETWEEN,
-        "Time from one token to the next. It grows with the running batch: the guide lowers the running limit when it"
-        " is too long.",
-        objective="inter_token_latency_seconds",
-    )
-
-
-def whole_request() -> Json:
-    """Quantiles of whole requests."""
-    return _quantiles(
-        "Whole request",
-        WHOLE,
-        "From arrival to the last token. The guide trades this for throughput: more running requests finish more, each"
-        " one later.",
-    )
-
-
-def time_queued() -> Json:
-    """Quantiles of the time in the queue."""
-    return _quantiles(
-        "Time in the queue",
-        QUEUED,
-        "Measured wait of the requests that left the queue; those still waiting do not count. The guide's healthy"
-        " queue is one that this wait allows.",
-        no_value="No traffic, or this version does not tell",
-    )
-
-
-def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAFFIC) -> Json:
-    return heatmap(
-        title, Query(buckets(*metric), "{{le}}"), unit="s", metric=metric[0], description=says, no_value=no_value
-    )
-
-
-def first_token_map() -> Json:
-    """Every first token as a spot in a map."""
-    return _map(
-        "Time to first token, all requests",
-        FIRST,
-        "Requests per second by how long their first token took. Two separate bands are two kinds of requests, often"
-        " short and long prompts, which the guide treats apart.",
-    )
-
-
-def between_tokens_map() -> Json:
-    """Every gap between tokens as a spot in a map."""
-    return _map(
-        "Time between tokens, all tokens",
-        BETWEEN,
-        "Tokens per second by how long they took after the one before. A faint upper band is where a prompt was"
-        " computed in between: the guide's --chunked-prefill-size.",
-    )
-
-
-def felt() -> tuple[Shelf, ...]:
-    """Give what clients feel, for the server's board."""
-    return (
-        Shelf(7, (first_token(), between_tokens(), whole_request())),
-        Shelf(7, (first_token_map(), between_tokens_map(), time_queued())),
     )
 
 
@@ -280,18 +181,21 @@ def _tiles() -> Shelf:
         4,
         (
             _against(
-                "First token", FIRST, FIRST[0].removeprefix("sglang:"), "The guide looks at the queue when it is long."
+                "First token",
+                felt.FIRST,
+                felt.FIRST[0].removeprefix("sglang:"),
+                "The guide looks at the queue when it is long.",
             ),
             _against(
                 "Between tokens",
-                BETWEEN,
-                BETWEEN[0].removeprefix("sglang:"),
+                felt.BETWEEN,
+                felt.BETWEEN[0].removeprefix("sglang:"),
                 "The guide lowers --max-running-requests when it is long.",
             ),
-            _neutral("Whole request", WHOLE, "The guide trades it for throughput, and so nobody judges it."),
+            _neutral("Whole request", felt.WHOLE, "The guide trades it for throughput, and so nobody judges it."),
             _neutral(
                 "Time queued",
-                QUEUED,
+                felt.QUEUED,
                 "Part of the first token's time, which is judged; the guide's queue is in requests.",
                 "No traffic or not told",
             ),
@@ -374,18 +278,13 @@ def _burning() -> Shelf:
 
 def _lines() -> tuple[Shelf, ...]:
     return (
-        Shelf(8, (first_token(), between_tokens())),
-        Shelf(8, (whole_request(), time_queued())),
+        Shelf(8, (felt.first_token(), felt.between_tokens())),
+        Shelf(8, (felt.whole_request(), felt.time_queued())),
     )
 
 
 def _maps() -> Shelf:
-    whole = _map(
-        "Whole requests",
-        WHOLE,
-        "Requests per second by how long they took. It follows the length of the answers, so that the guide does not judge it.",
-    )
-    return Shelf(8, (first_token_map(), between_tokens_map(), whole))
+    return Shelf(8, (felt.first_token_map(), felt.between_tokens_map(), felt.whole_request_map()))
 
 
 # --- what if ---------------------------------------------------------------------------------------------------------
@@ -400,8 +299,8 @@ def _supposed() -> Shelf:
     kept = timeseries(
         "Would be kept",
         Query("vector($objective)", "for this share", bound_line(WATCH)),
-        Query(_kept(FIRST[0], "$first_token"), "first token within $first_token s", painted(NEUTRAL)),
-        Query(_kept(BETWEEN[0], "$between_tokens"), "between tokens within $between_tokens s", painted("purple")),
+        Query(_kept(felt.FIRST[0], "$first_token"), "first token within $first_token s", painted(NEUTRAL)),
+        Query(_kept(felt.BETWEEN[0], "$between_tokens"), "between tokens within $between_tokens s", painted("purple")),
         unit="percentunit",
         ceiling=1,
         metric="sglang:time_to_first_token_seconds_count",
@@ -415,8 +314,8 @@ def _supposed() -> Shelf:
             painted(colour),
         )
         for metric, bound, said, colour in (
-            (FIRST[0], "$first_token", "first token", NEUTRAL),
-            (BETWEEN[0], "$between_tokens", "between tokens", "purple"),
+            (felt.FIRST[0], "$first_token", "first token", NEUTRAL),
+            (felt.BETWEEN[0], "$between_tokens", "between tokens", "purple"),
         )
     ]
     burn = timeseries(

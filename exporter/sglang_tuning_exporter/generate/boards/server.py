@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.generate import layout
-from sglang_tuning_exporter.generate.boards import answers, figures, latency
+from sglang_tuning_exporter.generate.boards import answers, felt, figures
 from sglang_tuning_exporter.generate.boards.common import (
     DOCUMENTS,
     NO_EXPORTER,
@@ -48,7 +48,7 @@ def board() -> Json:
             Chapter("The guide's figures and what is healthy", figures.shelves()),
             Chapter("Since when", (_since(),)),
             Chapter("Throughput and prefix cache", (_throughput(),)),
-            Chapter("What clients feel", latency.felt()),
+            Chapter("What clients feel", felt.shelves()),
             Chapter("Can this board be believed?", (_health(),)),
         ),
         variables=variables(),
