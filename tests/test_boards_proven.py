@@ -189,7 +189,7 @@ def absent(proof: Proof, instance: str) -> dict[str, str]:
 
 def is_bound(target: dict[str, Any]) -> bool:
     """Tell whether it only draws a line that the profile or the board sets: a panel with nothing else is empty."""
-    return re.match(r"(?:max\(sglang_tuning_threshold\{[^}]*\}\)|vector\()", target["expr"]) is not None
+    return re.match(r"(?:(?:0 \* )?max\(sglang_tuning_threshold\{[^}]*\}\)|vector\()", target["expr"]) is not None
 
 
 @pytest.mark.parametrize("instance", SERVERS)

@@ -118,7 +118,7 @@ def retractions(window: str = "$__rate_interval", by: str = "") -> str:
 
 
 def prompt_tokens(source: str) -> str:
-    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.6 on), else by the log.
+    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.7 on), else by the log.
 
     Where every TP and PP rank has its own series they tell the same tokens, so that the first speaks for all.
     """

@@ -23,15 +23,21 @@ NO_LOG = "No log is read"
 
 def shelves() -> tuple[Shelf, Shelf]:
     """Give the five figures and, beside them, the wait that a queue means."""
-    return Shelf(7, (queue(), usage(), retractions())), Shelf(7, (coverage(), _memory(), wait()))
+    return Shelf(7, (queue(), wait(), usage())), Shelf(7, (retractions(), coverage(), _memory()))
 
 
 def _band(low: str, high: str, lower: str, upper: str) -> tuple[Query, Query]:
-    """Two bounds and the healthy band between them; where the profile has no lower one, from the bottom."""
+    """Two bounds and the healthy band between them; without a lower one there is the upper line alone."""
     return (
-        Query(f"{low} or on () (0 * {high})", lower, bound_line(GOOD)),
+        Query(low, lower, bound_line(GOOD)),
         Query(high, upper, bound_line(GOOD) | {"custom.fillBelowTo": lower, "custom.fillOpacity": 12}),
     )
+
+
+def _edge(expr: str, name: str) -> Query:
+    """Draw nothing: the end of the scale, for a band to reach to."""
+    hidden = {"legend": True, "tooltip": True, "viz": False}
+    return Query(expr, name, painted(GOOD, lineWidth=0, fillOpacity=0) | {"custom.hideFrom": hidden})
 
 
 def queue() -> Json:
@@ -46,7 +52,8 @@ def queue() -> Json:
         no_value=NOT_TOLD,
         description="Requests that wait, against the range of the profile in force (the guide's"
         f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f} where throughput counts). Below the lower"
-        " line the client is the bottleneck; above the upper one scheduling costs too much.",
+        " line the client is the bottleneck; above the upper one scheduling costs too much. A profile for clients that"
+        " wait has no band here: it judges the wait.",
     )
 
 
@@ -143,9 +150,15 @@ def _memory() -> Json:
 
 def wait() -> Json:
     """The wait that the queue means, against the profile's objective."""
+    objective = threshold("queue", "wait_seconds")
     return timeseries(
         "Estimated wait in the queue",
-        Query(threshold("queue", "wait_seconds"), "too long from", bound_line(WATCH)),
+        _edge(f"0 * {objective}", "at once"),
+        Query(
+            objective,
+            "in time up to",
+            bound_line(GOOD) | {"custom.fillBelowTo": "at once", "custom.fillOpacity": 12},
+        ),
         Query(per_rank(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", measured()),
         unit="s",
         metric="sglang_tuning_queue_wait_seconds",

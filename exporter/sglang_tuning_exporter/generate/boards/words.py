@@ -52,11 +52,23 @@ OTHER_VERDICTS: dict[str, tuple[str, str]] = {
     "no_clear_bottleneck": ("No clear bottleneck", GOOD),
     "not_enough_data": ("Not enough seen yet", QUIET),
 }
+# Where the id alone would be a riddle.
+_HEADLINES = {
+    "latency_queue": "Slow because of the queue",
+    "latency_batch_too_large": "Slow because of large batches",
+    "latency_long_prompts": "Slow because of long prompts",
+    "grammar_queue": "Grammars hold requests up",
+    "pd_queue": "The other side holds requests up",
+    "hybrid_pool_full": "A smaller pool is full",
+    "exporter_down": "Exporter down",
+}
 _NAMES = {"cuda": "CUDA", "dp": "DP", "pd": "PD", "sglang": "SGLang"}
 
 
 def headline(diagnosis: str) -> str:
     """Say a diagnosis in a few words: cuda_graph_off becomes "CUDA graph off"."""
+    if diagnosis in _HEADLINES:
+        return _HEADLINES[diagnosis]
     said = diagnosis.removesuffix("_any").replace("_", " ").capitalize().split(" ")
     return " ".join(_NAMES.get(word.lower(), word) for word in said)
 
