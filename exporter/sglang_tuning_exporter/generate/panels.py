@@ -301,7 +301,6 @@ def bars(
         no_value=no_value,
         options={
             "displayMode": "basic",
-            "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
             "maxVizHeight": 300,
             "minVizHeight": 16,
             "minVizWidth": 8,
