@@ -1,8 +1,8 @@
-"""Builders of Grafana panels: a few facts in, the JSON of a panel or of a whole board out. Pure.
+"""Builders of Grafana panels: a few facts in, the JSON of a panel out. Pure.
 
 No board's content is known here. Every builder asks for a title, a description, the metric the description ends with,
 a unit and the words to show instead of "No data", so that a panel without them cannot be written. Positions and ids are
-given by `board`. The JSON is that of schema 39, which Grafana 10.4 and newer read.
+given by `layout.board`. The JSON is that of schema 39, which Grafana 10.4 and newer read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 Style: TypeAlias = "Mapping[str, Any]"
 
-SCHEMA_VERSION = 39  # Grafana 10.4
-COLUMNS = 24  # width of Grafana's grid
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
-TAG = "sglang-tuning"  # what the boards of this project find each other by
 
 NO_TRAFFIC = "No traffic"
-NOT_TOLD = "The server does not tell"
+NOT_TOLD = "The server does not tell"  # its version never does, or it is away
 
 # Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
 GOOD, WATCH, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#6e7280"
@@ -35,67 +32,6 @@ class Query:
     expr: str
     legend: str = "__auto"
     style: Style = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """Panels side by side, `height` grid units tall. Without `widths` (of 24 columns) they are equally wide."""
-
-    height: int
-    panels: tuple[Json, ...]
-    widths: tuple[int, ...] = ()
-
-    def places(self) -> list[tuple[int, int]]:
-        """Return column and width of each panel. ValueError when they do not fill the 24 columns exactly."""
-        widths = self.widths or (COLUMNS // len(self.panels),) * len(self.panels)
-        if len(widths) != len(self.panels) or sum(widths) != COLUMNS:
-            raise ValueError(f"widths={widths}: give {len(self.panels)} widths that add up to {COLUMNS}")
-        return [(sum(widths[:index]), width) for index, width in enumerate(widths)]
-
-
-@dataclass(frozen=True, slots=True)
-class Chapter:
-    """A titled row of the board and the shelves under it."""
-
-    title: str
-    shelves: tuple[Shelf, ...]
-
-
-# --- selectors -------------------------------------------------------------------------------------------------------
-
-
-def own(metric: str, *matchers: str) -> str:
-    """Select a series of the exporter for the chosen server."""
-    chosen = ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers))
-    return f"{metric}{{{chosen}}}"
-
-
-def ranked(metric: str, *matchers: str) -> str:
-    """Select a series that carries `dp_rank` where there are DP ranks; "All" also matches one without the label."""
-    return own(metric, *matchers, 'dp_rank=~"$dp_rank"')
-
-
-def native(metric: str, *matchers: str) -> str:
-    """Select a series of SGLang that the exporter passes through, for the chosen model."""
-    return own(metric, *matchers, 'model_name=~"$model_name"')
-
-
-def threshold(signal: str, bound: str) -> str:
-    """Ask what the profile in force calls healthy; no sample where the profile has no such bound."""
-    series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
-    return f"max({series})"
-
-
-def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
-    """Split `expr` by DP rank, with a label `rank` for legends that stays away where the server has no ranks."""
-    labels = ", ".join((*by, "dp_rank"))
-    return f'label_replace({of} by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
-
-
-def words(value: str, *cases: tuple[str, str], otherwise: str) -> str:
-    """Give `value` a label `verdict`: the words of the first case (condition, words) whose condition has a sample."""
-    said = [f'label_replace({value} and on () ({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
-    return " or on () ".join([*said, f'label_replace({value}, "verdict", "{otherwise}", "", "")'])
 
 
 # --- looks -----------------------------------------------------------------------------------------------------------
@@ -131,6 +67,14 @@ def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
         for index, (value, (text, colour)) in enumerate(mapping.items())
     }
     return [{"type": "value", "options": options}]
+
+
+def steps(lowest: str, *higher: tuple[float, str]) -> Json:
+    """Thresholds: the colour below the first figure, then each (figure, colour)."""
+    return {
+        "mode": "absolute",
+        "steps": [{"color": colour, "value": value} for value, colour in ((None, lowest), *higher)],
+    }
 
 
 def _overrides(queries: Sequence[Query], names: Mapping[str, Style]) -> list[Json]:
@@ -191,8 +135,8 @@ def _panel(
             "defaults": {
                 "unit": unit,
                 "noValue": no_value,
-                # one step without a value: what judges is what the exporter exposes, never a figure in the board
-                "thresholds": {"mode": "absolute", "steps": [{"color": NEUTRAL, "value": None}]},
+                # no figure of the board judges, only what the exporter exposes; words for no value are grey
+                "thresholds": steps(QUIET, (0, NEUTRAL)),
                 "custom": custom or {},
                 **(defaults or {}),
             },
@@ -263,14 +207,19 @@ def timeseries(
     log_scale: bool = False,
     ceiling: float | None = None,
     smallest_step: str = "",
+    fill: int = 8,
     names: Mapping[str, Style] | None = None,
+    colour_by_name: bool = False,
 ) -> Json:
-    """Draw lines over time from 0 (to `ceiling`); `smallest_step` is the least a point stands for, such as `1m`."""
+    """Draw lines over time from 0 (to `ceiling`); `smallest_step` is the least a point stands for, such as `1m`.
+
+    `colour_by_name` keeps a series' colour on every panel that draws it.
+    """
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
         "lineInterpolation": "stepBefore" if stacked else "linear",  # a share is that of the interval before its point
         "lineWidth": 0 if stacked or bars else 2,
-        "fillOpacity": 75 if stacked or bars else 8,
+        "fillOpacity": 75 if stacked or bars else fill,
         "showPoints": "never",
         "spanNulls": False,
     }
@@ -278,7 +227,7 @@ def timeseries(
         custom["stacking"] = {"mode": "normal", "group": "A"}
     if log_scale:
         custom["scaleDistribution"] = {"type": "symlog", "log": 10, "linearThreshold": 1}
-    defaults: Json = {"color": {"mode": "palette-classic"}, "min": 0}
+    defaults: Json = {"color": {"mode": "palette-classic-by-name" if colour_by_name else "palette-classic"}, "min": 0}
     if ceiling is not None:
         defaults["max"] = ceiling
     panel = _panel(
@@ -301,10 +250,76 @@ def timeseries(
     return panel | ({"interval": smallest_step} if smallest_step else {})
 
 
+def heatmap(title: str, query: Query, *, description: str, metric: str, unit: str, no_value: str = NO_TRAFFIC) -> Json:
+    """Draw the buckets of a histogram (series by `le`) over time, `unit` on the left."""
+    return _panel(
+        "heatmap",
+        title,
+        (query,),
+        description=description,
+        metric=metric,
+        unit="short",
+        no_value=no_value,
+        options={
+            "calculate": False,
+            "cellGap": 1,
+            # the square root shows a few slow requests beside many fast ones
+            "color": {"mode": "scheme", "scheme": "Blues", "exponent": 0.5, "scale": "exponential", "steps": 64},
+            "exemplars": {"color": "rgba(255,0,255,0.7)"},
+            "filterValues": {"le": 1e-9},
+            "legend": {"show": False},
+            "rowsFrame": {"layout": "auto", "value": "requests per second"},
+            "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
+            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
+        },
+        custom={"hideFrom": {"legend": False, "tooltip": False, "viz": False}},
+        targets=_targets((query,), instant=False, form="heatmap"),
+    )
+
+
+def bars(
+    title: str,
+    *queries: Query,
+    description: str,
+    metric: str,
+    unit: str,
+    no_value: str,
+    decimals: int | None = None,
+    names: Mapping[str, Style] | None = None,
+) -> Json:
+    """Show the newest value of each series as a horizontal bar on one scale from 0."""
+    defaults: Json = {"color": {"mode": "fixed", "fixedColor": NEUTRAL}, "min": 0}
+    if decimals is not None:
+        defaults["decimals"] = decimals
+    return _panel(
+        "bargauge",
+        title,
+        queries,
+        description=description,
+        metric=metric,
+        unit=unit,
+        no_value=no_value,
+        options={
+            "displayMode": "basic",
+            "maxVizHeight": 300,
+            "minVizHeight": 16,
+            "minVizWidth": 8,
+            "namePlacement": "auto",
+            "orientation": "horizontal",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "showUnfilled": True,
+            "sizing": "auto",
+            "valueMode": "color",
+        },
+        defaults=defaults,
+        names=names,
+        targets=_targets(queries, instant=True),
+    )
+
+
 def table(
     title: str,
-    query: Query,
-    *,
+    *queries: Query,
     description: str,
     metric: str,
     no_value: str,
@@ -312,19 +327,27 @@ def table(
     unit: str = "string",
     header: bool = True,
     labels_as_rows: bool = False,
+    worst_first: str = "",
 ) -> Json:
-    """Show the labels of an instant query as columns, or of its one series as rows (columns `label` and `value`).
+    """Show the labels of instant queries as columns, or those of one series as rows (columns `label` and `value`).
 
-    `columns` gives their order and their look.
+    Several queries become one row where the labels that all of them have are equal; their values are `Value #A`, ….
+    `columns` gives the order of what is shown and its look; anything else is left out. `worst_first` names the column to sort by.
     """
-    steps: list[Json] = [{"id": "labelsToFields", "options": {"mode": "rows"}}] if labels_as_rows else []
-    hidden = {} if labels_as_rows else {"Time": True, "Value": True}
+    if labels_as_rows:
+        steps: list[Json] = [{"id": "labelsToFields", "options": {"mode": "rows"}}]
+    else:
+        steps = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
+        if worst_first:
+            steps.append({"id": "sortBy", "options": {"fields": {}, "sort": [{"field": worst_first, "desc": True}]}})
+        shown = "|".join(columns)
+        steps.append({"id": "filterFieldsByName", "options": {"include": {"pattern": f"^({shown})$"}}})
     order = {name: index for index, name in enumerate(columns)}
-    steps.append({"id": "organize", "options": {"excludeByName": hidden, "indexByName": order, "renameByName": {}}})
+    steps.append({"id": "organize", "options": {"excludeByName": {}, "indexByName": order, "renameByName": {}}})
     panel = _panel(
         "table",
         title,
-        (query,),
+        queries,
         description=description,
         metric=metric,
         unit=unit,
@@ -333,15 +356,23 @@ def table(
         defaults={"color": {"mode": "thresholds"}},
         custom={"align": "left", "cellOptions": {"type": "auto"}, "inspect": False},
         names=columns,
-        targets=_targets((query,), instant=True, form="time_series" if labels_as_rows else "table"),
+        targets=_targets(queries, instant=True, form="time_series" if labels_as_rows else "table"),
     )
     return panel | {"transformations": steps}
 
 
 def state_timeline(
-    title: str, *queries: Query, description: str, metric: str, mappings: list[Json], no_value: str, unit: str = "none"
+    title: str,
+    *queries: Query,
+    description: str,
+    metric: str,
+    mappings: list[Json],
+    no_value: str,
+    unit: str = "none",
+    names: Mapping[str, Style] | None = None,
+    words_inside: bool = True,
 ) -> Json:
-    """Show which state each series was in, in the colours of the mappings.
+    """Show which state each series was in, in the colours of the mappings or of `names`.
 
     With threshold colours Grafana 12.2 merges by range and drops the words.
     """
@@ -358,131 +389,11 @@ def state_timeline(
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
             "mergeValues": True,
             "rowHeight": 0.85,
-            "showValue": "auto",
+            "showValue": "auto" if words_inside else "never",
             "tooltip": {"mode": "single", "sort": "none"},
         },
         defaults={"color": {"mode": "fixed", "fixedColor": QUIET}, "mappings": mappings},
         custom={"fillOpacity": 80, "lineWidth": 0},
+        names=names,
         targets=_targets(queries, instant=False),
     )
-
-
-# --- the board -------------------------------------------------------------------------------------------------------
-
-
-def choice(
-    name: str, label: str, query: str, description: str, *, all_value: str | None = None, multi: bool = False
-) -> Json:
-    """Build a variable filled from Prometheus; with `all_value` (a regular expression) it starts at All."""
-    everything = (
-        {"selected": True, "text": "All", "value": "$__all"}
-        if not multi
-        else {"selected": True, "text": ["All"], "value": ["$__all"]}
-    )
-    return {
-        "type": "query",
-        "name": name,
-        "label": label,
-        "description": description,
-        "datasource": DATASOURCE,
-        "query": {"query": query, "refId": f"variable-{name}"},
-        "refresh": 2,
-        "sort": 1,
-        "regex": "",
-        "multi": multi,
-        "includeAll": all_value is not None,
-        "options": [],
-        "hide": 0,
-        "skipUrlSync": False,
-        "current": everything if all_value is not None else {},
-    } | ({"allValue": all_value} if all_value is not None else {})
-
-
-def annotation(name: str, expr: str, colour: str) -> Json:
-    """Mark the times at which `expr` has a sample."""
-    return {
-        "name": name,
-        "datasource": DATASOURCE,
-        "enable": True,
-        "hide": False,
-        "iconColor": colour,
-        "target": {"refId": "Anno", "expr": expr},
-    }
-
-
-def board(
-    uid: str,
-    title: str,
-    *,
-    description: str,
-    chapters: Sequence[Chapter],
-    variables: Sequence[Json],
-    annotations: Sequence[Json] = (),
-    links: Sequence[Json] = (),
-) -> Json:
-    """Build a whole board: ids count from 1 in reading order, positions follow from chapters and shelves."""
-    panels: list[Json] = []
-    top = 0
-    for chapter in chapters:
-        row = {"x": 0, "y": top, "w": COLUMNS, "h": 1}
-        panels.append(
-            {
-                "id": len(panels) + 1,
-                "type": "row",
-                "title": chapter.title,
-                "collapsed": False,
-                "gridPos": row,
-                "panels": [],
-            }
-        )
-        top += 1
-        for shelf in chapter.shelves:
-            for panel, (left, width) in zip(shelf.panels, shelf.places(), strict=True):
-                place = {"x": left, "y": top, "w": width, "h": shelf.height}
-                panels.append({"id": len(panels) + 1, "gridPos": place, **panel})
-            top += shelf.height
-    source = {
-        "type": "datasource",
-        "name": "datasource",
-        "label": "Data source",
-        "query": "prometheus",
-        "regex": "",
-        "refresh": 1,
-        "multi": False,
-        "includeAll": False,
-        "options": [],
-        "hide": 0,
-        "skipUrlSync": False,
-        "current": {},
-    }
-    others = {
-        "type": "dashboards",
-        "title": "More boards",
-        "tags": [TAG],
-        "asDropdown": True,
-        "includeVars": True,
-        "keepTime": True,
-        "icon": "external link",
-        "targetBlank": False,
-        "tooltip": "",
-        "url": "",
-    }
-    return {
-        "uid": uid,
-        "title": title,
-        "description": description,
-        "tags": [TAG, "sglang"],
-        "schemaVersion": SCHEMA_VERSION,
-        "editable": True,
-        "graphTooltip": 1,
-        "refresh": "10s",
-        "time": {"from": "now-1h", "to": "now"},
-        "timezone": "browser",
-        "timepicker": {},
-        "fiscalYearStartMonth": 0,
-        "liveNow": False,
-        "links": [others, *links],
-        "annotations": {"list": list(annotations)},
-        "templating": {"list": [source, *variables]},
-        "panels": panels,
-    }

@@ -1,0 +1,179 @@
+"""Stretches of time for a real Prometheus: recordings and written situations, driven through the real exporter by a clock of their own.
+
+Everything between a log file on disk and an exposition is the exporter itself; only its clock is turned. What it would
+have answered to each scrape goes, with its time, into a file that `promtool` turns into blocks.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from unittest.mock import patch
+
+from prometheus_client import generate_latest
+
+from conftest import config
+from sglang_tuning_exporter import logbook, watcher
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.sglang.serverinfo import parse_server_info
+from sglang_tuning_exporter.sources.scrape import Outcome, ScrapeError
+from sglang_tuning_exporter.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from sglang_tuning_exporter.recording import Recording
+
+COUNTER = re.compile(r"_(?:total|count|sum|bucket)$")
+
+
+@dataclass
+class Clock:
+    """Unix seconds that stand still until somebody turns them; takes the place of the module `time`."""
+
+    now: float
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    @contextmanager
+    def worn(self) -> Iterator[None]:
+        """Have the exporter look at this clock."""
+        with patch.object(watcher, "time", self), patch.object(logbook, "time", self):
+            yield
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What happened up to a scrape: lines that were printed, and the page that was answered; None: nobody answered."""
+
+    at: float  # unix seconds
+    lines: bytes
+    page: str | None
+
+
+@dataclass(frozen=True)
+class Story:
+    """One server over time, as a Prometheus sees it under `instance`."""
+
+    instance: str
+    moments: Iterable[Moment]
+    profile: str = "online"
+    scraped: bool = True
+    logged: bool = True
+    server_info: bytes | None = None
+    gone_from: float | None = field(default=None)  # from this moment on the exporter itself does not answer
+
+
+def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]) -> None:
+    """Write what Prometheus would have scraped. Of the server's own families only `families` are kept: they are many."""
+    directory.mkdir(parents=True)
+    log = directory / "server.log"
+    log.touch()
+    place = f'job="sglang",instance="{story.instance}"'
+    exporter: Watcher | None = None
+    clock = Clock(0.0)
+    for moment in story.moments:
+        if story.gone_from is not None and moment.at >= story.gone_from:
+            sink.write(f"up{{{place}}} 0 {moment.at:.3f}\n")
+            continue
+        clock.now = moment.at
+        with clock.worn():
+            if exporter is None:
+                exporter = _exporter(story, log, clock)
+            if moment.lines and exporter.log is not None:
+                with log.open("ab") as printed:
+                    printed.write(moment.lines)
+                while exporter._read_log(exporter.log):
+                    pass
+            if story.scraped:
+                refused = ScrapeError("connection_refused", "nobody listens") if moment.page is None else None
+                exporter._take(Outcome(moment.page, refused, 0.012))
+                if story.server_info is not None and moment.page is not None:
+                    _inform(exporter, story.server_info)
+            with exporter.view():
+                pass
+            page = generate_latest(registry(exporter)).decode() + (exporter._native if moment.page is not None else "")
+        sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
+        sink.writelines(_placed(page, place, moment.at, families))
+    if exporter is not None:
+        exporter.stop()
+
+
+def _exporter(story: Story, log: Path, clock: Clock) -> Watcher:
+    settings = config(
+        sglang_url="http://127.0.0.1:9" if story.scraped else None,
+        log_file=(str(log),) if story.logged else (),
+        profile=story.profile,
+    )
+    made = Watcher(settings)
+    if story.logged:
+        made.log = logbook.Logbook(settings, clock=clock.monotonic)
+        made._read_log(made.log)
+    return made
+
+
+def _inform(exporter: Watcher, answer: bytes) -> None:
+    info = parse_server_info(answer)
+    assert info is not None
+    exporter.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+
+
+def _placed(page: str, place: str, at: float, families: Collection[str]) -> Iterator[str]:
+    for line in page.splitlines():
+        if not line or line[0] == "#":
+            continue
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.partition("{")
+        if name.startswith("sglang:") and name not in families:
+            continue
+        yield f"{name}{{{place}{',' if labels else '}'}{labels} {value} {at:.3f}\n"
+
+
+def recorded(recording: Recording, *, end: float, every: float = 5.0, lead: float = 0.0) -> Iterator[Moment]:
+    """Give a recording scraped every so many seconds, so that its load ends at `end` (unix seconds)."""
+    length = recording.end_of_load
+    taken = 0
+    steps = int(length // every)
+    for step in range(steps + 1):
+        position = length - (steps - step) * every
+        until = recording.count_lines_until(position)
+        lines = b"".join(line.text for line in recording.lines[taken:until])
+        taken = until
+        scrape = recording.scrape_at(position)
+        away = recording.condition_at(position) == "away"
+        page = None if scrape is None or away else scrape.text.decode()
+        yield Moment(end - length + position + lead, lines, page)
+
+
+def repeated(page: str, *, end: float, count: int = 24, every: float = 5.0) -> Iterator[Moment]:
+    """Give one page again and again, its counters growing: what a server under an even load exposes."""
+    for step in range(count):
+        lines = []
+        for line in page.splitlines():
+            series, _, value = line.rpartition(" ")
+            grows = line and line[0] != "#" and COUNTER.search(series.partition("{")[0])
+            lines.append(f"{series} {float(value) * (1 + 0.02 * step)!r}" if grows else line)
+        yield Moment(end - (count - 1 - step) * every, b"", "\n".join(lines) + "\n")
+
+
+def blocks(source: Path, directory: Path) -> None:
+    """Turn what `told` wrote into a Prometheus's data directory."""
+    ran = subprocess.run(
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(source), str(directory)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def quarter() -> float:
+    """Unix seconds of a moment that is past and lies on a whole minute."""
+    return time.time() // 60 * 60 - 60

@@ -1,0 +1,272 @@
+"""Every query of every panel, asked of a real Prometheus that holds what real servers of several releases gave the exporter."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from conftest import wait_for
+from hours import Story, blocks, quarter, recorded, repeated, told
+from sglang_tuning_exporter.generate import boards
+from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.stack import free_port
+from situations import HEALTHY, Load, hour, storm
+
+HERE = Path(__file__).parent
+BOARDS = [json.loads(text) for text in boards.files().values()]
+PAGES = HERE / "data" / "metrics"
+EVERYTHING = {
+    "job": ".+", "model": ".*", "dp_rank": ".*", "first_token": "2.0", "between_tokens": "0.1", "objective": "0.99",
+    "__rate_interval": "1m", "__range": "10m",
+}  # fmt: skip
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no Prometheus is installed")
+
+
+def panels_of(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in board["panels"]:
+        yield from (each for each in (panel, *panel.get("panels", ())) if each["type"] != "row")
+
+
+ALL = [(board["uid"].removeprefix("sglang-tuning-"), panel) for board in BOARDS for panel in panels_of(board)]
+
+
+# --- the servers -----------------------------------------------------------------------------------------------------
+
+
+def recorded_server(path: Path, end: float, **how: Any) -> Story:
+    recording = load(path)
+    info = recording.server_info if how.get("scraped", True) else None
+    return Story("", recorded(recording, end=end), server_info=info, **how)
+
+
+def shown_page(name: str, end: float) -> Story:
+    return Story("", repeated((PAGES / name).read_text(), end=end), logged=False)
+
+
+def made(plan: Callable[[float], Load | None], end: float, **how: Any) -> Story:
+    return Story("", hour(plan, end=end, minutes=10), **how)
+
+
+def late_storm(minute: float) -> Load | None:
+    return storm(minute + 38)
+
+
+def ends(minute: float) -> Load | None:
+    return HEALTHY if minute < 7 else None
+
+
+def nobody(_minute: float) -> Load | None:
+    return Load(running=0, queued=0, usage=0, generated=0, arriving=0, first=0.1, between=0.1)
+
+
+# instance -> what it is and was recorded of; the recordings' own pages say how each was made
+SERVERS: dict[str, Callable[[float], Story]] = {
+    "0.5.23": lambda end: recorded_server(packaged("retract"), end),
+    "0.5.23-log-only": lambda end: recorded_server(packaged("retract"), end, scraped=False),
+    "0.5.23-metrics-only": lambda end: recorded_server(packaged("retract"), end, logged=False),
+    "0.5.23-offline": lambda end: recorded_server(HERE / "recordings" / "client_limited", end, profile="offline"),
+    "0.5.9": lambda end: recorded_server(HERE / "recordings" / "v0.5.9-retract", end),
+    "0.4.9": lambda end: recorded_server(HERE / "recordings" / "v0.4.9.post6-steady", end),
+    "dp2": lambda end: recorded_server(HERE / "recordings" / "dp2", end),
+    "pd-decode": lambda end: shown_page("0.5.23_pddecode-retract.prom", end),
+    "pd-prefill": lambda end: shown_page("0.5.23_pdprefill-bigqueue.prom", end),
+    "swa": lambda end: shown_page("0.5.23_swa1-healthy.prom", end),
+    "mamba": lambda end: shown_page("0.5.23_mamba1-healthy.prom", end),
+    "gpu": lambda end: made(late_storm, end),
+    "down": lambda end: made(ends, end),
+    "idle": lambda end: made(nobody, end),
+    "no-exporter": lambda end: made(ends, end, gone_from=end - 60),
+}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A Prometheus that holds all of them, and the moment at which they end."""
+
+    url: str
+    end: float
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        with requests.Session() as session:
+            session.trust_env = False
+            answer = session.post(self.url + path, data=parameters, timeout=30).json()
+        assert answer["status"] == "success", f"{answer.get('error')}: {parameters}"
+        return answer["data"]
+
+    @cache  # noqa: B019 - lives as long as the module's tests
+    def values(self, expr: str, instance: str, *, instant: bool) -> tuple[float, ...]:
+        """Give every sample of an expression of a board with this instance chosen."""
+        chosen = EVERYTHING | {"instance": instance}
+        for name, value in sorted(chosen.items(), key=lambda item: -len(item[0])):
+            expr = expr.replace(f"${name}", value)
+        if instant:
+            found = self.ask("/api/v1/query", query=expr, time=f"{self.end}")["result"]
+            return tuple(float(series["value"][1]) for series in found)
+        span = {"start": f"{self.end - 240}", "end": f"{self.end}", "step": "30"}
+        found = self.ask("/api/v1/query_range", query=expr, **span)["result"]
+        return tuple(float(value) for series in found for _, value in series["values"])
+
+    def of(self, target: dict[str, Any], instance: str) -> tuple[float, ...]:
+        return self.values(target["expr"], instance, instant=target["instant"])
+
+
+@pytest.fixture(scope="module")
+def proof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
+    directory = tmp_path_factory.mktemp("proof")
+    end = quarter()
+    families = set(re.findall(r"sglang:[a-z0-9_]+", " ".join(boards.files().values())))
+    with (directory / "all.om").open("w") as sink:
+        for instance, story in SERVERS.items():
+            made_ = story(end)
+            told(
+                Story(
+                    instance,
+                    made_.moments,
+                    made_.profile,
+                    made_.scraped,
+                    made_.logged,
+                    made_.server_info,
+                    made_.gone_from,
+                ),
+                directory / instance,
+                families,
+                sink,
+            )
+        sink.write("# EOF\n")
+    blocks(directory / "all.om", directory / "data")
+    (directory / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "15s"}}))
+    address = f"127.0.0.1:{free_port()}"
+    with (directory / "prometheus.log").open("wb") as said:
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
+             f"--web.listen-address={address}", "--storage.tsdb.retention.time=100y", "--log.level=warn",
+             # what was written into blocks has no mark for a series that ended
+             "--query.lookback-delta=6s"],
+            stdout=said, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: _ready(address), seconds=30)
+        yield Proof(f"http://{address}", end)
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def _ready(address: str) -> bool:
+    try:
+        with requests.Session() as session:
+            session.trust_env = False
+            return session.get(f"http://{address}/-/ready", timeout=2).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+# --- what is proven --------------------------------------------------------------------------------------------------
+
+
+def absent(proof: Proof, instance: str) -> dict[str, str]:
+    """Give the panels that are empty on this server's boards, and the words they show instead of a value."""
+    return {
+        f"{board}: {panel['title']}": panel["fieldConfig"]["defaults"]["noValue"]
+        for board, panel in ALL
+        if not any(proof.of(target, instance) for target in panel["targets"] if not is_bound(target))
+    }
+
+
+def is_bound(target: dict[str, Any]) -> bool:
+    """Tell whether it only draws a line that the profile or the board sets: a panel with nothing else is empty."""
+    return re.match(r"(?:(?:0 \* )?max\(sglang_tuning_threshold\{[^}]*\}\)|vector\()", target["expr"]) is not None
+
+
+@pytest.mark.parametrize("instance", SERVERS)
+def test_a_server_fills_every_panel_but_those_known_to_be_empty(proof: Proof, instance: str) -> None:
+    known = json.loads((HERE / "data" / "absent_panels.json").read_text())
+    assert absent(proof, instance) == known[instance]
+
+
+def test_every_query_of_every_panel_finds_something_on_one_of_the_servers(proof: Proof) -> None:
+    unanswered = [
+        f"{board}: {panel['title']} {target['refId']}: {target['expr']}"
+        for board, panel in ALL
+        for target in panel["targets"]
+        if not any(proof.of(target, instance) for instance in SERVERS)
+    ]
+    assert unanswered == []
+
+
+@pytest.mark.parametrize("instance", SERVERS)
+def test_no_panel_shows_what_is_no_number(proof: Proof, instance: str) -> None:
+    for _, panel in ALL:
+        for target in panel["targets"]:
+            assert all(map(math.isfinite, proof.of(target, instance))), target["expr"]
+
+
+def test_every_metric_asked_for_is_exposed_by_the_exporter(proof: Proof) -> None:
+    every = 'group by (__name__) (last_over_time({__name__=~".+"}[10m]))'
+    found = proof.ask("/api/v1/query", query=every, time=f"{proof.end}")["result"]
+    exposed = {series["metric"]["__name__"] for series in found}
+    asked = {
+        name
+        for _, panel in ALL
+        for target in panel["targets"]
+        for name in re.findall(r"\b(sglang_tuning_[a-z_]+|sglang:[a-z0-9_]+)", target["expr"])
+    }
+    # time_per_output_token was the name until 0.4.3, before the first recording
+    assert {name for name in asked if "time_per_output_token" not in name} <= exposed
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=[board["uid"] for board in BOARDS])
+def test_every_variable_offers_a_choice(proof: Proof, board: dict[str, Any]) -> None:
+    for variable in board["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+        assert asked
+        series, label = asked.groups()
+        for name, value in (EVERYTHING | {"instance": ".+"}).items():
+            series = series.replace(f"${name}", value)
+        span = {"start": f"{proof.end - 300}", "end": f"{proof.end}"}
+        with requests.Session() as session:
+            session.trust_env = False
+            answer = session.get(
+                f"{proof.url}/api/v1/label/{label}/values", params={"match[]": series, **span}, timeout=10
+            )
+        values = answer.json()["data"]
+        assert values
+        if variable["current"].get("text") not in ("All", ["All"], None):
+            assert variable["current"]["value"] in values
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=[board["uid"] for board in BOARDS])
+def test_every_mark_is_a_query_that_prometheus_understands(proof: Proof, board: dict[str, Any]) -> None:
+    for mark in board["annotations"]["list"]:
+        proof.values(mark["target"]["expr"], ".+", instant=False)
+
+
+def test_the_fleet_shows_one_row_for_each_server_and_the_worst_first(proof: Proof) -> None:
+    rows: defaultdict[str, int] = defaultdict(int)
+    for _, panel in ALL:
+        if panel["title"] == "Servers, the worst first":
+            for target in panel["targets"]:
+                expr = target["expr"]
+                for name, value in sorted((EVERYTHING | {"instance": ".+"}).items(), key=lambda item: -len(item[0])):
+                    expr = expr.replace(f"${name}", value)
+                found = proof.ask("/api/v1/query", query=expr, time=f"{proof.end}")["result"]
+                places = [series["metric"]["instance"] for series in found]
+                assert len(places) == len(set(places)), target["expr"]
+                rows[target["refId"]] = len(places)
+    assert rows["A"] == rows["B"] == rows["I"] == len(SERVERS)
