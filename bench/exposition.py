@@ -16,36 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _RECORDED = Path(__file__).parent.parent / "exporter" / "sglang_tuning_exporter" / "recordings" / "steady"
-_SAMPLE = re.compile(r"^(sglang:\w+)\{(.*)\} (.*)$")
-_RANK = re.compile(r'tp_rank="\d+"')
-_STAGE = 'stage="prefill_forward"'
-# The recorded server neither waited nor prefilled in chunks nor for others: a loaded one has a histogram for each.
-_STAGES = (
-    "prefill_forward", "prefill_waiting", "chunked_prefill", "prefill_prepare", "prefill_bootstrap",
-    "prefill_transfer_kv_cache", "decode_waiting",
-)  # fmt: skip
-RANKS = 8
+_RANK = re.compile(r'\btp_rank="\d+"')
+_DP_RANK = re.compile(r'\bdp_rank="\d+",?')
+RANKS = 24
 RUNS = 7
 
 
 def page() -> str:
-    """Give a recorded page with every series of a rank eight times over and the stages of a request that it lacks."""
+    """Give a recorded page with every series of a scheduler once for each of `RANKS` DP ranks, as DP attention prints it."""
     recorded = gzip.decompress(max(_RECORDED.glob("metrics-*.prom.gz")).read_bytes()).decode()
     lines: list[str] = []
     for line in recorded.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None:
-            lines.append(line)
-            continue
-        name, labels, value = match.groups()
-        rest = _RANK.sub("", labels).strip(",")
-        lines += [
-            f'{name}{{{its_labels},tp_rank="{rank}",pp_rank="0",dp_rank="{rank}"}} {value}'
-            for its_labels in dict.fromkeys(rest.replace(_STAGE, f'stage="{stage}"') for stage in _STAGES)
-            for rank in range(RANKS)
-        ]
-    unique = dict.fromkeys(lines)
-    return "\n".join(re.sub(r'(pp_rank|dp_rank)="0",(?=.*\1=)', "", line) for line in unique) + "\n"
+        ranks = range(RANKS) if line.startswith("sglang:") and _RANK.search(line) else ()
+        plain = _DP_RANK.sub("", line)
+        lines += [_RANK.sub(f'tp_rank="{rank}",dp_rank="{rank}"', plain) for rank in ranks] or [line]
+    return "\n".join(lines) + "\n"
 
 
 def _seconds(read: Callable[[], object]) -> float:

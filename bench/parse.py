@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+from bench.equivalence import KINDS
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.state import ServerState
@@ -14,8 +17,8 @@ from sglang_tuning_exporter.state import ServerState
 BLOCK = 256 << 10
 
 
-def read(path: Path, *, into_state: bool) -> dict[str, float]:
-    """Read a log as the exporter does; CPU seconds without the interpreter's start, and lines."""
+def read(path: Path, *, into_state: bool) -> dict[str, Any]:
+    """Read a log as the exporter does: CPU seconds without the interpreter's start, peak memory, and what was found."""
     reader = LogReader()
     state: ServerState | None = None
     begin = time.process_time()
@@ -30,7 +33,30 @@ def read(path: Path, *, into_state: bool) -> dict[str, float]:
                 state = ServerState(PROFILES["online"], events[0].time or 0.0)
             if state is not None:
                 state.observe_all(events)
-    return {"cpu": time.process_time() - begin, "lines": sum(reader.counts.values()), "peak": _peak()}
+    cpu = time.process_time() - begin
+    return {"cpu": cpu, "peak": _peak(), "figures": _figures(reader, state)}
+
+
+def _figures(reader: LogReader, state: ServerState | None) -> dict[str, float]:
+    """Name what was found as `bench.equivalence` does."""
+    found: dict[str, float] = {f"lines of {kind}": reader.counts[kind] for kind in KINDS}
+    if state is not None:
+        # Of all schedulers: the corpus tells of servers with DP ranks and without.
+        counts = Counter[str]()
+        for rank in state.ranks.values():
+            counts.update(rank.totals.counts)
+        found |= {
+            "starts": state.starts,
+            "computed prompt tokens": counts["computed_tokens"],
+            "cached prompt tokens": counts["cached_tokens"],
+            "decode batches, graph True": counts["replayed"],
+            "decode batches, graph False": counts["eager"],
+            "retractions": counts["retraction_events"],
+            "retracted requests": counts["log_retracted_requests"],
+        }
+        found |= {f"liveness {what}": count for what, count in state.liveness.items()}
+        found |= {f"out of memory, {phase}": count for phase, count in state.out_of_memory.items()}
+    return found
 
 
 def _peak() -> int:

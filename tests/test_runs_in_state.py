@@ -66,6 +66,8 @@ def told(state: ServerState) -> dict[str, Any]:
                 "graph": rank.graph,
                 "throughput": rank.generation_throughput,
                 "ratio": rank.new_token_ratio,
+                "pending": rank.pending_tokens,
+                "prompts told": rank.prompts_told,
                 "wait": rank.queue_wait_seconds(now),
                 "full": rank.pool.can_be_full(state.facts, dp, now),
                 "coverage": rank.window.recent(now, rank.totals).coverage,
@@ -108,16 +110,23 @@ def decode(figures: tuple[int, float, int], graph: bytes) -> bytes:
     )
 
 
-def prefill(figures: tuple[int, float, int], sequences: int, tokens: int) -> bytes:
+def prefill(
+    figures: tuple[int, float, int], sequences: int, tokens: int, cached: int = 0, pending: bytes = b""
+) -> bytes:
     running, usage, queued = figures
     return (
-        b"Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: 0, token usage: %.2f, #running-req: %d, "
-        b"#queue-req: %d\n" % (sequences, tokens, usage, running, queued)
+        b"Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
+        b"#queue-req: %d%b\n" % (sequences, tokens, cached, usage, running, queued, pending)
     )
 
 
 USUAL = st.builds(decode, FIGURES, GRAPHS) | st.builds(
-    prefill, FIGURES, st.integers(0, 9), st.sampled_from([1, 17, 60, 64])
+    prefill,
+    FIGURES,
+    st.integers(0, 9),
+    st.sampled_from([1, 17, 60, 64]),
+    st.sampled_from([0, 0, 3, 4096, 70_000]),
+    st.sampled_from([b"", b", #pending-token: 0", b", #pending-token: 8191"]),
 )
 PROBE = st.just(prefill((0, 0.0, 0), 1, 1))
 UNUSUAL = USUAL.map(lambda line: line.replace(b"\n", b", #transfer-req: 3\n")) | USUAL.map(
@@ -181,6 +190,22 @@ def test_a_backlog_arrives_at_one_moment(text: bytes, profile: str) -> None:
         alone.observe(event, 9.0)
     alone.settle(16.0)
     assert at_once(text, profile, 9.0) == told(alone)
+
+
+def test_the_prompt_tokens_of_all_prefill_lines_count_and_the_last_to_tell_says_what_waits() -> None:
+    at = b"[2025-11-20 01:00:00] "
+    (run,) = LogReader().feed_runs(
+        at + prefill((0, 0.0, 0), 1, 60, 3, b", #pending-token: 900")
+        + at + prefill((0, 0.0, 0), 2, 64, 70_000, b", #pending-token: 88")
+        + at + prefill((0, 0.0, 0), 3, 17, 0)
+    )  # fmt: skip
+    assert isinstance(run, BatchRun)
+    assert (run.computed_tokens, run.cached_tokens, run.pending) == (141, 70_003, b"88")
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe(run, 5.0)
+    counts, rank = state.totals().counts, state.ranks[None]
+    assert (counts["computed_tokens"], counts["cached_tokens"]) == (141, 70_003)
+    assert (rank.prompts_told, rank.pending_tokens) == (True, 88)
 
 
 def test_a_prefill_before_the_server_is_ready_does_not_end_its_start() -> None:

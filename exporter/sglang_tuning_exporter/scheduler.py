@@ -59,6 +59,8 @@ class RankState:
         "_most",
         "_native",
         "_passes_logged",
+        "_pending",
+        "_pending_in",
         "_pool",
         "_pool_lines",
         "_prefill_full",
@@ -76,7 +78,6 @@ class RankState:
         "native_retractions_told",
         "new_token_ratio",
         "passes_told",
-        "pending_tokens",
         "prompts_told",
         "queued",
         "running",
@@ -95,7 +96,8 @@ class RankState:
         self._throughput: float | None = None
         self._throughput_in: BatchRun | None = None  # not read yet
         self.new_token_ratio: float | None = None
-        self.pending_tokens: float | None = None  # of prompts that wait, as the last prefill line told
+        self._pending: float | None = None
+        self._pending_in = b""  # not read yet
         self.prompts_told = False
         self.beside = Beside()
         self._held = _NOTHING
@@ -142,6 +144,17 @@ class RankState:
     @generation_throughput.setter
     def generation_throughput(self, figure: float | None) -> None:
         self._throughput, self._throughput_in = figure, None
+
+    @property
+    def pending_tokens(self) -> float | None:
+        """Tokens of prompts that wait, as the last prefill line told."""
+        if self._pending_in:
+            self._pending, self._pending_in = float(self._pending_in), b""
+        return self._pending
+
+    @pending_tokens.setter
+    def pending_tokens(self, figure: float | None) -> None:
+        self._pending, self._pending_in = figure, b""
 
     @property
     def pool(self) -> PoolMemory:
@@ -359,7 +372,8 @@ class RankState:
         event: Event | BatchRun | None = run
         while isinstance(event, BatchRun):
             (
-                time, rank, running, queued, usage, joined, new_tokens, decodes, prefills, sequences, device, graph, _, _
+                time, rank, running, queued, usage, joined, new_tokens, decodes, prefills, sequences, computed, cached,
+                pending, device, graph, _, _,
             ) = event  # fmt: skip
             if rank is not of_rank:
                 break
@@ -395,8 +409,14 @@ class RankState:
                 usage = max(usages.values())
             full = new_tokens > 0 and self._most is not None and new_tokens >= FULL_PREFILL_SHARE * self._most
             self._prefill_full = full
-            if prefills and not self._admitted_told:
-                self.admission.add(time, sequences)
+            if prefills:
+                counts["cached_tokens"] += cached
+                counts["computed_tokens"] += computed
+                self.prompts_told = True
+                if pending:
+                    self._pending_in = pending
+                if not self._admitted_told:
+                    self.admission.add(time, sequences)
             self.seen_at = self._told_at = time
             self._holds_until = time + HOLD_SECONDS
             self._works_unmoved = False

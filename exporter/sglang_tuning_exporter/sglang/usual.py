@@ -27,7 +27,6 @@ _AFTER_SECOND = (b" ", b"]")  # no fraction of the second
 _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _SHAPES_KEPT, _SHAPE_LENGTH = 8192, 512
 _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
-_ZERO = ord("0")
 _NO_GRAPH: _Graph = (None, None)
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
@@ -41,7 +40,7 @@ _DECODE = re.compile(
 _PREFILL_TEXT = (
     rb"(" + _PREFIX + rb")(Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: %b([0-9]{1,9}), "
     rb"#cached-token: ([0-9]{1,12}), token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), "
-    rb"#queue-req: ([0-9]{1,9})(?:, #pending-token: [0-9]{1,12})?(?:, " + _GRAPH + rb")?"
+    rb"#queue-req: ([0-9]{1,9})(?:, #pending-token: ([0-9]{1,12}))?(?:, " + _GRAPH + rb")?"
     rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9])?,? ?)\r?"
 )
 _PREFILL = re.compile(_PREFILL_TEXT % b"")
@@ -77,13 +76,16 @@ _NUMBERS = _Numbers({b"%d" % number: number for number in range(4096)})
 
 
 # What all lines are that differ in nothing but digits: where the prefix stands; a decode line's graph, always the same
-# object for the same graph, `None` of a prefill line; where a prefill line's `#new-seq` stands, and its place again
-# where that is one digit (else 0); whether its digits may make it a health probe; and what gives the figures: a decode
+# object for the same graph, `None` of a prefill line; whether a prefill line's digits may make it a health probe; where
+# a prefill line tells the tokens that wait, `None` where it does not; what gives the figures that are added up: a
+# prefill line's new sequences, new tokens, cached tokens; and what gives those of which the last line's hold: a decode
 # line's running, usage, queued; a prefill line's new sequences, new tokens, usage, running, queued.
 # Not a named tuple, which takes four times as long to take apart: every batch line of a log does.
-Shape: TypeAlias = tuple[slice, "_Graph | None", slice, int, bool, "Callable[[bytes], tuple[bytes, ...]]"]
+_Figures: TypeAlias = "Callable[[bytes], tuple[bytes, ...]]"
+Shape: TypeAlias = tuple[slice, "_Graph | None", bool, "slice | None", _Figures, _Figures]
 
-ACCESS: Final[Shape] = (slice(0), None, slice(0), 0, False, lambda _: ())  # never looked into
+_NO_FIGURES: Final[_Figures] = lambda _: ()  # noqa: E731 - what is never asked
+ACCESS: Final[Shape] = (slice(0), None, False, None, _NO_FIGURES, _NO_FIGURES)  # never looked into
 
 
 class _Shapes(dict[bytes, Shape | None]):
@@ -100,14 +102,17 @@ class _Shapes(dict[bytes, Shape | None]):
 
 def _shape(line: bytes) -> Shape | None:
     if (match := _DECODE.fullmatch(line)) is not None:
-        figures = itemgetter(*(slice(*match.span(group)) for group in (2, 3, 5)))
-        return slice(match.end(1)), _GRAPHS[match[4]], slice(0), 0, False, figures
+        return slice(match.end(1)), _GRAPHS[match[4]], False, None, _NO_FIGURES, _figures(match, 2, 3, 5)
     if (match := _PREFILL.fullmatch(line)) is not None:
-        figures = itemgetter(*(slice(*match.span(group)) for group in (3, 4, 6, 7, 8)))
-        digit = match.start(3) if len(match[3]) == 1 else 0
         probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
-        return slice(match.end(1)), None, slice(*match.span(3)), digit, probe, figures
+        pending = None if match[9] is None else slice(*match.span(9))
+        last = _figures(match, 3, 4, 6, 7, 8)
+        return slice(match.end(1)), None, probe, pending, _figures(match, 3, 4, 5), last
     return None if _ACCESS.fullmatch(line) is None else ACCESS
+
+
+def _figures(match: re.Match[bytes], *groups: int) -> _Figures:
+    return itemgetter(*(slice(*match.span(group)) for group in groups))
 
 
 def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
@@ -192,7 +197,10 @@ class BatchRun(NamedTuple):
     new_tokens: int  # likewise
     decodes: int  # lines
     prefills: int  # lines
-    new_sequences: int  # of all prefill lines
+    new_sequences: int  # of all prefill lines, as the next two
+    computed_tokens: int
+    cached_tokens: int
+    pending: bytes  # prompt tokens that wait, as the last prefill line printed them that did; empty where none did
     graph_device: str | None  # of all decode lines
     graph: bool | None  # likewise
     prefix: bytes
@@ -279,7 +287,7 @@ class UsualLines:
             if shape is ACCESS:
                 index += 1
             elif shape is not None:
-                its_prefix, _, _, _, may_be_probe, _ = shape
+                its_prefix, _, may_be_probe, _, _, _ = shape
                 start = lines[index][its_prefix]
                 origin = self._prefixes.of(start)
                 if origin is None:
@@ -305,14 +313,15 @@ class UsualLines:
         self.others += 1
         return True
 
-    def _read_run(  # noqa: C901, PLR0912 - one loop, its figures in its own names: all batch lines of a log pass here
+    def _read_run(  # noqa: C901, PLR0912, PLR0915 - one loop, all in its own names: all batch lines of a log pass here
         self, first: int, prefix: bytes, origin: Origin, events: list[_Any], *, singly: bool
     ) -> int:
         """Read the run that begins with the `first` line: which line belongs to it no more."""
         lines, shapes = self.lines, self._shapes
         numbers = _NUMBERS
         last = index = first
-        decodes = prefills = sequences = 0
+        decodes = prefills = sequences = computed = cached = 0
+        pending = b""
         graph: _Graph | None = None
         for index in range(first, len(lines)):
             shape = shapes[index]
@@ -321,7 +330,7 @@ class UsualLines:
             if shape is None:
                 break
             line = lines[index]
-            its_prefix, its_graph, where, digit, may_be_probe, _ = shape
+            its_prefix, its_graph, may_be_probe, waiting, added, _ = shape
             if line[its_prefix] != prefix:
                 break
             if its_graph is not None:
@@ -334,7 +343,12 @@ class UsualLines:
                 break
             else:
                 prefills += 1
-                sequences += line[digit] - _ZERO if digit else numbers[line[where]]
+                new, tokens, held = added(line)
+                sequences += numbers[new]
+                computed += numbers[tokens]
+                cached += numbers[held]
+                if waiting is not None:
+                    pending = line[waiting]
             last = index
         self.decodes += decodes
         self.prefills += prefills
@@ -343,10 +357,10 @@ class UsualLines:
         _, its_graph, _, _, _, figures = shape
         if its_graph is not None:
             running, usage, queued = figures(lines[last])
-            joined = tokens = 0
+            joined = new_tokens = 0
         else:
-            new, new_tokens, usage, running, queued = figures(lines[last])
-            joined, tokens = numbers[new], numbers[new_tokens]
+            new, tokens, usage, running, queued = figures(lines[last])
+            joined, new_tokens = numbers[new], numbers[tokens]
         time, rank = origin
         share = _SHARES.get(usage)
         if singly or share is None:
@@ -356,8 +370,8 @@ class UsualLines:
             # The fields are given by place: a call with names takes twice as long.
             # fmt: off
             events.append(tuple.__new__(BatchRun, (
-                time, rank, numbers[running], numbers[queued], share, joined, tokens, decodes, prefills,
-                sequences, device, replayed, prefix, lines[first : last + 1],
+                time, rank, numbers[running], numbers[queued], share, joined, new_tokens, decodes, prefills,
+                sequences, computed, cached, pending, device, replayed, prefix, lines[first : last + 1],
             )))
             # fmt: on
         return index

@@ -1,0 +1,107 @@
+"""Whether mtail's program found in a log what our parse found: only then are their times compared.
+
+`figures` reads line by line, so that it also holds what the timed parse says of whole seconds against their lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import measure, mtail
+from sglang_tuning_exporter.sglang.events import (
+    DecodeBatch,
+    Liveness,
+    OutOfMemory,
+    PrefillBatch,
+    Retraction,
+    ServerArgs,
+)
+from sglang_tuning_exporter.sglang.lines import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TESTS = Path(__file__).parent.parent / "tests" / "data" / "logs"
+_FAILURES = Path(__file__).parent / "failures.log"
+BLOCK = 256 << 10
+KINDS = ("decode", "prefill", "retraction", "startup", "out_of_memory", "liveness", "access")
+# What mtail's metrics are called here, where one is a sum over its labels; those with a label of interest stand below.
+_SUMS = {
+    "admitted_requests_total": "admitted requests",
+    "computed_tokens_total": "computed prompt tokens",
+    "cached_tokens_total": "cached prompt tokens",
+    "retraction_events_total": "retractions",
+    "retracted_requests_total": "retracted requests",
+    "server_starts_total": "starts",
+}
+_BY_LABEL = {"log_lines_total": "lines of", "liveness_total": "liveness", "out_of_memory_total": "out of memory,"}
+
+
+class DifferentError(Exception):
+    """The two found different things in the same log."""
+
+
+def figures(path: Path) -> Counter[str]:
+    """Count what our reader finds in a log, line by line."""
+    reader, found = LogReader(), Counter[str]()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            for event in reader.feed(block + file.readline()):
+                if isinstance(event, DecodeBatch):
+                    found[f"decode batches, graph {event.graph}"] += 1
+                elif isinstance(event, PrefillBatch):
+                    found["admitted requests"] += event.new_sequences or 0
+                    found["computed prompt tokens"] += event.new_tokens or 0
+                    found["cached prompt tokens"] += event.cached_tokens or 0
+                elif isinstance(event, Retraction):
+                    found["retractions"] += 1
+                    found["retracted requests"] += event.requests
+                elif isinstance(event, ServerArgs):
+                    found["starts"] += 1
+                elif isinstance(event, Liveness):
+                    found[f"liveness {event.what}"] += 1
+                elif isinstance(event, OutOfMemory):
+                    found[f"out of memory, {event.phase}"] += 1
+    found.update({f"lines of {kind}": reader.counts[kind] for kind in KINDS})
+    return found
+
+
+def counted_by_mtail(output: bytes) -> Counter[str]:
+    """Read the same figures from what mtail prints at its end."""
+    found = Counter[str]()
+    for name, metrics in json.loads(output).items():
+        for each in (value for metric in metrics for value in metric.get("LabelValues") or ()):
+            labels, count = each.get("Labels", []), each["Value"]["Value"]
+            if name in _SUMS:
+                found[_SUMS[name]] += count
+            elif name == "decode_batches_total":
+                found[f"decode batches, graph {labels[-1] or None}"] += count
+            elif name in _BY_LABEL and (name != "log_lines_total" or labels[0] in KINDS):
+                found[f"{_BY_LABEL[name]} {labels[0]}"] += count
+    return found
+
+
+def demand(ours: Mapping[str, int], theirs: Mapping[str, int], where: str) -> None:
+    """Let nothing pass but two equal counts. Raises `DifferentError`."""
+    differences = [
+        f"{name}: {ours.get(name, 0):,} by our parse, {theirs.get(name, 0):,} by {where}"
+        for name in sorted({*ours, *theirs})
+        if ours.get(name, 0) != theirs.get(name, 0)
+    ]
+    if differences:
+        raise DifferentError("\n".join(differences))
+
+
+def check_dialects(directory: Path) -> int:
+    """Let both read every release's wordings and every failure's: how many figures were equal. Raises `DifferentError`."""
+    log = directory / "dialects.log"
+    log.write_bytes(b"".join(path.read_bytes() for path in (*sorted(_TESTS.glob("*.log")), _FAILURES)))
+    command = mtail.command(log)
+    if command is None:
+        return 0
+    ours = figures(log)
+    demand(ours, counted_by_mtail(measure.run(command).output), "mtail")
+    return len(ours)
