@@ -336,7 +336,7 @@ def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manage
 OUT_OF_MEMORY = ("SGLangOutOfMemoryPrefill", "SGLangOutOfMemoryDecode", "SGLangOutOfMemory")
 EXPORTER_DOWN = "SGLangTuningExporterDown"
 CAUSES = [
-    *[("SGLangServerDown", name) for name in ROWS if name not in {"SGLangServerDown", EXPORTER_DOWN, *OUT_OF_MEMORY}],
+    *[("SGLangServerDown", name) for name in ROWS if name and name not in {"SGLangServerDown", EXPORTER_DOWN, *OUT_OF_MEMORY}],
     ("SGLangRetractingTooOften", "SGLangAdmissionTooConservative"),
     ("SGLangRetractingTooOften", "SGLangRunningAtLimit"),
     ("SGLangRetractingTooOften", "SGLangQueueTooLong"),
@@ -355,6 +355,19 @@ def test_a_consequence_is_not_told_while_its_cause_is(manager: Alertmanager) -> 
     assert {instance: manager.names(instance) for instance in instances} == {
         instance: [[cause]] for instance, (cause, _) in instances.items()
     }
+
+
+def test_of_what_is_told_together_the_cause_comes_first(manager: Alertmanager) -> None:
+    manager.send(
+        alert("SGLangInterTokenLatencyBurningFast", "order:1"), alert("SGLangRetractingTooOften", "order:1", FIGURES)
+    )
+    wait_until(lambda: manager.mails("order:1"), "the mail")
+    [mail] = manager.mails("order:1")
+    assert str(mail["Subject"]) == f"{ROWS['SGLangRetractingTooOften'].summary} (order:1)"
+    body = mail.get_body(("plain",))
+    assert body is not None
+    told = re.findall(r"^\[(\w+)\] ", body.get_content(), re.MULTILINE)
+    assert told == ["warning", "critical"]
 
 
 def test_a_cause_at_another_server_hides_nothing(manager: Alertmanager) -> None:

@@ -86,17 +86,20 @@ def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_low
     begin = time.monotonic()
     with chain("retract", tmp_path) as run:
         while not run.told():
-            assert time.monotonic() - begin < 60, f"no notification; Prometheus says {run.stack.alerts()}"
+            assert time.monotonic() - begin < 150, f"no notification; Prometheus says {run.stack.alerts()}"
             time.sleep(0.2)
-        [alert] = run.told()
+        # Whose requests wait may have burnt its latency budget by then, too.
+        [alert] = [each for each in run.told() if not each["labels"]["alertname"].endswith("BurningFast")]
         assert alert["labels"]["alertname"] == "SGLangRetractingTooOften"
         assert alert["labels"]["instance"] == run.stack.exporter_url.removeprefix("http://")
         notes = alert["annotations"]
         assert (notes["flag"], notes["current"], notes["suggested"]) == ("--schedule-conservativeness", "0.1", "1.3")
         assert notes["direction"] == "raise"
         assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in run.texts()
-        # A retraction leaves the pool half empty: held back most of the time, and yet nobody is told to lower the flag.
-        shares = run.stack.query('instance:sglang_tuning_state:share10m{signal="admission", state="held_back"}')
+        # A retraction leaves the pool half empty: requests wait beside room most of the time, and yet nobody is told to
+        # lower the flag.
+        room = 'instance:sglang_tuning_state:share10m{signal="admission", state=~"held_back|recovering"}'
+        shares = run.stack.query(f"sum by (instance) ({room})")
         assert float(shares[0]["value"][1]) > 0.5
         assert "SGLangAdmissionTooConservative" not in run.seen("firing")
         assert run.stack.query('sglang_tuning_recommended_arg{arg="schedule_conservativeness"} < 1') == []

@@ -161,19 +161,20 @@ def test_a_killed_server_answers_nobody_until_it_is_back(tmp_path: Path) -> None
     assert changes == ["200", "nobody", "200"]
 
 
-def test_a_loop_restarts_the_log_and_the_counters(tmp_path: Path) -> None:
+def test_a_loop_goes_on_with_work_and_does_not_play_the_start_again(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     seen: list[bytes] = []
     with replayed(made_with_scrapes(), log, speed=25, loop=True) as server:
 
         def twice() -> bool:
             seen.append(get(server.url + "/metrics").content)
-            return log.read_bytes().count(b"fired up") >= 3
+            return log.read_bytes().count(b"line 1\n") >= 3
 
         wait_until(twice)
         assert not server.finished
     assert [text for text, _ in groupby(seen)].count(b"n 0\n") > 1
-    assert log.read_bytes().startswith(TEN_SECONDS + START_UP)
+    work = TEN_SECONDS.removeprefix(START_UP)
+    assert log.read_bytes().startswith(START_UP + work + work)
 
 
 def test_a_stopped_replay_closes_its_port_and_may_be_stopped_again(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sglang_tuning_exporter.config import Address, UsageError, parse_address
+from sglang_tuning_exporter.guide.table import ALERTS
 
 MOST_BYTES = 4 << 20
+_PLACES = {row.alert: place for place, row in enumerate(ALERTS)}
 
 
 def _text(value: object) -> str:
@@ -26,7 +28,18 @@ def _strings(value: object) -> dict[str, str]:
 def as_text(payload: object) -> str:
     """A webhook message of Alertmanager (version 4) as text. What is not one gives an empty string."""
     alerts = payload.get("alerts") if isinstance(payload, dict) else None
-    return "\n".join(_alert(alert) for alert in alerts if isinstance(alert, dict)) if isinstance(alerts, list) else ""
+    if not isinstance(alerts, list):
+        return ""
+    return "\n".join(_alert(alert) for alert in sorted(filter(_is_alert, alerts), key=_place))
+
+
+def _is_alert(alert: object) -> bool:
+    return isinstance(alert, dict)
+
+
+def _place(alert: dict[str, Any]) -> int:
+    """The cause before its consequences: as the table has them."""
+    return _PLACES.get(_strings(alert.get("labels")).get("alertname", ""), len(_PLACES))
 
 
 def _alert(alert: dict[str, Any]) -> str:
@@ -39,12 +52,13 @@ def _alert(alert: dict[str, Any]) -> str:
     if state != "resolved":
         lines.append(f"  {notes.get('description', '')}")
         if notes.get("flag"):
-            lines.append(
-                f"  Turn {notes['flag']}: now {notes.get('current', 'not told')}, try {notes.get('suggested', '?')}."
-            )
+            now = f"now {notes['current']}, try " if notes.get("current") else ""
+            lines.append(f"  Turn {notes['flag']}: {now}{notes.get('suggested', '?')}.")
         elif notes.get("suggested"):
             lines.append(f"  Do: {notes['suggested']}.")
         lines.append(f"  Why: {notes.get('why', '')}")
+        if notes.get("cost"):
+            lines.append(f"  It costs: {notes['cost']}")
         lines.append(f"  It will not help if {notes.get('will_not_help_if', '?')}.")
         links = (("Runbook", notes.get("runbook_url")), ("Dashboard", notes.get("dashboard_url")))
         lines += [f"  {name}: {url}" for name, url in links if url]

@@ -48,8 +48,8 @@ def packaged(name: str) -> Path:
 class ReplayServer:
     """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
 
-    With `loop` it starts over at the end as a restarted server would: start-up lines again, counters back at their
-    first values. Without, the last scrape stays served and the log is quiet. `on_tick` gets the position in seconds
+    With `loop` it goes on at the end as a server that works for hours: from the moment it was first ready, counters
+    back at their first values. Without, the last scrape stays served and the log is quiet. `on_tick` gets the position in seconds
     after each step, on the replay's own thread.
     Raises `UsageError` for a speed that is no speed, and from `start` when the log or the port cannot be opened.
     """
@@ -161,7 +161,8 @@ class ReplayServer:
                     return
                 # A recording shorter than a step would otherwise restart thousands of times at once.
                 began = time.monotonic()
-                self._written = 0
+                # Its start is not played again: a server that starts every few minutes is another story.
+                self._written = self._recording.count_lines_until(0.0)
                 position = 0.0
                 self._keep_log_small()
             self._advance(position)

@@ -28,6 +28,7 @@ from sglang_tuning_exporter.sglang.events import (
     OutOfMemory,
     PrefillBatch,
     RankFigures,
+    Rejection,
     Retraction,
     Scrape,
     ServerArgs,
@@ -105,6 +106,11 @@ class ServerState:
         elif isinstance(event, OutOfMemory):
             for failure in self.witness.failure(event, now):
                 self._fail(failure, now)
+        elif isinstance(event, Rejection):
+            if event.suspect:
+                self.witness.suspicious["rejection"] += 1
+            else:
+                self.server_totals.counts["rejected_requests"] += 1
         else:
             self._live(event, now)
         return True
@@ -190,7 +196,7 @@ class ServerState:
 
     def recall(self, event: Event | BatchRun) -> None:
         """Take an event from before the exporter came: only what lasts is learned, nothing is counted."""
-        if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory)):
+        if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory, Rejection)):
             return
         if not self._believes_start(event, self._now):
             return
@@ -323,7 +329,8 @@ class ServerState:
     def counted(self) -> tuple[object, ...]:
         """Give everything that `saved` keeps and that can change without a line: two equal ones need not be saved twice."""
         ranks = tuple((rank.dp, *rank.saved().values()) for rank in self.ranks.values())
-        return ranks, tuple(self.out_of_memory.items()), tuple(self.witness.suspicious.items()), self.starts
+        rejected = self.server_totals.counts["rejected_requests"]
+        return ranks, tuple(self.out_of_memory.items()), tuple(self.witness.suspicious.items()), self.starts, rejected
 
     def saved(self, now: float) -> dict[str, Any]:
         """Give what a later process must know so that the rest of the log is counted once: plain JSON, read by `restore`."""
@@ -332,6 +339,7 @@ class ServerState:
             "out_of_memory": dict(self.out_of_memory),
             "unexplained": self._unexplained is not None,
             "starts": self.starts,
+            "rejected_requests": self.server_totals.counts["rejected_requests"],
             "witness": self.witness.saved(now),
             "retractions": self._retractions.saved(now),
             "failures": self._failures.saved(now),
@@ -349,6 +357,7 @@ class ServerState:
         if saved.get("unexplained") is True:
             self._unexplained = (now, OutOfMemory(None, NO_RANK, "unknown"))
         self.starts = counts(saved).get("starts", 0)
+        self.server_totals.counts["rejected_requests"] += counts(saved).get("rejected_requests", 0)
         self._retractions.restore(saved.get("retractions"), now)
         self._failures.restore(saved.get("failures"), now)
         self._stats_ranks.restore(saved.get("stats_ranks"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.watcher import Watcher
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
-SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup")
+SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
 def sources(watcher: Watcher) -> Iterable[Metric]:

@@ -179,8 +179,17 @@ class Liveness:
     suspect: bool = False
 
 
+@dataclass(slots=True)
+class Rejection:
+    """A request answered with 503, from the access log: the queue is full, or the server is not ready for it."""
+
+    time: float | None
+    rank: Rank
+    suspect: bool = False
+
+
 Event: TypeAlias = (
-    DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness
+    DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness | Rejection
 )
 
 LINE_KINDS = (

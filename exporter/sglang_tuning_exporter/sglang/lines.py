@@ -19,6 +19,7 @@ from sglang_tuning_exporter.sglang.events import (
     OutOfMemory,
     PrefillBatch,
     Rank,
+    Rejection,
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.failure_lines import TRACEBACK, FailureLines
@@ -36,6 +37,7 @@ _STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
 
+_REJECTED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST [^"\n]{1,2000} HTTP/\d(?:\.\d)?" 503\b')
 _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _REQUEST = re.compile(
     rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(|\{[^\n]{0,200}\"event\": ?\"request\."
@@ -185,6 +187,7 @@ class LogReader:
             text = after_last_return(text)
             prefix = parse_plain_prefix(text)
         if prefix is None and _ACCESS.match(text):
+            self._read_access(text, outer_time, NO_RANK, events)
             return "access"
         if prefix is None:
             prefix = parse_own_prefix(text)
@@ -247,6 +250,7 @@ class LogReader:
             message = strip_terminal(message)
         if message[:6] not in _HEADS:
             if _ACCESS.match(message):
+                self._read_access(message, time, rank, events)
                 return "access"
             message = message[strip_own_parts(message, 0) :]
             if _REQUEST.match(message):
@@ -259,6 +263,11 @@ class LogReader:
             return self._read_failure(message, time, rank, events)
         self._timed = self._timed or (timed and kind != "other")
         return kind
+
+    def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> None:
+        """See whether an access line tells of a request turned away; health checks and scrapes are no requests."""
+        if _REJECTED.match(message):
+            events.append(Rejection(time, rank, self._suspicion.active))
 
     def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str | None:
         """Read a message with a known head; `None` where it has none, or what follows the head is something else."""

@@ -30,7 +30,8 @@ _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in ra
 _NO_GRAPH: _Graph = (None, None)
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
-_ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "[^\n:]*')
+# A rejected request is an event, and so not usual; its status has become zeros in a shape, its words have not.
+_ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "(?![^\n]*Service Unavailable)[^\n:]*')
 _GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
 _DECODE = re.compile(
     rb"(" + _PREFIX + rb")Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, "
