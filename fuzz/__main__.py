@@ -1,6 +1,7 @@
 """`python -m fuzz [--lines N] [--seconds S] [--seed N]`: spoiled lines through reader, state, findings and exposition. Exit status 1 on a failure.
 
-No line may raise, and memory may not grow: both are checked at every block.
+No line may raise, read alone or with the usual lines of its second, both ways must read the same kinds of lines, and
+memory may not grow: all is checked at every block.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import time
 import traceback
 
 from fuzz.lines import mutators, seeds
-from sglang_tuning_exporter.guide.findings import Past, findings, verdict
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.state import ServerState
@@ -29,6 +31,7 @@ def run(lines: int, seconds: float, seed: int) -> int:
     clean = [line[:4000] for line in seeds()]
     ways = mutators(rng, clean)
     reader, state = LogReader(), ServerState(PROFILES["offline"], 0.0)
+    live_reader, live_state = LogReader(), ServerState(PROFILES["offline"], 0.0)
     begin, done, now, events = time.monotonic(), 0, 0.0, 0
     warm = 0
     while done < lines and time.monotonic() - begin < seconds:
@@ -38,8 +41,12 @@ def run(lines: int, seconds: float, seed: int) -> int:
             for event in reader.feed(block):
                 state.observe(event, now)
                 events += 1
-            past = Past(state.recent(now), state.recent_failures(now, 600.0), 600.0, state.facts, state.profile)
-            verdict(findings(past), past)
+            live_state.observe_all(live_reader.feed_runs(block), now)
+            for each in (state, live_state):
+                judge(past_of(each, now))
+            if live_reader.counts != reader.counts:
+                message = f"in runs {live_reader.counts}, alone {reader.counts}"
+                raise AssertionError(message)  # noqa: TRY301 - reported as any other failure
         except Exception:  # noqa: BLE001 - any exception is what is looked for
             traceback.print_exc()
             print(f"failed: seed {seed}, after {done} lines; the block is in fuzz-failure.log", file=sys.stderr)

@@ -81,6 +81,9 @@ class Beside:
         least = LEAST_SHARE * initial
         steps = lines * (facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL)
         self._ratio = max(self._ratio - steps * (initial - least) / DECAY_STEPS, least)
+        if self._ratio <= initial + FAR_ABOVE:
+            self._ratio = None  # it only falls until it is told again: it decides nothing any more
+            self._weigh()
 
     def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts) -> Elsewhere:
         """Say what of it can hold requests back now."""

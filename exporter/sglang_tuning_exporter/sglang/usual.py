@@ -79,8 +79,8 @@ _NUMBERS = _Numbers({b"%d" % number: number for number in range(4096)})
 # What all lines are that differ in nothing but digits: where the prefix stands; a decode line's graph, always the same
 # object for the same graph, `None` of a prefill line; whether a prefill line's digits may make it a health probe; where
 # a prefill line tells the tokens that wait, `None` where it does not; what gives the figures that are added up: a
-# prefill line's new sequences, new tokens, cached tokens; and what gives those of which the last line's hold: a decode
-# line's running, usage, queued; a prefill line's new sequences, new tokens, usage, running, queued.
+# prefill line's new sequences, new tokens, cached tokens; and what gives those of which the last line's hold: running,
+# usage, queued.
 # Not a named tuple, which takes four times as long to take apart: every batch line of a log does.
 _Figures: TypeAlias = "Callable[[bytes], tuple[bytes, ...]]"
 Shape: TypeAlias = tuple[slice, "_Graph | None", bool, "slice | None", _Figures, _Figures]
@@ -107,8 +107,7 @@ def _shape(line: bytes) -> Shape | None:
     if (match := _PREFILL.fullmatch(line)) is not None:
         probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
         pending = None if match[9] is None else slice(*match.span(9))
-        last = _figures(match, 3, 4, 6, 7, 8)
-        return slice(match.end(1)), None, probe, pending, _figures(match, 3, 4, 5), last
+        return slice(match.end(1)), None, probe, pending, _figures(match, 3, 4, 5), _figures(match, 7, 6, 8)
     return None if _ACCESS.fullmatch(line) is None else ACCESS
 
 
@@ -314,14 +313,14 @@ class UsualLines:
         self.others += 1
         return True
 
-    def _read_run(  # noqa: C901, PLR0912, PLR0915 - one loop, all in its own names: all batch lines of a log pass here
+    def _read_run(  # noqa: C901, PLR0912 - one loop, all in its own names: all batch lines of a log pass here
         self, first: int, prefix: bytes, origin: Origin, events: list[_Any], *, singly: bool
     ) -> int:
         """Read the run that begins with the `first` line: which line belongs to it no more."""
         lines, shapes = self.lines, self._shapes
         numbers = _NUMBERS
         last = index = first
-        decodes = prefills = sequences = computed = cached = 0
+        decodes = prefills = sequences = computed = cached = joined = new_tokens = 0
         pending = b""
         graph: _Graph | None = None
         for index in range(first, len(lines)):
@@ -331,8 +330,8 @@ class UsualLines:
             if shape is None:
                 break
             line = lines[index]
-            its_prefix, its_graph, may_be_probe, waiting, added, _ = shape
-            if line[its_prefix] != prefix:
+            _, its_graph, may_be_probe, waiting, added, _ = shape
+            if not line.startswith(prefix):
                 break
             if its_graph is not None:
                 if its_graph is not graph:
@@ -345,8 +344,9 @@ class UsualLines:
             else:
                 prefills += 1
                 new, tokens, held = added(line)
-                sequences += numbers[new]
-                computed += numbers[tokens]
+                joined, new_tokens = numbers[new], numbers[tokens]
+                sequences += joined
+                computed += new_tokens
                 cached += numbers[held]
                 if waiting is not None:
                     pending = line[waiting]
@@ -356,12 +356,9 @@ class UsualLines:
         shape = shapes[last]
         assert shape is not None
         _, its_graph, _, _, _, figures = shape
+        running, usage, queued = figures(lines[last])
         if its_graph is not None:
-            running, usage, queued = figures(lines[last])
             joined = new_tokens = 0
-        else:
-            new, tokens, usage, running, queued = figures(lines[last])
-            joined, new_tokens = numbers[new], numbers[tokens]
         time, rank = origin
         share = _SHARES.get(usage)
         if singly or share is None:
