@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.diagnosis import (
+    EVENTFUL,
     BurnRate,
     Condition,
     Diagnosis,
@@ -104,10 +105,18 @@ class Rule:
         """The PromQL, lines joined by newlines."""
         lines = [scaled(line, self.time_scale) for line in self._condition()]
         if self.row.profiles:
-            lines.append(f'and {ON} sglang_tuning_server_info{{profile=~"{"|".join(self.row.profiles)}"}}')
+            lines.append(f"and {ON} sglang_tuning_server_info{{{_one_of('profile', self.row.profiles)}}}")
+        if self._needs_advice:
+            # Where the flag stands at its best value already, or a more urgent finding turns it, there is nothing to notify of.
+            lines.append(f'unless {ON} sglang_tuning_diagnosis_active{{diagnosis="{self.row.id}"}} == 0')
         excuses = dict.fromkeys(self._excuse(BY_ID[other].condition) for other in self.row.unless)
         lines += [line for excuse in excuses for line in (f"unless {ON} (", *excuse, ")")]
         return "\n".join(lines)
+
+    @property
+    def _needs_advice(self) -> bool:
+        """Whether the exporter drops the finding where no advice is left (`guide.findings`)."""
+        return bool(self.row.turn.arg) and not isinstance(self.row.condition, (*EVENTFUL, BurnRate))
 
     def _excuse(self, other: Condition) -> tuple[str, ...]:
         """Write as an expression that another row explains the same better."""
@@ -137,10 +146,12 @@ class Rule:
             given_up = "sum by (job, instance) (increase(sglang_tuning_aborted_requests_total[10m]))"
             answered = 'sum by (job, instance) (increase(sglang_tuning_latency_observations_total{latency="time_to_first_token"}[10m]))'
             return [
-                f'instance:sglang_tuning_rejections:rate5m{{kind="rejected"}} > {ON} group_left () {limit}',
-                f'or (instance:sglang_tuning_rejections:rate5m{{kind="given_up"}} > {ON} group_left () {limit}',
+                f'(instance:sglang_tuning_rejections:rate5m{{kind="rejected"}} > {ON} group_left () {limit}',
+                f'or instance:sglang_tuning_rejections:rate5m{{kind="given_up"}} > {ON} group_left () {limit}',
                 f"  and {ON} ({given_up}",
                 f"    / {ON} ({answered} > 0) > {ON} {_threshold('aborted_share', 'upper')}))",
+                # Still going on, as with retractions.
+                "and instance:sglang_tuning_rejections:rate2m > 0",
             ]
         if isinstance(condition, Reserve):
             side, bound, least = (">", "upper", "max") if condition.side == "above" else ("<", "lower", "min")
@@ -157,8 +168,8 @@ class Rule:
                 f"  < {ON} group_left () {limit}",
             ]
         if isinstance(condition, Failures):
-            phases = "|".join(condition.phases)
-            return [f'sum without (phase) (increase(sglang_tuning_out_of_memory_total{{phase=~"{phases}"}}[10m])) > 0']
+            phases = _one_of("phase", condition.phases)
+            return [f"sum without (phase) (increase(sglang_tuning_out_of_memory_total{{{phases}}}[10m])) > 0"]
         if isinstance(condition, Stuck):
             return [
                 'max by (job, instance) (sglang_tuning_state{signal="activity", state="stuck"}) == 1',
@@ -167,11 +178,12 @@ class Rule:
         if isinstance(condition, Starts):
             return [f"increase(sglang_tuning_server_starts_total[30m]) > {condition.at_least - 0.5:g}"]
         if isinstance(condition, Spread):
-            waited = "rank:sglang_tuning_waiting:share10m"
+            waited, lately = "rank:sglang_tuning_waiting:share10m", "rank:sglang_tuning_waiting:share2m"
             least = f"{SERVING_SECONDS / self.time_scale:g}"
             return [
                 f"max by (job, instance) ({waited}) > {ON} {_threshold('share', 'upper')}",
                 f"and {ON} min by (job, instance) ({waited}) < {condition.hardly:g}",
+                f"and {ON} max by (job, instance) ({lately}) > {ON} {_threshold('share', 'upper')}",
                 f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="queue"}} > {least}',
             ]
         assert isinstance(condition, (Source, BurnRate))
@@ -179,15 +191,10 @@ class Rule:
 
     def _share(self, condition: Share) -> list[str]:
         limit = _threshold("share", "upper")
-        if len(condition.states) == 1:
-            selector = f'signal="{condition.signal}", state="{condition.states[0]}"'
-            long, short = (f"instance:sglang_tuning_state:share{window}{{{selector}}}" for window in ("10m", "2m"))
-        else:
-            selector = f'signal="{condition.signal}", state=~"{"|".join(condition.states)}"'
-            long, short = (
-                f"sum without (state) (instance:sglang_tuning_state:share{window}{{{selector}}})"
-                for window in ("10m", "2m")
-            )
+        selector = f'signal="{condition.signal}", {_one_of("state", condition.states)}'
+        long, short = (f"instance:sglang_tuning_state:share{window}{{{selector}}}" for window in ("10m", "2m"))
+        if len(condition.states) > 1:
+            long, short = (f"sum without (state) ({share})" for share in (long, short))
         return [
             f"{long} > {ON} group_left () {limit}",
             f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="{condition.signal}"}} > {SERVING_SECONDS / self.time_scale:g}',
@@ -294,6 +301,11 @@ class Rule:
     @property
     def _recommended(self) -> str:
         return _query("sglang_tuning_recommended_arg", diagnosis=self.row.id)
+
+
+def _one_of(label: str, values: tuple[str, ...]) -> str:
+    """Write the matcher of a label: a pattern only where there is a choice."""
+    return f'{label}="{values[0]}"' if len(values) == 1 else f'{label}=~"{"|".join(values)}"'
 
 
 def _query(metric: str, **labels: str) -> str:
