@@ -81,6 +81,22 @@ def test_a_request_that_quotes_a_batch_line_is_not_counted_as_one(quoted: bytes)
     assert (reader.counts["access"], reader.counts["decode"], reader.counts["prefill"]) == (1, 2, 0)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        b", ",
+        b", #pending-token: 7, cpu graph: False, input throughput (token/s): 12.50",
+        b", input throughput (token/s): 12.50, cpu graph: False",
+    ],
+)
+def test_a_prefill_line_ends_as_its_release_lets_it(end: bytes) -> None:
+    text = AT + (PREFILL % (2, 50)).replace(b"\n", end + b"\n")
+    run = only_run(text)
+    alone: list[Event] = []
+    LogReader()._read(text.rstrip(b"\n"), alone)
+    assert (list(run.events()), run.new_sequences) == (alone, 2)
+
+
 def test_a_line_with_more_behind_its_usual_end_is_read_alone() -> None:
     longer = AT + (DECODE % (2, b"True")).replace(b"\n", b", #new-key: 5\n")
     found = runs(AT + DECODE % (1, b"True") + longer)

@@ -42,7 +42,7 @@ _PREFILL_TEXT = (
     rb"(" + _PREFIX + rb")(Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: %b([0-9]{1,9}), "
     rb"#cached-token: ([0-9]{1,12}), token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), "
     rb"#queue-req: ([0-9]{1,9})(?:, #pending-token: ([0-9]{1,12}))?(?:, " + _GRAPH + rb")?"
-    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9])?,? ?)\r?"
+    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, " + _GRAPH + rb")?)?,? ?)\r?"
 )
 _PREFILL = re.compile(_PREFILL_TEXT % b"")
 # A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
