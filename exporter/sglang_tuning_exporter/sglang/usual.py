@@ -330,8 +330,8 @@ class UsualLines:
             if shape is None:
                 break
             line = lines[index]
-            _, its_graph, may_be_probe, waiting, added, _ = shape
-            if not line.startswith(prefix):
+            its_prefix, its_graph, may_be_probe, waiting, added, _ = shape
+            if line[its_prefix] != prefix:
                 break
             if its_graph is not None:
                 if its_graph is not graph:
