@@ -289,7 +289,7 @@ def test_advice_to_people_is_mailed_without_a_flag(manager: Alertmanager) -> Non
     body = manager.mails("people:1")[0].get_body(("plain",))
     assert body is not None
     words = body.get_content()
-    assert "Do: fewer requests at once, or another replica." in words
+    assert "Do: send fewer requests at once, or add a replica." in words
     assert "Turn" not in words
 
 

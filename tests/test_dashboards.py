@@ -310,7 +310,7 @@ def test_every_verdict_has_words_a_colour_and_a_line_of_advice() -> None:
     assert {override["matcher"]["options"] for override in tile["fieldConfig"]["overrides"]} == known
     change = next(item for item in advice["fieldConfig"]["overrides"] if item["matcher"]["options"] == "advice")
     mapped = next(item["value"][0]["options"] for item in change["properties"] if item["id"] == "mappings")
-    assert mapped["client_too_slow"]["text"] == "speed up: more requests at once"
+    assert mapped["client_too_slow"]["text"] == "send more requests at once"
     assert set(mapped) == known
 
 

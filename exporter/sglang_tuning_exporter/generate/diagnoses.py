@@ -70,11 +70,7 @@ def page() -> str:
 
 def _row(row: Diagnosis) -> str:
     turn = row.turn
-    advice = (
-        f"{turn.direction} `--{turn.arg.replace('_', '-')}`: {turn.fallback}"
-        if turn.arg
-        else f"{turn.direction}: {turn.fallback}"
-    )
+    advice = f"{turn.direction} `--{turn.arg.replace('_', '-')}`: {turn.fallback}" if turn.arg else turn.fallback
     alert = (
         f"[{row.alert}](../alerts/runbooks/{row.alert}.md) ({row.severity})" if row.alert else f"none ({row.severity})"
     )

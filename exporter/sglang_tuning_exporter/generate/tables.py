@@ -22,7 +22,7 @@ def _row(row: Diagnosis) -> str:
     when = row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
     turn = row.turn
     flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
-    advice = f"{turn.direction} {flag}: {turn.fallback}" if flag else f"{turn.direction}: {turn.fallback}"
+    advice = f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
     return f"| [**{row.alert}**](alerts/runbooks/{row.alert}.md) ({row.severity}) | {when} | {advice} | {turn.will_not_help_if} |"
 
 

@@ -38,7 +38,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "slow down",
-            "fewer requests at once, or another replica",
+            "send fewer requests at once, or add a replica",
             "The time to the first token includes the wait in the queue.",
             "another finding says why requests wait: turn its flag first",
         ),

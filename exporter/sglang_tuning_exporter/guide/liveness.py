@@ -23,7 +23,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "look",
-            "the end of its log",
+            "look at the end of its log",
             "The process has ended, hangs, or cannot be reached from the exporter. The exporter's page and sglang_tuning_scrape_error_info say how it failed.",
             "the address given to the exporter is wrong: check --sglang-url",
         ),
@@ -39,7 +39,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "look",
-            "the last lines before each start in its log",
+            "look at the last lines before each start in its log",
             "Something ends the server soon after it starts: most often it runs out of memory, or its supervisor's health check is less patient than the"
             " loading of the model takes.",
             "somebody restarts it on purpose, such as a rolling update of several servers behind one name",
@@ -58,7 +58,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "restart",
-            "after the log and a stack dump (py-spy dump --pid of the scheduler) are kept",
+            "keep the log and a stack dump (py-spy dump --pid of the scheduler), then restart it",
             "A scheduler that hangs does not come back by itself before its watchdog ends it, --watchdog-timeout seconds later (300 unless set).",
             "the other half of a disaggregated pair is away: then bring that back",
         ),

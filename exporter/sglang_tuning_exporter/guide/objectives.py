@@ -41,7 +41,7 @@ def burning(latency: Judged, times: float, long: str, short: str, settled: str) 
 _FIRST_TOKEN = Turn(
     "",
     "look",
-    "the exporter's page: it names what requests wait for",
+    "look at the exporter's page: it names what requests wait for",
     "A request waits for its first token in the queue and while its prompt is computed. Is it the queue, submit more slowly or add a"
     " replica; is it long prompts, --chunked-prefill-size decides how they take turns with everything else.",
     "prompts are so long that no server would keep the objective: then use --profile long_context",

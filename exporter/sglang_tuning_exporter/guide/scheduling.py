@@ -32,7 +32,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "slow down",
-            "fewer requests at once, or another replica",
+            "send fewer requests at once, or add a replica",
             "Rejected requests come from a full queue (--max-queued-requests); given-up ones from waits longer than the clients' patience.",
             "users stop generations on purpose, as people do in a chat",
         ),
@@ -144,7 +144,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "balance",
-            "more servers on the side that is behind, or a faster transfer",
+            "add servers on the side that is behind, or make the transfer faster",
             "A prefill server's bootstrap and inflight queues wait for decode servers; a decode server's prealloc and transfer queues wait for room or for"
             " the KV cache to arrive.",
             "one of the servers is away: then bring it back",
@@ -238,7 +238,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "slow down",
-            "fewer requests at once, or another replica",
+            "send fewer requests at once, or add a replica",
             "Requests come faster than they are finished. Slow the clients down, or add a replica behind the router.",
             "another alert of this server is firing: turn its flag first",
         ),
@@ -277,7 +277,7 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "speed up",
-            "more requests at once",
+            "send more requests at once",
             "A server with an empty queue cannot form full batches. Submit more requests in parallel; flags of the server will not help.",
             "latency matters more than throughput: then use --profile online, where an empty queue is good",
         ),

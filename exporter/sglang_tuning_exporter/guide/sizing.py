@@ -190,7 +190,7 @@ def _chunks(case: Case) -> list[Value]:
     current = case.facts.arg("chunked_prefill_size")
     reserve = case.facts.reserve_gb
     if current is not None and (current <= 0 or current >= LARGEST_CHUNK):
-        return _people("more prefix reuse, prefill/decode disaggregation, or another replica")
+        return _people("reuse more prefixes, separate prefill and decode, or add a replica")
     if reserve is not None and reserve < case.profile.reserve_lower_gb:
         # A larger chunk takes memory that is not there.
         return _people("lower --mem-fraction-static first: a larger chunk needs memory that is not left")
@@ -203,7 +203,7 @@ def _balance(case: Case) -> list[Value]:
     method = case.facts.args.get("load_balance_method")
     if method in {"round_robin", "auto"}:
         return [Value("total_requests", str(method))]
-    return _people("a router that knows the ranks' load")
+    return _people("put a router in front that knows the ranks' load")
 
 
 def _graphs_off(case: Case) -> list[Value]:
@@ -233,7 +233,7 @@ def _pool_short(case: Case) -> list[Value]:
     if not limit.in_force or running is None or running * limit.shared_by * 2 >= limit.in_force:
         return []
     if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in {"auto", None}:
-        return _people("a larger pool (--mem-fraction-static, more GPUs), or shorter requests")
+        return _people("enlarge the pool (--mem-fraction-static, more GPUs), or send shorter requests")
     return _word("kv_cache_dtype", "fp8_e4m3")(case)
 
 
@@ -245,7 +245,7 @@ def _experts(case: Case) -> list[Value]:
     shards = case.facts.arg("tp_size")
     if "ep_size" in case.facts.args and shards:
         return [Value(shards, case.facts.arg("ep_size"))]
-    return _people("expert parallelism, by the flag that this release has for it")
+    return _people("use expert parallelism, by the flag that this release has for it")
 
 
 def _switch_on(arg: str) -> Callable[[Case], list[Value]]:

@@ -38,7 +38,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "look",
-            "whether the file still grows and may be read",
+            "see whether the file still grows and may be read",
             "Without the log, out-of-memory failures go unseen and retractions cannot be counted as events.",
             "the server runs with --log-level warning: it prints no batch lines then",
         ),
@@ -54,7 +54,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "look",
-            "whether --log-file is the log of the server at --sglang-url, and whole",
+            "see whether --log-file is the log of the server at --sglang-url, and whole",
             "The exporter was given another server's log, or retraction lines do not reach the file.",
             "several servers write into one log: give each its own",
         ),
@@ -72,7 +72,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "update",
-            "to the newest exporter, and tell us which SGLang you run",
+            "update to the newest exporter, and tell us which SGLang you run",
             "What is known goes on being read; a renamed figure would be absent.",
             "a plug-in of your own prints such lines",
         ),
@@ -89,7 +89,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "",
             "look",
-            "its log and whether it runs",
+            "look at its log and whether it runs",
             "No diagnosis is made while it is away.",
             "the server was taken out of service with it",
         ),

@@ -88,8 +88,8 @@ def changes() -> dict[str, tuple[str, str | None]]:
     said: dict[str, tuple[str, str | None]] = {}
     for row in DIAGNOSES:
         turn = row.turn
-        flag = " --" + turn.arg.replace("_", "-") if turn.arg else ""
-        said[row.id] = (f"{turn.direction}{flag}: {turn.fallback}", None)
+        flag = f"{turn.direction} --{turn.arg.replace('_', '-')}: " if turn.arg else ""
+        said[row.id] = (flag + turn.fallback, None)
     return said | {
         "healthy": ("leave it as it is", None),
         "idle": ("nothing before there is load", None),
