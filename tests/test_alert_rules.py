@@ -142,6 +142,8 @@ def test_advice_to_turn_a_flag_tells_its_present_value(alert: str) -> None:
     computed = "sglang_tuning_recommended_arg" in notes.get("flag", "")
     assert computed == ("current" in notes)
     assert computed == ("sglang_tuning_recommended_arg" in notes["suggested"])
+    # Where the exporter has words for people, no flag and none of the guide's figures stands in their place.
+    assert computed == ("sglang_tuning_recommended_setting_info" in notes["suggested"])
 
 
 @pytest.mark.parametrize("alert", RULES)
