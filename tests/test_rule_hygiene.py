@@ -69,7 +69,7 @@ def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901 - one question af
         equal = {label: value for label, operator, value in matchers if operator == "="}
         states = next((value for label, _, value in matchers if label == "state"), "")
         if equal.get("signal") in STATES and "state" in name:
-            known = set(STATES[equal["signal"]])  # type: ignore[index]  # it is one of the signals
+            known = set(STATES[equal["signal"]])
             found += [
                 f"{equal['signal']} is never {state}" for state in states.split("|") if state and state not in known
             ]
