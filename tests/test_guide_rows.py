@@ -352,7 +352,7 @@ def test_the_lower_end_of_the_range_is_the_editions_too(queued: int, version: st
         (started() + load(), "online", "healthy"),
         (started() + load(running=50, queued=150, usage=0.95), "offline", "healthy"),
         (started() + probed(0.0, END), "online", "idle"),
-        (started(schedule_conservativeness=0.3) + load(queued=20), "online", "no_clear_bottleneck"),
+        (started() + load(running=64, queued=20, usage=0.95), "online", "no_clear_bottleneck"),
         (started() + decoding(0.0, 10.0, queued=20), "online", "not_enough_data"),
         (started(), "online", "not_enough_data"),
     ],

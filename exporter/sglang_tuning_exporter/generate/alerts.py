@@ -164,6 +164,8 @@ class Rule:
                 'sum without (phase) (increase(sglang_tuning_out_of_memory_total{phase="graph_capture"}[10m])) > 0',
                 "or min without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)",
                 f"  < {ON} group_left () {limit}",
+                # Without graphs they cannot be what took it.
+                f'  unless {ON} sglang_tuning_server_arg{{arg="disable_cuda_graph"}} == 1',
             ]
         if isinstance(condition, Failures):
             phases = _one_of("phase", condition.phases)
