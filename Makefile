@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Programs the tests and the demo run for real, and the Debian packages that bring them.
-PROGRAMS := promtool prometheus-alertmanager amtool chromium
-PACKAGES := prometheus prometheus-alertmanager chromium python3-venv
+PROGRAMS := promtool prometheus-alertmanager amtool chromium chromedriver
+PACKAGES := prometheus prometheus-alertmanager chromium chromium-driver python3-venv
 
 .PHONY: help
 help: ## list the targets
