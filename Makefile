@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 .PHONY: system
-system: ## Debian's Prometheus, Alertmanager and Chromium, where one is missing
+system: ## Debian's Prometheus, Alertmanager, Chromium and its driver, where one is missing
 	@for p in $(PROGRAMS); do command -v $$p >/dev/null || missing=1; done; \
 	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing=1; \
 	if [ -n "$$missing" ] && command -v apt-get >/dev/null; then \

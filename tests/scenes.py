@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hours
 from hours import Clock, Moment, Story
 from sglang_tuning_exporter.recording import load
 from sglang_tuning_exporter.sources.scrape import Outcome, ScrapeError
+from sglang_tuning_exporter.watcher import Watcher
 from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
-
-if TYPE_CHECKING:
-    from sglang_tuning_exporter.watcher import Watcher
 
 RECORDINGS = Path(__file__).parent / "recordings"
 MINUTES = 15.0
@@ -51,16 +48,24 @@ def lived(story: Story, directory: Path) -> Iterator[Watcher]:
                     hours._inform(exporter, story.server_info)
             with exporter.view():
                 pass
-        exporter.running = True
-        try:
-            yield exporter
-        finally:
-            exporter.stop()
+    exporter.running = True
+    exporter.view = lambda: _seen_at(exporter, clock)  # type: ignore[method-assign]  # this one lives on its own clock
+    try:
+        yield exporter
+    finally:
+        exporter.stop()
+
+
+@contextmanager
+def _seen_at(exporter: Watcher, clock: Clock) -> Iterator[float]:
+    """The exporter's view at the moment that a clock shows. Under its lock: the clock is everybody's while it is worn."""
+    with exporter._lock, clock.worn(), Watcher.view(exporter) as now:
+        yield now
 
 
 def invented(plan: Callable[[float], Load | None], minutes: float = MINUTES) -> Iterator[Moment]:
     """Minutes of the server of `situations` under a plan."""
-    return hour(plan, end=time.time(), minutes=minutes)
+    return hour(plan, end=time.time(), minutes=minutes, every=10.0)
 
 
 def _growing(load: Load, share: float) -> Load:
