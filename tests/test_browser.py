@@ -114,6 +114,23 @@ def test_nothing_is_cut_or_has_to_be_scrolled_sideways(
         assert [text for text in browser.texts() if text.left < 0 or text.right > room] == []
 
 
+def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(
+    browser: Browser, scene: Callable[[str], Scene]
+) -> None:
+    browser.open(scene("retracting")[1], width=PHONE)
+    assert len(browser.evaluate("return [...document.querySelector('.first .turn code').getClientRects()]")) == 1
+    flag = next(text for text in browser.texts() if text.words == "--schedule-conservativeness 1.3")
+    assert flag.bottom - flag.top < 30
+    browser.open(scene("dp2")[1], width=PHONE)
+    heads = [
+        text
+        for text in browser.texts()
+        if text.words in {"Rank", "Queued", "Running", "Limit", "Signal", "State", "Share"}
+    ]
+    assert len(heads) == 7
+    assert [text for text in heads if text.bottom - text.top > 30] == []
+
+
 def test_text_alone_twice_as_large_is_not_cut(browser: Browser, address: str) -> None:
     browser.open(address, width=WINDOW)
     before = {text.words: text for text in browser.texts()}

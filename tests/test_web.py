@@ -11,6 +11,7 @@ import pytest
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_retractions, web
 from sglang_tuning_exporter.guide.evidence import Evidence
@@ -18,7 +19,8 @@ from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.signals import STATES
 from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.page import SHARES, headline, healthy, pieces
+from sglang_tuning_exporter.web.figures import span
+from sglang_tuning_exporter.web.page import SHARES, flags, headline, healthy, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +226,25 @@ def test_the_pieces_of_any_command_line_are_the_command_line(text: str) -> None:
     assert " ".join(piece.text for piece in pieces(text, frozenset())) == text
 
 
+def test_a_flag_in_prose_is_kept_together_and_prose_is_escaped() -> None:
+    assert flags("lower --max-running-requests, <b> -- or more") == (
+        'lower <span class="flag">--max-running-requests</span>, &lt;b&gt; -- or more'
+    )
+
+
+@given(st.text() | st.lists(st.sampled_from(["--a-b", "<", "&", " ", "--", "x"])).map("".join))
+def test_prose_with_flags_reads_as_it_was_written(words: str) -> None:
+    assert html.unescape(re.sub(r"</?span[^>]*>", "", flags(words))) == html.unescape(str(escape(words)))
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [(0.0, "just now"), (-5.0, "last 5 s"), (-89.0, "last 89 s"), (-90.0, "last 2 min"), (-900.0, "last 15 min")],
+)
+def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
+    assert span([(-2000.0, 1.0), (first, 1.0), (0.0, 2.0)]) == words
+
+
 def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
     page = text_of(page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),)))))
     assert "It takes 20 s under load to judge it; 0 s in the last 10 minutes so far." in page
@@ -246,4 +267,4 @@ def test_each_data_parallel_rank_has_its_line_and_one_scheduler_has_none(tmp_pat
 
 def test_the_page_says_how_the_server_fails_to_answer(address: str) -> None:
     seen = text_of(requests.get(address + "/", timeout=10).text)
-    assert "Seen: Its /metrics could not be scraped (connection refused: nothing listens at that address)." in seen
+    assert "Seen: its /metrics could not be scraped (connection refused: nothing listens at that address)." in seen

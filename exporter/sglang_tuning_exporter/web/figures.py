@@ -87,6 +87,8 @@ def span(points: Points) -> str:
     """Write how long ago the first told point of the last quarter of an hour was."""
     told = [-at for at, value in points if value is not None and at >= -LENGTH_SECONDS]
     seconds = max(told, default=0.0)
+    if seconds < 1:
+        return "just now"
     return f"last {round(seconds / 60)} min" if seconds >= 90 else f"last {seconds:.0f} s"
 
 
@@ -126,7 +128,7 @@ def _queue(schedulers: list[RankState], profile: Profile, history: History, now:
         count(queued),
         healthy,
         judgement,
-        f"about {max(waits):.0f} s to wait" if queued and waits else "",
+        f"~{max(waits):.0f} s wait" if queued and waits else "",
     )
     return _drawn(figure, history.line(lambda moment: moment.queued), band=band)
 
@@ -176,7 +178,8 @@ def _coverage(past: Past, history: History) -> Figure:
 def _retractions(past: Past, history: History) -> Figure:
     rate, tolerated = past.retractions_per_minute, past.profile.retractions_per_minute
     name, points = "Retractions a minute", history.retractions()
-    before = f"{span(points)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
+    watched = history.line(lambda moment: moment.retractions)  # a step longer than what happened in its steps
+    before = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
     return Figure(
         name,
         f"{rate:.1f}" if past.served_seconds or rate else NOT_TOLD,

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.advice import shown
@@ -60,6 +61,9 @@ SHARES: tuple[tuple[Signal, str], ...] = (
 )
 
 
+_FLAG = re.compile(r"(--[a-z][a-z0-9-]*[a-z0-9])")
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A flag of a command line with its value; a browser does not break the line inside. `changed`: by the advice."""
@@ -109,15 +113,32 @@ def remark(judgement: Judgement, past: Past) -> str:
     return f"It takes {least:.0f} s under load to judge it; {past.served_seconds:.0f} s in {minutes} so far."
 
 
+def sentence(words: str) -> str:
+    """Begin a sentence."""
+    return words[:1].upper() + words[1:]
+
+
+def flags(words: str) -> Markup:
+    """Write prose as HTML in which a browser breaks no line inside a flag, as it would after each hyphen."""
+    parts = _FLAG.split(words)
+    return Markup("").join(
+        Markup('<span class="flag">{}</span>').format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
+
+
+_ENVIRONMENT.filters.update(flags=flags, sentence=sentence)
+
+
 def seen(finding: Finding, health: ScrapeHealth) -> str:
-    """Say what is seen, and what it would be on a server without the finding, as sentences."""
+    """Say what is seen, and what it would be on a server without the finding, as sentences without a capital."""
     first, *others = finding.evidence
-    told = finding.sentence[:1].upper() + finding.sentence[1:]
+    told = finding.sentence
     if finding.diagnosis.id == "server_down" and health.up is False:
         told += f" ({health.message})"
     if not isinstance(finding.diagnosis.condition, Source):
         told += f"; healthy: {healthy(first)}"
-    return f"{told}." + "".join(f" {other.name[:1].upper()}{other.name[1:]}: {other.words()}." for other in others)
+    return f"{told}." + "".join(f" {sentence(other.name)}: {other.words()}." for other in others)
 
 
 def render(watcher: Watcher, *, still: bool = False) -> str:
