@@ -55,6 +55,18 @@ def _by_the_second(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def _out_of_order(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what hangs on the order within a second, which lines of several files do not have: how far the ratio had
+    fallen when a retraction lifted it.
+    """
+    admission = document["shares"].get("admission", {})
+    admission["held_back"] = round(admission.get("held_back", 0.0) + admission.pop("recovering", 0.0), 4)
+    for finding in document["findings"]:
+        for advice in finding["advice"]:
+            del advice["gain"]
+    return document
+
+
 def plain(log: Path) -> bytes:
     return gzip.decompress(log.read_bytes())
 
@@ -105,7 +117,7 @@ def split(text: bytes, tmp_path: Path, parts: int, *, stretch: int) -> list[Path
 def test_the_report_of_logs_that_overlap_is_that_of_their_lines(log: Path, stretch: int, tmp_path: Path) -> None:
     files = split(plain(log), tmp_path, 3, stretch=stretch)
     alone, together = both("online", *reversed(files))
-    assert together == alone
+    assert _out_of_order(together) == _out_of_order(alone)
     assert together["counts"]["lines"] == len(plain(log).splitlines())
 
 

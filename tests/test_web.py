@@ -172,7 +172,7 @@ def test_an_unknown_path_is_404(path: str, address: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "MADE-UP"])
 def test_nothing_can_be_written(method: str, path: str, address: str) -> None:
     answer = requests.request(method, address + path, data=b"x", timeout=10)
-    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
+    assert (answer.status_code, set(answer.headers["Allow"].split(", "))) == (405, {"GET", "HEAD"})
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
