@@ -68,9 +68,20 @@ def _parser() -> argparse.ArgumentParser:
         "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
     )
     report.add_argument(
-        "--format", default=_variable("FORMAT", "text"), metavar="text|json", help="default text [SGLANG_TUNING_FORMAT]"
+        "--format",
+        default=_variable("FORMAT", "text"),
+        metavar="text|json|html",
+        help="default text; html is one self-contained page [SGLANG_TUNING_FORMAT]",
     )
     report.add_argument("--output", type=Path, metavar="FILE", help="where to write it (default: standard output)")
+    report.add_argument(
+        "--against",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="LOG",
+        help="logs from before: say what got better or worse since, and whether the change of arguments is the likely cause",
+    )
     report.add_argument(
         "--profile",
         default=_variable("PROFILE", DEFAULT_PROFILE),
@@ -174,6 +185,7 @@ def _report(arguments: argparse.Namespace) -> int:
         output=arguments.output,
         profile=arguments.profile,
         own_thresholds=thresholds("--threshold", own) if own else {},
+        against=arguments.against,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,9 +12,11 @@ from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import Document
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.document import Input, build
+from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
+from sglang_tuning_exporter.report.document import Against, Input, build
 from sglang_tuning_exporter.report.inputs import Logs, shown
-from sglang_tuning_exporter.report.terminal import render
+from sglang_tuning_exporter.report.progress import Progress
+from sglang_tuning_exporter.report.terminal import Style, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,17 +35,24 @@ def run(
     output: Path | None,
     profile: str,
     own_thresholds: Mapping[str, float] | None = None,
+    against: Sequence[str] = (),
 ) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
     if format not in FORMATS:
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
     if profile not in PROFILES:
         raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
-    read = Logs(logs)
+    read, others = Logs(logs), Logs(against) if against else None
     if output is not None:
-        _check_output(output, read)
-    document = report(read, PROFILES[profile].with_thresholds(own_thresholds or {}))
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n" if format == "json" else render(document)
+        _check_output(output, *(part for part in (read, others) if part is not None))
+    judged = PROFILES[profile].with_thresholds(own_thresholds or {})
+    analysis = analyse(read, judged)
+    before = None if others is None else _compared(others, analyse(others, judged), analysis)
+    document = build(_input(read), analysis, before)
+    if format == "json":
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    else:
+        text = render(document, _style() if output is None else Style())
     _write(text.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
     return SOMETHING_TO_CHANGE if document["findings"] else NOTHING_TO_CHANGE
@@ -49,22 +60,53 @@ def run(
 
 def report(logs: Logs, profile: Profile) -> Document:
     """Make the report's document. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
+    analysis = analyse(logs, profile)  # the counts of what was read are there when it has been read
+    return build(_input(logs), analysis)
+
+
+def analyse(logs: Logs, profile: Profile) -> Analysis:
+    """Read logs to their end. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
     analysis = Analysis(profile)
-    for moment, event in logs.events():
-        analysis.take(moment, event)
+    progress = Progress(sys.stderr, logs.size, piped=logs.is_piped)
+    logs.watch(progress.add)
+    try:
+        for moment, event in logs.events():
+            analysis.take(moment, event)
+    finally:
+        progress.clear()
+    analysis.conclude()
+    return analysis
+
+
+def _input(logs: Logs) -> Input:
     start, end = logs.first, max(logs.ends, default=None)
     if start is not None and end is not None and end < start:  # the clock was set back
         start, end = end, start
-    return build(Input(logs.names, logs.lines, logs.unrecognised, start, end), analysis)
+    return Input(logs.names, logs.lines, logs.unrecognised, start, end, [*logs.notes, *logs.remarks])
 
 
-def _check_output(output: Path, logs: Logs) -> None:
+def _compared(logs: Logs, before: Analysis, after: Analysis) -> Against:
+    old, new = Arguments.of(before.state.facts), Arguments.of(after.state.facts)
+    known = bool(old.printed and new.printed)
+    change = compare(before.figures, after.figures, changed_args(old, new), before.conclude().verdict, known=known)
+    return Against(logs.names, change)
+
+
+def _style() -> Style:
+    """Colour only on a terminal, and only where nobody asked for none (https://no-color.org)."""
+    if not sys.stdout.isatty():
+        return Style()
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Style(colour, shutil.get_terminal_size().columns)
+
+
+def _check_output(output: Path, *logs: Logs) -> None:
     name = f"--output={shown(str(output))}"
     if output.is_dir():
         raise UsageError(f"{name}: is a directory; give a file")
     if not output.parent.is_dir():
         raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
-    if logs.read_from(output):
+    if any(each.read_from(output) for each in logs):
         raise UsageError(f"{name}: is one of the logs; give another file")
 
 

@@ -25,7 +25,7 @@ from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_pl
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.sglang.usual import BatchRun
@@ -91,6 +91,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = -inf
+        self.jumps = 0  # how often it was set back
         self._shift = self._shift_before = 0.0
 
     def read(self, time: float | None) -> float:
@@ -102,6 +103,7 @@ class Clock:
         elif time + self._shift < self.now - JITTER_SECONDS:
             self._shift_before = self._shift
             self._shift = self.now - time
+            self.jumps += 1
         self.now = max(self.now, time + self._shift)
         return self.now
 
@@ -115,6 +117,7 @@ class Source:
     first: float | None = None  # the first line's printed time
     empty: bool = False
     notes: list[str] = field(default_factory=list)
+    told: Callable[[int], None] | None = None  # of how many more bytes were read
     _held: Iterator[bytes] | None = None
     _head: bytes = b""
 
@@ -145,12 +148,12 @@ class Source:
 
     def _read(self) -> Generator[bytes, None, None]:
         if self.stream is not None:
-            yield from whole_lines(self._chunks(self.stream))
+            yield from whole_lines(self._chunks(_Watched(self.stream, self)))
         else:
             with Path(self.name).open("rb") as stream:
-                yield from whole_lines(self._chunks(stream))
+                yield from whole_lines(self._chunks(_Watched(stream, self)))
 
-    def _chunks(self, stream: IO[bytes]) -> Iterator[bytes]:
+    def _chunks(self, stream: _Watched) -> Iterator[bytes]:
         first = stream.read(BLOCK)
         if not first.startswith(GZIP):
             yield first
@@ -172,6 +175,20 @@ class Source:
                 self.notes.append(note)
         else:
             yield rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A stream that tells its source how much was read of it."""
+
+    stream: IO[bytes]
+    source: Source
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        if self.source.told is not None:
+            self.source.told(len(data))
+        return data
 
 
 @contextmanager
@@ -258,6 +275,7 @@ class Logs:
         self._logs = _logs(self._told)
         self.readers = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
+        self._clocks = [Clock() for _ in self._logs]
 
     @staticmethod
     def _names(sources: Sequence[Source]) -> str:
@@ -276,6 +294,40 @@ class Logs:
     def notes(self) -> list[str]:
         """What could not be read of a log that was read."""
         return [note for source in self._told for note in source.notes]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader must know about the times; said once `events` has been read to its end."""
+        remarks = []
+        if self.first is None:
+            remarks.append(
+                "no line has a time: starts, counts, start-up memory and the last figures are told;"
+                " shares, rates, phases and alerts are not"
+            )
+        elif self.first < FIRST_DATED_SECOND:
+            remarks.append("times have no date: a day is taken to follow where they begin again")
+        jumps = sum(clock.jumps for clock in self._clocks)
+        if jumps:
+            often = "once" if jumps == 1 else f"{jumps} times"
+            remarks.append(
+                f"the clock was set back {often}: time goes on from where it was, so later times are not those printed"
+            )
+        return remarks
+
+    @property
+    def size(self) -> int:
+        """Bytes of the regular files, packed as they are."""
+        return sum(Path(source.name).stat().st_size for source in self._told if source.stream is None)
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether a part comes from a pipe, whose size nobody knows."""
+        return any(source.stream is not None for source in self._told)
+
+    def watch(self, told: Callable[[int], None]) -> None:
+        """Have `told` called with the number of bytes whenever some were read."""
+        for source in self._told:
+            source.told = told
 
     @property
     def first(self) -> float | None:
@@ -320,7 +372,7 @@ class Logs:
         return -inf if first is None else first
 
     def _read(self, index: int) -> Iterator[tuple[float, Event | BatchRun | None]]:
-        clock, reader = Clock(), self.readers[index]
+        clock, reader = self._clocks[index], self.readers[index]
         last = self._logs[index][0].first
         yield clock.read(last), None
         end: float | None = None
