@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import Document
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
 from sglang_tuning_exporter.report.document import Against, Input, build
@@ -46,9 +47,9 @@ def run(
     if output is not None:
         _check_output(output, *(part for part in (read, others) if part is not None))
     judged = PROFILES[profile].with_thresholds(own_thresholds or {})
-    analysis = analyse(read, judged)
-    before = None if others is None else _compared(others, analyse(others, judged), analysis)
-    document = build(_input(read), analysis, before)
+    night = Reading(read, judged)
+    before = None if others is None else _compared(Reading(others, judged), night)
+    document = build(night.input, night.analysis, before)
     if format == "json":
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     else:
@@ -58,38 +59,56 @@ def run(
     return SOMETHING_TO_CHANGE if document["findings"] else NOTHING_TO_CHANGE
 
 
+class Reading:
+    """Logs read to their end. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
+
+    def __init__(self, logs: Logs, profile: Profile) -> None:
+        self.analysis, self.logs, self._alarms = Analysis(profile), logs, AlarmClock(profile)
+        progress = Progress(sys.stderr, logs.size, piped=logs.is_piped)
+        logs.watch(progress.add)
+        try:
+            self._read()
+        finally:
+            progress.clear()
+
+    def _read(self) -> None:
+        analysis, alarms, state = self.analysis, self._alarms, self.analysis.state
+        for moment, event in self.logs.events():
+            if moment >= alarms.next_due:
+                for at in alarms.due(moment):
+                    analysis.wait(at)
+                    alarms.take(state, at, unrecognised=self.logs.unrecognised)
+            analysis.take(moment, event)
+        analysis.conclude()
+        for at in alarms.rest():
+            alarms.take(state, at, unrecognised=self.logs.unrecognised)
+
+    @property
+    def input(self) -> Input:
+        """What is known beside the analysis."""
+        logs, start, end = self.logs, self.logs.first, max(self.logs.ends, default=None)
+        if start is not None and end is not None and end < start:  # the clock was set back
+            start, end = end, start
+        notes = [*logs.notes, *logs.remarks]
+        return Input(logs.names, logs.lines, logs.unrecognised, start, end, notes, self._alarms.spans())
+
+
 def report(logs: Logs, profile: Profile) -> Document:
     """Make the report's document. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
-    analysis = analyse(logs, profile)  # the counts of what was read are there when it has been read
-    return build(_input(logs), analysis)
+    reading = Reading(logs, profile)
+    return build(reading.input, reading.analysis)
 
 
-def analyse(logs: Logs, profile: Profile) -> Analysis:
-    """Read logs to their end. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
-    analysis = Analysis(profile)
-    progress = Progress(sys.stderr, logs.size, piped=logs.is_piped)
-    logs.watch(progress.add)
-    try:
-        for moment, event in logs.events():
-            analysis.take(moment, event)
-    finally:
-        progress.clear()
-    analysis.conclude()
-    return analysis
-
-
-def _input(logs: Logs) -> Input:
-    start, end = logs.first, max(logs.ends, default=None)
-    if start is not None and end is not None and end < start:  # the clock was set back
-        start, end = end, start
-    return Input(logs.names, logs.lines, logs.unrecognised, start, end, [*logs.notes, *logs.remarks])
-
-
-def _compared(logs: Logs, before: Analysis, after: Analysis) -> Against:
-    old, new = Arguments.of(before.state.facts), Arguments.of(after.state.facts)
-    known = bool(old.printed and new.printed)
-    change = compare(before.figures, after.figures, changed_args(old, new), before.conclude().verdict, known=known)
-    return Against(logs.names, change)
+def _compared(before: Reading, after: Reading) -> Against:
+    old, new = (Arguments.of(reading.analysis.state.facts) for reading in (before, after))
+    change = compare(
+        before.analysis.figures,
+        after.analysis.figures,
+        changed_args(old, new),
+        before.analysis.conclude().verdict,
+        known=bool(old.printed and new.printed),
+    )
+    return Against(before.logs.names, change)
 
 
 def _style() -> Style:

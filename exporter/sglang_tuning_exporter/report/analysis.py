@@ -19,7 +19,6 @@ from sglang_tuning_exporter.guide.diagnosis import (
 )
 from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, WATCHDOG, Past
 from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
-from sglang_tuning_exporter.report.noalarms import AlarmClock, Span
 from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
 from sglang_tuning_exporter.report.runs import Runs
 from sglang_tuning_exporter.report.sampling import Sampler
@@ -52,9 +51,6 @@ _SERVING: tuple[Signal, str] = ("activity", "serving")
 _RETRACTION = "retraction"
 _RESERVE = "reserve"
 _START = "start"
-ALARM_SECONDS = 15.0
-# When nothing is printed for longer, no alert changes any more: the windows behind the alerts are shorter.
-_ALARMS_GO_ON_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
@@ -120,8 +116,6 @@ class Analysis:
         self.course = Course()
         self._sampler = Sampler(self.state)
         self._runs = Runs(self.state, profile, self._sampler, self.course)
-        self._alarms = AlarmClock()
-        self._alarm_due = inf
         self._judgement: Judgement | None = None
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
@@ -139,33 +133,31 @@ class Analysis:
         if self.state.observe(event, self._now):
             self._note(event)
 
+    def wait(self, moment: float) -> None:
+        """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
+        if self._begin is None or moment <= self._now:
+            return
+        if len(self.state.ranks) != len(self._served_by):
+            self._add_served()
+        self.state.advance(moment)
+        if len(self._served_by) > 1:
+            self._add_served()
+
     def _pass(self, moment: float) -> None:
         """Let time pass for every rank at once, so that what all served together can be told from what each did."""
         if self._begin is None:
-            self._begin = self._now = self._alarm_due = moment
+            self._begin = self._now = moment
             self._sampler.begin(moment)
             self._runs.begin(moment, 0.0)
             self.course.begin(moment)
         elif self._now >= self._sampler.due:
             self._sampler.take(self._now, moment)
-        if moment >= self._alarm_due:
-            self._sound(moment)
         if len(self.state.ranks) != len(self._served_by):
             self._add_served()  # of those that were there before a new one came
         self.state.advance(moment)
         if len(self._served_by) > 1:
             self._add_served()
         self._now = moment
-
-    def _sound(self, moment: float) -> None:
-        """Let the alarm clock look every 15 s of what passes until `moment`."""
-        silent_from = self._alarm_due
-        while self._alarm_due <= moment:
-            if silent_from + _ALARMS_GO_ON_SECONDS < self._alarm_due < moment - 2 * ALARM_SECONDS:
-                self._alarm_due = moment - ALARM_SECONDS
-            self.state.advance(self._alarm_due)
-            self._alarms.take(self.state, self._alarm_due)
-            self._alarm_due += ALARM_SECONDS
 
     def _add_served(self) -> None:
         """Add what was served since the last call; where there are several ranks, that is one interval ago."""
@@ -186,16 +178,10 @@ class Analysis:
     def _note(self, event: Event | BatchRun) -> None:
         if isinstance(event, BatchRun):
             self._note_run(event)
-            course = self.course
-            if course.serves and self._now - course.last_load <= IDLE_SECONDS:
-                course.last_load = self._now
-            else:
-                for line in event.events():
-                    course.served(self._now, busy=_is_busy(line))
+            self._note_load(event)
         elif isinstance(event, (DecodeBatch, PrefillBatch)):
             self._note_batch(event)
-            if isinstance(event, DecodeBatch) or not event.is_health_probe:
-                self.course.served(self._now, busy=_is_busy(event))
+            self._note_load(event)
         elif isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
             self._ranks.available.append((event.rank, event.available_gb))
             self._see(_RESERVE)
@@ -209,6 +195,16 @@ class Analysis:
         elif isinstance(event, Liveness):
             self._see(event.what)
             self._note_life(event.what)
+
+    def _note_load(self, lines: DecodeBatch | PrefillBatch | BatchRun) -> None:
+        course = self.course
+        if course.serves and self._now - course.last_load <= IDLE_SECONDS:
+            if not isinstance(lines, PrefillBatch) or not lines.is_health_probe:
+                course.last_load = self._now
+            return
+        for line in lines.events() if isinstance(lines, BatchRun) else (lines,):
+            if isinstance(line, DecodeBatch) or not line.is_health_probe:
+                course.served(self._now, busy=_is_busy(line))
 
     def _note_life(self, what: str) -> None:
         if what == "ready":
@@ -290,11 +286,6 @@ class Analysis:
     def figures(self) -> RunFigures:
         """What the whole span was like."""
         return self._runs.sum_up(self.totals, self.serving_seconds)
-
-    @property
-    def spans(self) -> list[Span]:
-        """When which alert would have fired."""
-        return self._alarms.spans()
 
     @property
     def seconds(self) -> float:

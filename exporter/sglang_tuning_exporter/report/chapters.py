@@ -10,9 +10,9 @@ from sglang_tuning_exporter.guide.document import Document, iso, number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sglang_tuning_exporter.report.alarms import Span
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
-    from sglang_tuning_exporter.report.noalarms import Span
     from sglang_tuning_exporter.report.phases import MemoryTrail, Phase, Run
 
 
@@ -38,6 +38,7 @@ def alerts_document(spans: Iterable[Span], begin: float | None) -> list[Document
             "diagnosis": span.diagnosis,
             "severity": span.severity,
             **_stretch(span.start, span.end, begin),
+            "ongoing": span.ongoing,
         }
         for span in spans
     ]

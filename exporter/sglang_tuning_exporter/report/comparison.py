@@ -183,10 +183,11 @@ class _Measure:
     good: int
     least: float
     relative: float = 0.1
+    by_load: bool = False  # whoever asks for less gets less: with another load it says nothing of the server
 
 
 _MEASURES = (
-    _Measure("generated tokens a second", "throughput", "per_second", 1, 1.0, 0.2),
+    _Measure("generated tokens a second", "throughput", "per_second", 1, 1.0, 0.2, by_load=True),
     _Measure("retractions a minute", "retractions", "per_minute", -1, 0.5, 0.2),
     _Measure("serving time with requests waiting", "waiting", "share", -1, 0.1),
     _Measure("serving time with too long a queue", "above_range", "share", -1, 0.1),
@@ -212,7 +213,8 @@ def compare(
 
     `verdict_before` is what limited the server then; `known`: both runs printed their arguments.
     """
-    rows = tuple(row for measure in _MEASURES if (row := _row(measure, before, after)) is not None)
+    load = _load_differs(before, after)
+    rows = tuple(row for measure in _MEASURES if (row := _row(measure, before, after, load)) is not None)
     failed = [row for row in rows if row.unit == "count" and row.name.startswith("out-of-memory")]
     if not (before.enough and after.enough) and not any(row.direction == "worse" for row in failed):
         words = f"Too little was served to compare: {before.serving_seconds:.0f} s before, {after.serving_seconds:.0f} s after."
@@ -221,18 +223,19 @@ def compare(
     overall: Overall = "same"
     if "better" in directions or "worse" in directions:
         overall = "mixed" if {"better", "worse"} <= directions else "better" if "better" in directions else "worse"
-    cause, because = _cause(before, after, changed, overall, verdict_before, known=known)
+    cause, because = _cause(changed, overall, verdict_before, load, known=known)
     return Change(rows, changed, overall, cause, f"{_outcome(overall, rows)} {because}")
 
 
-def _row(measure: _Measure, before: RunFigures, after: RunFigures) -> Row | None:
+def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) -> Row | None:
     old, new = getattr(before, measure.field), getattr(after, measure.field)
     if old is None or new is None:
         return None
     difference = new - old
     direction: Direction = "same"
     if abs(difference) >= max(measure.least, measure.relative * max(abs(old), abs(new))):
-        direction = "different" if not measure.good else "better" if difference * measure.good > 0 else "worse"
+        neither = not measure.good or (measure.by_load and load)
+        direction = "different" if neither else "better" if difference * measure.good > 0 else "worse"
     return Row(measure.name, old, new, measure.unit, direction)
 
 
@@ -247,13 +250,7 @@ def _outcome(overall: Overall, rows: Iterable[Row]) -> str:
 
 
 def _cause(  # noqa: PLR0911 - one answer for each case
-    before: RunFigures,
-    after: RunFigures,
-    changed: tuple[ArgChange, ...],
-    overall: Overall,
-    verdict_before: str,
-    *,
-    known: bool,
+    changed: tuple[ArgChange, ...], overall: Overall, verdict_before: str, load: str, *, known: bool
 ) -> tuple[Cause, str]:
     turned = _listed([f"{change.flag} {change.before} → {change.after}" for change in changed[:4]])
     turned += f" and {len(changed) - 4} more" if len(changed) > 4 else ""
@@ -264,9 +261,11 @@ def _cause(  # noqa: PLR0911 - one answer for each case
         return "none", f"{same}." if overall == "same" else f"{same}: load, machine or model made the difference."
     if overall == "same":
         return "none", f"So {turned} made no difference that the log shows."
-    load = _load_differs(before, after)
     if load:
-        return "unproven", f"The load differs too ({load}), so {turned} is not proven to be the cause."
+        return (
+            "unproven",
+            f"The load differs too ({load}), so {turned} {'is' if len(changed) == 1 else 'are'} not proven to be the cause.",
+        )
     if len(changed) == 1:
         return "likely", f"The load was alike and nothing else was changed, so {turned} is the likely cause."
     arg = BY_ID[verdict_before].turn.arg if verdict_before in BY_ID else ""

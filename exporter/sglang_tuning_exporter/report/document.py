@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.document import (
@@ -19,20 +19,24 @@ from sglang_tuning_exporter.report.chapters import alerts_document, change_docum
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang_tuning_exporter.report.alarms import Span
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.comparison import Change
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is known of the input as such. `start` and `end` are printed times, unix seconds."""
+    """What is known beside the analysis. `start` and `end` are printed times, unix seconds; `spans` the alerts."""
 
     sources: list[str]
     lines: int
     unrecognised: int
     start: float | None
     end: float | None
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
+    spans: Sequence[Span] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ def build(given: Input, analysis: Analysis, against: Against | None = None) -> D
         "command": command_document(judgement, facts),
         "starts": starts_document(analysis),
         "phases": phases_document(analysis),
-        "alerts": alerts_document(analysis.spans, analysis.begin),
+        "alerts": alerts_document(given.spans, analysis.begin),
         "comparison": None if against is None else {"against": against.sources, **change_document(against.change)},
-        "notes": given.notes,
+        "notes": list(given.notes),
         "findings": [finding_document(each, *analysis.seen(each)) for each in judgement.findings],
     }

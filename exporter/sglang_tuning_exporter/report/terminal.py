@@ -15,6 +15,7 @@ from sglang_tuning_exporter.report.wording import (
     confidence,
     duration,
     figure,
+    in_part,
     memory_words,
     moment,
     sentence,
@@ -79,6 +80,8 @@ def _head(document: Document, style: Style) -> str:
     verdict = document["verdict"]
     tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
     lines = [f"{style.paint(tone, sentence(verdict))} (confidence: {confidence(document)})", span_words(document)]
+    if part := in_part(document):
+        lines.append(part)
     lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
 
@@ -133,7 +136,7 @@ def _alerts(document: Document, style: Style) -> str:
         return "No alert would have fired." if document["span"]["seconds"] else ""
     lines = [_heading("Alerts that would have fired", style)]
     for alert in alerts:
-        when = f"{moment(alert)}  for {duration(alert['seconds'])}"
+        when = f"{moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
         lines.append(f"   {style.paint(alert['severity'], alert['alert'])} {when}")
     return "\n".join(lines)
 

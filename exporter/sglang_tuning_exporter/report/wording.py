@@ -56,6 +56,16 @@ def confidence(document: Document) -> str:
     return confidence_of(document["span"]["serving_seconds"])
 
 
+def in_part(document: Document) -> str:
+    """Say that something was wrong for a part of the time, where the whole is called good; else nothing."""
+    alerts = [alert for alert in document["alerts"] if alert["severity"] != "info"]
+    if document["verdict"] in BY_ID or not alerts:
+        return ""
+    names = sorted({BY_ID[alert["diagnosis"]].summary.rstrip(".") for alert in alerts})
+    more = f", and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"But for a part of the time alerts would have fired: {'; '.join(names[:2])}{more}."
+
+
 def duration(seconds: float) -> str:
     """Write seconds as a person does."""
     if seconds < 180:
