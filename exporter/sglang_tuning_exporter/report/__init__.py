@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.guide.profiles import Profile
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "json", "html")
 NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE = 0, 1
 
 
@@ -52,6 +52,10 @@ def run(
     document = build(night.input, night.analysis, before)
     if format == "json":
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    elif format == "html":
+        from sglang_tuning_exporter.report import page  # noqa: PLC0415 - templates are for this format alone
+
+        text = page.render(document, night.analysis)
     else:
         text = render(document, _style() if output is None else Style())
     _write(text.encode("utf-8", "replace"), output)

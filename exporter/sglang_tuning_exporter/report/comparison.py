@@ -70,7 +70,6 @@ def figures_of(
     *,
     throughput: float | None,
     out_of_memory: float,
-    schedulers: int = 1,
     has_graphs: bool = True,
 ) -> RunFigures:
     """Give a run's figures from what was added up in it; `served`: seconds in which any of its schedulers served."""
@@ -78,14 +77,19 @@ def figures_of(
     minutes = max(served, 60.0) / 60.0  # less than a minute is judged as a minute: one burst is no rate
     prompts = counts["computed_tokens"] + counts["cached_tokens"]
     empty = totals.share("queue", "empty")
-    running, queued = totals.mean("running"), totals.mean("queued")
+
+    def together(figure: str) -> float | None:
+        """All schedulers added up, while any of them served."""
+        told = served > 0 and totals.integrals[figure + "_seconds"] > 0
+        return totals.integrals[figure] / served if told else None
+
     return RunFigures(
         serving_seconds=served,
         batches=counts["observations"],
         throughput=throughput,
         prompt_tokens=prompts / served if served > 0 and prompts else None,
-        running=None if running is None else running * schedulers,
-        queued=None if queued is None else queued * schedulers,
+        running=together("running"),
+        queued=together("queued"),
         usage=totals.mean("usage"),
         waiting=None if empty is None else 1.0 - empty,
         above_range=totals.share("queue", "above_range"),
@@ -259,6 +263,8 @@ def _cause(  # noqa: PLR0911 - one answer for each case
     if not changed:
         same = "The arguments are the same"
         return "none", f"{same}." if overall == "same" else f"{same}: load, machine or model made the difference."
+    if overall == "same" and load:
+        return "unproven", f"The load differs ({load}), so what {turned} did cannot be told."
     if overall == "same":
         return "none", f"So {turned} made no difference that the log shows."
     if load:

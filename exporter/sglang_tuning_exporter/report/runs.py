@@ -66,7 +66,7 @@ class Runs:
         run.memory = memory_trail(facts)
         run.is_cpu = facts.is_cpu
         run.args = Arguments.of(facts)
-        run.figures = self._figures(totals, served - self._base.served, marks, len(by_rank), self._base)
+        run.figures = self._figures(totals, served - self._base.served, marks, self._base)
         past = Past(
             totals,
             +marks,
@@ -86,17 +86,19 @@ class Runs:
             run.against_last = compare(earlier.figures, run.figures, run.changed, earlier.verdict, known=known)
 
     def _gained(self) -> dict[int | None, Totals]:
+        """Give what each scheduler added that had anything to do; those of other starts had not."""
         before = self._base.totals
-        return {
+        gained = {
             rank.dp: rank.totals - before[rank.dp] if rank.dp in before else rank.totals.copy()
             for rank in self._state.schedulers
         }
+        return {dp: totals for dp, totals in gained.items() if totals.counts["observations"]} or gained
 
     def sum_up(self, totals: Totals, served: float) -> RunFigures:
         """Give the figures of the whole log."""
-        return self._figures(totals, served, self._state.out_of_memory, len(self._state.schedulers), _Base())
+        return self._figures(totals, served, self._state.out_of_memory, _Base())
 
-    def _figures(self, totals: Totals, served: float, marks: Counter[str], schedulers: int, base: _Base) -> RunFigures:
+    def _figures(self, totals: Totals, served: float, marks: Counter[str], base: _Base) -> RunFigures:
         sampler = self._sampler
         totals.counts["rejected_requests"] = self._state.server_totals.counts["rejected_requests"] - base.rejected
         seconds = sampler.generated_for - base.generated_for
@@ -105,6 +107,5 @@ class Runs:
             served,
             throughput=(sampler.generated - base.generated) / seconds if seconds > 0 else None,
             out_of_memory=sum(marks[phase] for phase in OUT_OF_MEMORY_PHASES),
-            schedulers=max(schedulers, 1),
             has_graphs=not self._state.facts.without_graph,
         )

@@ -86,7 +86,10 @@ def figure(value: float, unit: str) -> str:
     """Write a figure with its unit."""
     if unit == "share":
         return f"{100 * value:.0f} %"
-    return f"{value:.4g}{_UNITS.get(unit, '')}"
+    if unit == "ratio":
+        return f"{value:.2f}"
+    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
+    return digits + _UNITS.get(unit, "")
 
 
 def memory_words(memory: dict[str, Any]) -> str:
