@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Programs the tests and the demo run for real, and the Debian packages that bring them.
-PROGRAMS := promtool prometheus-alertmanager amtool chromium
-PACKAGES := prometheus prometheus-alertmanager chromium python3-venv
+PROGRAMS := promtool prometheus-alertmanager amtool chromium chromedriver
+PACKAGES := prometheus prometheus-alertmanager chromium chromium-driver python3-venv
 
 .PHONY: help
 help: ## list the targets
@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 .PHONY: system
-system: ## Debian's Prometheus, Alertmanager and Chromium, where one is missing
+system: ## Debian's Prometheus, Alertmanager, Chromium and its driver, where one is missing
 	@for p in $(PROGRAMS); do command -v $$p >/dev/null || missing=1; done; \
 	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing=1; \
 	if [ -n "$$missing" ] && command -v apt-get >/dev/null; then \

@@ -64,6 +64,28 @@ def test_above_the_ceiling_fewer_running_requests_are_advised_instead(current: f
     assert turned("retracting_too_often", of) == ("--max-running-requests", 64, 40)
 
 
+@pytest.mark.parametrize("conservativeness", [1.3, 3.0])
+def test_a_pool_that_is_full_at_peaks_only_is_no_reason_to_run_fewer(conservativeness: float) -> None:
+    of = case(schedule_conservativeness=conservativeness, max_running_requests=64, ran=50, usage=0.55)
+    assert one("retracting_too_often", of).flag == ""
+    full = case(schedule_conservativeness=conservativeness, max_running_requests=64, ran=50, usage=0.95)
+    assert turned("retracting_too_often", full) == ("--max-running-requests", 64, 40)
+
+
+def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room_it_left() -> None:
+    of = case(schedule_conservativeness=1.3, max_running_requests=64, ran=64, usage=0.9)
+    _, _, lowered = turned("retracting_too_often", of)
+    assert lowered == 51
+    assert advise("running_at_limit", case(max_running_requests=lowered, usage=0.9 * 51 / 64)) == []
+
+
+def test_where_admission_is_mostly_recovering_no_fewer_retractions_are_promised() -> None:
+    of = case(schedule_conservativeness=0.1)
+    assert one("retracting_too_often", of).gain == ""
+    of.recent.seconds.update({("admission", "recovering"): 75.0, ("admission", "held_back"): 25.0})
+    assert "75 %" in one("retracting_too_often", of).gain
+
+
 def test_a_single_running_request_cannot_be_fewer() -> None:
     assert advise("retracting_too_often", case(schedule_conservativeness=2.0, max_running_requests=1, ran=1)) == []
 
@@ -75,7 +97,7 @@ def test_dp_attention_multiplies_the_flag_by_0_3_and_prints_the_product() -> Non
 
 def test_under_dp_attention_the_default_is_already_at_0_3() -> None:
     of = case(schedule_conservativeness=0.3, enable_dp_attention=True)
-    assert advise("admission_too_conservative", of) == []
+    assert one("admission_too_conservative", of).flag == ""
 
 
 def test_who_raised_the_flag_under_dp_attention_is_not_told_to_raise_it_again() -> None:
@@ -89,8 +111,10 @@ def test_a_too_careful_admission_is_told_0_3() -> None:
 
 
 @pytest.mark.parametrize("current", [0.3, 0.1])
-def test_conservativeness_at_or_below_0_3_is_not_lowered(current: float) -> None:
-    assert advise("admission_too_conservative", case(schedule_conservativeness=current)) == []
+def test_at_or_below_0_3_it_is_what_the_requests_ask_for_that_keeps_the_pool_free(current: float) -> None:
+    advice = one("admission_too_conservative", case(schedule_conservativeness=current))
+    assert (advice.flag, advice.suggested) == ("", None)
+    assert "max_new_tokens" in advice.suggestion
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,11 @@ def test_a_failure_is_told_even_where_no_advice_is_left() -> None:
     assert (finding.diagnosis.id, finding.advice) == ("out_of_memory_any", ())
 
 
-def test_a_flag_that_is_where_the_guide_wants_it_is_no_finding() -> None:
-    assert ids(past(totals(shares={("admission", "held_back"): 0.9}), schedule_conservativeness=0.3)) == []
+def test_requests_held_back_with_the_flag_where_the_guide_wants_it_are_not_told_to_turn_it() -> None:
+    held_back = past(totals(shares={("admission", "held_back"): 0.9}), schedule_conservativeness=0.3)
+    (finding,) = findings(held_back)
+    assert finding.diagnosis.id == "admission_too_conservative"
+    assert judge(held_back).changes == {}
 
 
 def test_findings_come_in_the_tables_order_of_urgency() -> None:
@@ -274,7 +277,14 @@ def test_a_queue_in_the_guides_range_is_healthy_offline_and_undecided_online() -
 
 def test_requests_held_back_where_no_flag_is_left_to_turn_are_no_health() -> None:
     recent = totals(shares={("admission", "held_back"): 0.9})
-    assert judged(past(recent, schedule_conservativeness=0.3)) == "no_clear_bottleneck"
+    assert judged(past(recent, schedule_conservativeness=0.3)) == "admission_too_conservative"
+
+
+def test_no_more_requests_are_let_in_while_some_are_taken_back() -> None:
+    recent = totals(shares={("admission", "running_limit"): 0.9})
+    assert ids(past(recent)) == ["running_at_limit"]
+    recent.counts["retraction_events"] = 50
+    assert ids(past(recent)) == ["retracting_too_often"]
 
 
 def test_a_server_with_nothing_to_do_is_idle() -> None:

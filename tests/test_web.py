@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import escape
 
-from conftest import FakeSGLang, config, hang, watched_retractions, web
+from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_retractions, web
 from sglang_tuning_exporter.guide.evidence import Evidence
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.signals import STATES
 from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.page import SHARES, headline, healthy
+from sglang_tuning_exporter.web.figures import span
+from sglang_tuning_exporter.web.page import SHARES, flags, headline, healthy, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,33 +117,67 @@ def test_every_reason_why_requests_wait_has_its_line() -> None:
 
 def test_nothing_comes_from_elsewhere(address: str) -> None:
     page = requests.get(address + "/", timeout=10).text
-    assert not re.search(r"(src|action|srcset)\s*=|url\(|@import|<script|<link", page)
+    assert re.findall(r'<link[^>]*href="([^"]{5})', page) == ["data:"]  # the icon
+    assert not re.search(r"(src|action|srcset)\s*=|url\(|@import|<script", page)
     alerts = ("SGLangServerDown", "SGLangRetractingTooOften", "SGLangQueueTooLong")
-    own = {"metrics", "api/v1/findings", "runbooks/", *(f"runbooks/{alert}" for alert in alerts)}
-    assert set(re.findall(r'href="([^"]*)"', page)) == own
+    own = {"?still", "metrics", "api/v1/findings", "runbooks/", *(f"runbooks/{alert}" for alert in alerts)}
+    assert set(re.findall(r'<a href="([^"]*)"', page)) == own
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready"])
+PATHS = [
+    "/",
+    "/?still",
+    "/metrics",
+    "/-/healthy",
+    "/-/ready",
+    "/api/v1/findings",
+    "/runbooks/",
+    "/runbooks/SGLangServerDown",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_head_tells_the_same_as_get_without_a_body(path: str, address: str) -> None:
     answer = requests.head(address + path, timeout=10)
     assert answer.status_code == requests.get(address + path, timeout=10).status_code == 200
     assert answer.content == b""
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/docs", "/openapi.json", "/..%2f..%2fetc/passwd"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/metrics/",
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+        "/favicon.ico",
+        "/..%2f..%2fetc/passwd",
+        "/api",
+        "/api/v1",
+        "/api/v1/findings/",
+        "/api/v2/findings",
+        "/runbooks/Nothing",
+        "/runbooks/SGLangServerDown/",
+        "/runbooks/server_down.md",
+        "/runbooks/..%2f..%2fpyproject.toml",
+    ],
+)
 def test_an_unknown_path_is_404(path: str, address: str) -> None:
     assert requests.get(address + path, timeout=10, allow_redirects=False).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy", "/-/ready"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", [*PATHS, "/runbooks"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "MADE-UP"])
 def test_nothing_can_be_written(method: str, path: str, address: str) -> None:
-    assert requests.request(method, address + path, data=b"x", timeout=10).status_code == 405
+    answer = requests.request(method, address + path, data=b"x", timeout=10)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/nothing"])
-def test_every_answer_is_safe_in_a_browser(path: str, address: str) -> None:
-    headers = requests.get(address + path, timeout=10).headers
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+@pytest.mark.parametrize("path", [*PATHS, "/runbooks", "/runbooks/Nothing", "/nothing"])
+def test_every_answer_is_safe_in_a_browser(path: str, method: str, address: str) -> None:
+    headers = requests.request(method, address + path, timeout=10, allow_redirects=False).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["X-Frame-Options"] == "DENY"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
@@ -175,22 +212,59 @@ def test_what_would_be_healthy_is_said_on_the_right_side(evidence: Evidence, wor
     assert healthy(evidence) == words
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_browser_shows_it_and_runs_nothing(address: str, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [
-            "chromium",
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path}",
-            "--dump-dom",
-            address,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+QUOTED = """python3 -m x --a 'b c --d' --e "$KEY" --f=1 tail --g \\'"""
+
+
+def test_a_command_line_is_cut_before_its_flags_and_not_inside_what_is_quoted() -> None:
+    cut = pieces(QUOTED, frozenset({"--e"}))
+    assert [piece.text for piece in cut] == ["python3 -m x", "--a 'b c --d'", '--e "$KEY"', "--f=1 tail", "--g \\'"]
+    assert [piece.text for piece in cut if piece.changed] == ['--e "$KEY"']
+
+
+@given(st.text() | st.lists(st.sampled_from(["--a", "'", '"', "\\", "b", " ", "\n", "$X"])).map("".join))
+def test_the_pieces_of_any_command_line_are_the_command_line(text: str) -> None:
+    assert " ".join(piece.text for piece in pieces(text, frozenset())) == text
+
+
+def test_a_flag_in_prose_is_kept_together_and_prose_is_escaped() -> None:
+    assert flags("lower --max-running-requests, <b> -- or more") == (
+        'lower <span class="flag">--max-running-requests</span>, &lt;b&gt; -- or more'
     )
-    assert HEADLINE in text_of(ended.stdout)
-    assert "--schedule-conservativeness 1.3" in text_of(ended.stdout)
+
+
+@given(st.text() | st.lists(st.sampled_from(["--a-b", "<", "&", " ", "--", "x"])).map("".join))
+def test_prose_with_flags_reads_as_it_was_written(words: str) -> None:
+    assert html.unescape(re.sub(r"</?span[^>]*>", "", flags(words))) == html.unescape(str(escape(words)))
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [(0.0, "just now"), (-5.0, "last 5 s"), (-89.0, "last 89 s"), (-90.0, "last 2 min"), (-900.0, "last 15 min")],
+)
+def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
+    assert span([(-2000.0, 1.0), (first, 1.0), (0.0, 2.0)]) == words
+
+
+def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
+    page = text_of(page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),)))))
+    assert "It takes 20 s under load to judge it; 0 s in the last 10 minutes so far." in page
+
+
+def test_a_figure_that_is_not_told_is_not_judged(tmp_path: Path) -> None:
+    page = page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),))))
+    figures = re.findall(r'<div( class="\w+")?><dt>([^<]+)</dt><dd class="value">([^<]*)</dd>', page)
+    assert len(figures) == 7
+    assert {(judged, value) for judged, _, value in figures} == {("", "not told")}
+
+
+def test_each_data_parallel_rank_has_its_line_and_one_scheduler_has_none(tmp_path: Path) -> None:
+    watcher = Watcher(config(sglang_url="http://127.0.0.1:9"))
+    watcher.state.observe_scrape(facts.read(SERVING_WITH_DP_RANKS.decode()), time.monotonic())
+    rows = re.findall(r'<th scope="row">(DP\d)</th>', page_of(watcher))
+    assert rows == ["DP0", "DP1"]
+    assert "data-parallel" not in page_of(watched_retractions(tmp_path))
+
+
+def test_the_page_says_how_the_server_fails_to_answer(address: str) -> None:
+    seen = text_of(requests.get(address + "/", timeout=10).text)
+    assert "Seen: its /metrics could not be scraped (connection refused: nothing listens at that address)." in seen

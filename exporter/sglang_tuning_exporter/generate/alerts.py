@@ -52,8 +52,6 @@ BOARD = "sglang-tuning-server"
 ON = "on (job, instance)"
 # A switch is added or dropped, and a lookout is no flag: nothing to compute.
 _SWITCHES = frozenset({"disable_cuda_graph"})
-# Their advice is a word, not a number.
-_WORDS = frozenset({"dp_imbalanced"})
 _CAPPED = f'sglang_tuning_server_arg{{arg="schedule_conservativeness"}} > {CONSERVATIVENESS_CEILING}'
 # What is in force where an argument was left to its default.
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
@@ -159,6 +157,8 @@ class Rule:
                 'sum without (phase) (increase(sglang_tuning_out_of_memory_total{phase="graph_capture"}[10m])) > 0',
                 "or min without (dp_rank) (sglang_tuning_available_gpu_memory_bytes)",
                 f"  < {ON} group_left () {limit}",
+                # Without graphs they cannot be what took it.
+                f'  unless {ON} sglang_tuning_server_arg{{arg="disable_cuda_graph"}} == 1',
             ]
         if isinstance(condition, Failures):
             phases = _one_of("phase", condition.phases)
@@ -240,7 +240,8 @@ class Rule:
         plain = "--" + arg.replace("_", "-")
         if not self._computed:
             return plain
-        return _with(self._recommended, '--{{ . | first | label "arg" | reReplaceAll "_" "-" }}', plain)
+        typed = '--{{ . | first | label "arg" | reReplaceAll "_" "-" }}'
+        return _with(self._recommended, typed, _with(self._worded, _of_flag(typed), plain))
 
     @property
     def current(self) -> str:
@@ -263,7 +264,8 @@ class Rule:
             default = _with(_query(metric), value + " (default)", "not set")
             unset = f'{{{{ if eq (. | first | label "arg") "{name}" }}}}{default}{{{{ else }}}}{unset}{{{{ end }}}}'
         told = _query("sglang_tuning_recommended_arg_current", diagnosis=self.row.id)
-        return _with(told, value, _with(self._recommended, _with(given, value, unset), plain))
+        otherwise = _with(self._worded, _of_flag(plain), plain)
+        return _with(told, value, _with(self._recommended, _with(given, value, unset), otherwise))
 
     @property
     def suggested(self) -> str:
@@ -271,8 +273,7 @@ class Rule:
         fallback = self.row.turn.fallback
         if not self._computed:
             return fallback
-        word = _query("sglang_tuning_recommended_setting_info", diagnosis=self.row.id)
-        words = _with(word, '{{ . | first | label "value" }}', fallback) if self.row.id in _WORDS else fallback
+        words = _with(self._worded, '{{ . | first | label "value" }}', fallback)
         return _with(self._recommended, "{{ . | first | value }}", words)
 
     @property
@@ -295,6 +296,11 @@ class Rule:
     def _recommended(self) -> str:
         return _query("sglang_tuning_recommended_arg", diagnosis=self.row.id)
 
+    @property
+    def _worded(self) -> str:
+        """What the exporter says in words: of an argument that takes them, or to people where no flag would help."""
+        return _query("sglang_tuning_recommended_setting_info", diagnosis=self.row.id)
+
 
 def _one_of(label: str, values: tuple[str, ...]) -> str:
     """Write the matcher of a label: a pattern only where there is a choice."""
@@ -308,6 +314,11 @@ def _query(metric: str, **labels: str) -> str:
 
 def _with(query: str, found: str, otherwise: str) -> str:
     return f"{{{{ with {query} }}}}{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+
+def _of_flag(text: str) -> str:
+    """`text` where the words are of an argument, nothing where they are to people."""
+    return f'{{{{ if . | first | label "arg" }}}}{text}{{{{ end }}}}'
 
 
 def _threshold(signal: str, bound: str) -> str:

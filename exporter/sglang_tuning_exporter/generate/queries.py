@@ -172,7 +172,9 @@ def advice() -> str:
     # A figure becomes a label by being counted; multiplied by one, it stays the value too, so that rows can be ranked.
     tried = f'max by ({on}) ({advised}) * on ({on}) group_left (try) count_values by ({on}) ("try", {advised})'
     known = f'{tried} * on ({on}) group_left (now) count_values by ({on}) ("now", {present})'
-    setting = f"max by ({on}, value) ({own('sglang_tuning_recommended_setting_info')})"
+    # What people should do has no argument, and is no flag to show.
+    word = own("sglang_tuning_recommended_setting_info", 'arg!=""')
+    setting = f"max by ({on}, value) ({word})"
     setting = f'label_replace({setting}, "try", "$1", "value", "(.*)")'
     rows = labelled(f"({known} or on ({on}) {tried} or on ({on}) {setting})", b=", ", c="try ")
     rows = f'label_replace({rows}, "a", ": now $1", "now", "(.+)")'

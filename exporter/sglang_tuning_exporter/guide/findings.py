@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
-from sglang_tuning_exporter.guide.diagnosis import EVENTFUL, Diagnosis, Failures, GraphMemory
+from sglang_tuning_exporter.guide.diagnosis import EVENTFUL, Diagnosis, Failures, GraphMemory, RetractionRate
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.measurement import measure, supporting
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
@@ -109,7 +109,12 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
 
 
 def _may_turn(advice: Advice, held: dict[str, Evidence]) -> bool:
-    """Say whether the advice may stand beside what else holds: after an OOM no memory is given to the pool."""
+    """Say whether the advice may stand beside what else holds.
+
+    After an OOM no memory is given to the pool, and while requests are taken back no more of them are let in.
+    """
+    if advice.arg == "max_running_requests" and advice.raises:
+        return not any(isinstance(BY_ID[other].condition, RetractionRate) for other in held)
     failed = any(isinstance(BY_ID[other].condition, (Failures, GraphMemory)) for other in held)
     return not (failed and advice.arg == "mem_fraction_static" and advice.raises)
 

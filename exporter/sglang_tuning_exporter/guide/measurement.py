@@ -45,7 +45,7 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
     if isinstance(condition, GraphMemory):
         failed = past.marks.get("graph_capture", 0)
         reserve = past.facts.reserve_gb
-        if failed or reserve is None:
+        if failed or reserve is None or past.facts.without_graph:
             return Evidence("out-of-memory failures in graph capture", failed, 0, "count")
         return Evidence("available_gpu_mem after graph capture", reserve, profile.reserve_least_gb, "GB", below=True)
     if isinstance(condition, Failures):

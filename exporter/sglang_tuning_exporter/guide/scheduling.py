@@ -72,7 +72,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "The server admits more requests than the KV pool can finish, takes some back and computes them again. More conservativeness, or"
             " fewer at once, keeps more room free for each. A first burst after the start fades by itself.",
             "it is already above 1.43: the admission ratio is capped there, so enlarge the pool (--mem-fraction-static) or lower --max-running-requests",
-            cost="Fewer requests are admitted at once, so the queue may grow.",
+            cost="Beyond 1.0 fewer requests are admitted at once, and the queue may grow.",
         ),
         keep_firing="5m",
         unless=("conservativeness_ineffective",),

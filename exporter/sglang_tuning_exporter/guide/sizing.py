@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
 # DP attention multiplies the flag by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
 DP_ATTENTION_FACTOR = 0.3
+LOWERED_LIMIT = 0.8  # of the batch that runs, where the pool is too small for it
+PEAKS = (
+    "leave it, or enlarge the pool: it is full at peaks only (token usage is {:.2f}), and fewer requests at once would cost"
+    " more than what is computed again"
+)
+RECOVERS = (
+    "admission was over-careful after retractions for {:.0f} % of the time: expect more throughput and shorter waits, but not"
+    " fewer retractions"
+)
+SMALLER_REQUESTS = (
+    "ask for fewer max_new_tokens: the flag is low enough, and a new request waits until all that it asks for fits beside"
+    " what is kept for those that run"
+)
 SMALL_BATCH = 8
 USUAL_GRAPH_SIZES = (
     *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
@@ -127,12 +140,18 @@ def _retracting(case: Case) -> list[Value]:
     current, factor = _conservativeness(case)
     # 4.33 x 0.3 is 1.299: who followed the advice is there.
     if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
-        return [Value(round(RAISED_CONSERVATIVENESS / factor, 2), current)]
+        recovering = case.recent.share("admission", "recovering") or 0.0
+        gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
+        return [Value(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)]
     return _ineffective(case)
 
 
 def _ineffective(case: Case) -> list[Value]:
-    fewer = _fewer(case, 0.5, 0.8)
+    usage = case.recent.mean("usage")
+    if usage is not None and usage < case.profile.token_usage_target:
+        # Fewer at once would end what happens at peaks only, and then be itself what requests wait for.
+        return _people(PEAKS.format(usage))
+    fewer = _fewer(case, 0.5, LOWERED_LIMIT)
     if fewer is None:
         return []
     gain = f"above {CONSERVATIVENESS_CEILING} conservativeness changes nothing"
@@ -143,7 +162,9 @@ def _too_conservative(case: Case) -> list[Value]:
     current, factor = _conservativeness(case)
     target = round(LOWERED_CONSERVATIVENESS / factor, 2)
     if current is not None and current <= target:
-        return []
+        # Whatever the flag, a request is admitted only where the whole of its max_new_tokens fits, 4096 at most
+        # (PrefillAdder.add_one_req, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
+        return _people(SMALLER_REQUESTS)
     return [Value(target, current)]
 
 
@@ -156,7 +177,8 @@ def _at_limit(case: Case) -> list[Value]:
     # Usage grows with the requests that run; no more than eightfold at once: nobody has seen how they behave together.
     room = min(8.0, case.profile.token_usage_target / usage) if usage > 0 else 8.0
     suggested = float(_round_down(current * room))
-    if limit.is_cut_short or suggested <= current:
+    # A limit that was lowered because of retractions leaves this much room, and is not to be raised again for it.
+    if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
         return []
     return [Value(suggested, current, f"token usage is {usage:.2f} at this limit")]
 

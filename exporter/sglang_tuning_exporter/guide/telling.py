@@ -9,7 +9,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="metrics_disabled",
         alert="SGLangMetricsDisabled",
         severity="info",
-        condition=Source('sglang_tuning_scrape_error_info{reason="metrics_disabled"} == 1'),
+        condition=Source('sglang_tuning_scrape_error_info{reason="metrics_disabled"} == 1', trouble="metrics_disabled"),
         summary="SGLang runs without metrics: only its log can be read.",
         seen="/metrics answers 404",
         guide="start with --enable-metrics --enable-cache-report (E5)",
@@ -30,7 +30,8 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             # Lines counted, not time() against the last line's: a log that never had one has no such time, and clocks of two machines differ.
             "sglang_tuning_log_up == 0 or (sum without (kind) (increase(sglang_tuning_log_lines_total[5m])) == 0"
             ' and on (job, instance) max by (job, instance) (sglang_tuning_state{signal="activity", state="serving"}) == 1'
-            " and on (job, instance) sglang_tuning_up == 1)"
+            " and on (job, instance) sglang_tuning_up == 1)",
+            trouble="log_silent",
         ),
         summary="SGLang's log cannot be read or has gone silent while the server works.",
         seen="no line has come from the log",

@@ -38,7 +38,7 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
     )
     words = gauge(
         "recommended_setting_info",
-        "The word to try for an argument that takes words, while a diagnosis that turns it holds.",
+        "The word to try for an argument that takes words; without `arg`, what people should do in place of turning a flag.",
         "arg",
         "value",
         "diagnosis",
@@ -56,6 +56,8 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
                 advised.add_metric([advice.arg, row.id], advice.suggested)
                 if isinstance(advice.current, (int, float)):
                     now_set.add_metric([advice.arg, row.id], advice.current)
+            elif row.turn.arg and not advice.arg:
+                words.add_metric(["", advice.suggestion, row.id], 1.0)
     yield active
     yield advised
     yield now_set

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.advice import shown
@@ -26,15 +24,20 @@ from sglang_tuning_exporter.report.wording import (
     sentence,
     span_words,
 )
+from sglang_tuning_exporter.web.page import WORDS, flags, pieces
+from sglang_tuning_exporter.web.page import sentence as as_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from markupsafe import Markup
 
     from sglang_tuning_exporter.guide.document import Document
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.chart import Scale
     from sglang_tuning_exporter.report.series import Point, Series
+    from sglang_tuning_exporter.web.page import Piece
 
 # In order of the document: nothing is fetched, run, framed or sent; styles stand in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -47,20 +50,8 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FLAG = re.compile(r"((?<![\w-])--[a-z][a-z0-9-]{0,60})")
+_ENVIRONMENT.filters.update(flags=flags, sentence=as_sentence)
 _MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV pool"), ("graphs_gb", "graphs"), ("left_gb", "left"))
-
-
-def _unbroken(text: str) -> Markup:
-    """Escape a text and keep its flags in one piece: a line must not end between the two hyphens."""
-    pieces = _FLAG.split(text)
-    return Markup().join(
-        Markup('<span class="unbroken">{}</span>').format(piece) if number % 2 else escape(piece)
-        for number, piece in enumerate(pieces)
-    )
-
-
-_ENVIRONMENT.filters["unbroken"] = _unbroken
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +84,8 @@ def render(document: Document, analysis: Analysis) -> str:
         document=document,
         title=sentence(document["verdict"]),
         tone=_tone(document),
+        word=WORDS[_tone(document)],
+        pieces=_command(document),
         confidence=confidence(document),
         span_words=span_words(document),
         part=in_part(document),
@@ -127,6 +120,11 @@ def _tone(document: Document) -> str:
     if row is not None:
         return {"critical": "bad", "warning": "warn"}.get(row.severity, "info")
     return "good" if document["verdict"] == "healthy" else "calm"
+
+
+def _command(document: Document) -> list[Piece]:
+    command = document["command"]
+    return pieces(command["text"], frozenset(each["flag"] for each in command["changes"])) if command else []
 
 
 def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:

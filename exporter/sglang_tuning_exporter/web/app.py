@@ -92,10 +92,9 @@ def make_app(watcher: Watcher) -> FastAPI:
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
     @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
-    def page() -> Response:
-        return HTMLResponse(
-            render(watcher).encode("utf-8", "backslashreplace")
-        )  # names from outside may hold lone surrogates
+    def page(request: Request) -> Response:
+        text = render(watcher, still="still" in request.query_params)
+        return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names from outside may hold lone surrogates
 
     app.include_router(runbooks.router(watcher))
     return app

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from math import isfinite
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.advice import shown
+from sglang_tuning_exporter.guide.diagnosis import Source
 from sglang_tuning_exporter.guide.document import command_document
-from sglang_tuning_exporter.guide.findings import (
-    HEALTHY,
-    IDLE,
-    NO_CLEAR_BOTTLENECK,
-    Judgement,
-)
+from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, Finding, Judgement
 from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.signals import IDLE as IDLE_STATE
-from sglang_tuning_exporter.signals import UNKNOWN
-from sglang_tuning_exporter.web.sparkline import Band, sparkline
+from sglang_tuning_exporter.web.figures import figures, ranks
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.evidence import Evidence, Past
-    from sglang_tuning_exporter.guide.profiles import Profile
-    from sglang_tuning_exporter.scheduler import RankState
     from sglang_tuning_exporter.signals import Signal
-    from sglang_tuning_exporter.state import ServerState
-    from sglang_tuning_exporter.watcher import Watcher
+    from sglang_tuning_exporter.watcher import ScrapeHealth, Watcher
 
+REFRESH_SECONDS = 10
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.web"),
     autoescape=True,
@@ -43,10 +37,15 @@ _NO_FINDING = {
     IDLE: "The server is idle.",
     NO_CLEAR_BOTTLENECK: "No clear bottleneck: nothing in the guide explains what is seen.",
 }
-_NOT_TOLD = "not told"
+# Over the headline, for those who cannot see its colour.
+WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy", "calm": "No verdict"}
+# A word of a shell's line, with what is quoted in it.
+_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
 # What the share of serving time is shown of.
 SHARES: tuple[tuple[Signal, str], ...] = (
     ("queue", "empty"),
+    ("queue", "below_range"),
+    ("queue", "in_range"),
     ("queue", "above_range"),
     ("admission", "held_back"),
     ("admission", "recovering"),
@@ -57,18 +56,20 @@ SHARES: tuple[tuple[Signal, str], ...] = (
     ("admission", "pool_full"),
     ("admission", "prefill_bound"),
     ("cuda_graph", "replayed"),
+    ("cuda_graph", "beyond_captured"),
+    ("cuda_graph", "eager"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One of the guide's figures as the page shows it; `judgement` is good, bad or empty."""
+_FLAG = re.compile(r"(--[a-z][a-z0-9-]*[a-z0-9])")
 
-    name: str
-    value: str
-    healthy: str
-    judgement: str = ""
-    spark: Markup = field(default_factory=Markup)
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A flag of a command line with its value; a browser does not break the line inside. `changed`: by the advice."""
+
+    text: str
+    changed: bool
 
 
 def headline(word: str) -> str:
@@ -86,19 +87,77 @@ def healthy(evidence: Evidence) -> str:
     return f"{bound} or more" if evidence.below else f"up to {bound}"
 
 
-def render(watcher: Watcher) -> str:
-    """Write the page as HTML. Every word from outside is escaped."""
+def pieces(command: str, changed: frozenset[str]) -> list[Piece]:
+    """Cut a shell's line before each flag; joined with blanks they are the line again."""
+    groups: list[list[str]] = [[]]
+    for word in _WORD.findall(command):
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    cut = [Piece(" ".join(group), group[0] in changed) for group in groups if group]
+    return cut if " ".join(piece.text for piece in cut) == command else [Piece(command, changed=False)]
+
+
+def remark(judgement: Judgement, past: Past) -> str:
+    """Say what a verdict without a finding rests on; empty for the others."""
+    minutes = f"the last {past.profile.window_seconds / 60:.0f} minutes"
+    if judgement.verdict in BY_ID:
+        return ""
+    if judgement.verdict == HEALTHY:
+        return f"Seen over {past.served_seconds:.0f} s under load in {minutes}."
+    if judgement.verdict == IDLE:
+        return f"It had next to nothing to do in {minutes}: what limits it shows under load."
+    if judgement.verdict == NO_CLEAR_BOTTLENECK:
+        return "Requests wait, or something else is not as it should be, and no row of the table explains it: the figures tell more."
+    least = past.profile.enough_serving_seconds
+    return f"It takes {least:.0f} s under load to judge it; {past.served_seconds:.0f} s in {minutes} so far."
+
+
+def sentence(words: str) -> str:
+    """Begin a sentence."""
+    return words[:1].upper() + words[1:]
+
+
+def flags(words: str) -> Markup:
+    """Write prose as HTML in which a browser breaks no line inside a flag, as it would after each hyphen."""
+    parts = _FLAG.split(words)
+    return Markup("").join(
+        Markup('<span class="flag">{}</span>').format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
+
+
+_ENVIRONMENT.filters.update(flags=flags, sentence=sentence)
+
+
+def seen(finding: Finding, health: ScrapeHealth) -> str:
+    """Say what is seen, and what it would be on a server without the finding, as sentences without a capital."""
+    first, *others = finding.evidence
+    told = finding.sentence
+    if finding.diagnosis.id == "server_down" and health.up is False:
+        told += f" ({health.message})"
+    if not isinstance(finding.diagnosis.condition, Source):
+        told += f"; healthy: {healthy(first)}"
+    return f"{told}." + "".join(f" {sentence(other.name)}: {other.words()}." for other in others)
+
+
+def render(watcher: Watcher, *, still: bool = False) -> str:
+    """Write the page as HTML, to be loaded again by the browser unless it is held `still`. Every word from outside is escaped."""
     with watcher.view() as now:
         past = watcher.past(now)
         judgement = watcher.judge(now)
         facts, health = watcher.state.facts, watcher.health
         command = command_document(judgement, facts)
-        figures = _figures(watcher, past, now)
+        tiles, rows = figures(watcher.state, past, watcher.history, now), ranks(watcher.state)
     held = {finding.diagnosis.id for finding in judgement.findings}
     follow = [finding for finding in judgement.findings if not held.isdisjoint(finding.diagnosis.causes)]
     return _ENVIRONMENT.get_template("index.html").render(
         title=headline(judgement.verdict),
         tone=_tone(judgement),
+        word=_word(judgement),
+        remark=remark(judgement, past),
+        refresh=None if still else REFRESH_SECONDS,
+        clock=datetime.fromtimestamp(time.time(), timezone.utc),
         verdict=judgement.verdict,
         findings=[
             finding for finding in judgement.findings if not finding.diagnosis.is_chance and finding not in follow
@@ -112,15 +171,18 @@ def render(watcher: Watcher) -> str:
             if check.passed is None and not check.diagnosis.is_chance and check.diagnosis.alert
         ],
         command=command,
+        pieces=pieces(command["text"], frozenset(change["flag"] for change in command["changes"])) if command else [],
+        seen=lambda finding: seen(finding, health),
         healthy=healthy,
         shown=shown,
-        figures=figures,
+        figures=tiles,
+        ranks=rows,
         facts=facts,
         health=health,
         files=watcher.log.files if watcher.log is not None else [],
         config=watcher.config,
         profile=watcher.profile,
-        served=past.recent.serving_seconds(),
+        served=past.served_seconds,
         shares=[
             (signal, state, share)
             for signal, state in SHARES
@@ -138,132 +200,5 @@ def _tone(judgement: Judgement) -> str:
     return "good" if judgement.verdict == HEALTHY else "calm"
 
 
-def _figures(watcher: Watcher, past: Past, now: float) -> list[Figure]:
-    state, profile, history = watcher.state, past.profile, watcher.history
-    ranks = state.schedulers
-    return [
-        _with_line(
-            _queue(ranks, profile, now),
-            sparkline(
-                history.line(lambda moment: moment.queued),
-                "Queued requests over the last 15 minutes",
-                # Judged by the wait that it means, a queue has no healthy length.
-                band=Band(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else None,
-            ),
-        ),
-        _with_line(
-            _usage(ranks, profile),
-            sparkline(
-                history.line(lambda moment: moment.usage),
-                "Token usage over the last 15 minutes",
-                band=Band(profile.token_usage_target),
-                top=1.0,
-            ),
-        ),
-        _with_line(
-            _running(state),
-            sparkline(history.line(lambda moment: moment.running), "Running requests over the last 15 minutes"),
-        ),
-        _with_line(
-            _coverage(past),
-            sparkline(
-                history.line(lambda moment: moment.replayed),
-                "Share of decode batches with a graph over the last 15 minutes",
-                band=Band(1 - profile.frequent_share),
-                top=1.0,
-            )
-            if not state.facts.without_graph
-            else Markup(),
-        ),
-        _with_line(
-            _retractions(past),
-            sparkline(history.retractions(), "Retractions over the last 15 minutes", marks=True),
-        ),
-        _reserve(past),
-        Figure(
-            "Generated tokens a second",
-            _count(_sum([rank.generation_throughput for rank in ranks])),
-            "",
-            "",
-            sparkline(
-                history.line(lambda moment: moment.throughput), "Generated tokens a second over the last 15 minutes"
-            ),
-        ),
-    ]
-
-
-def _with_line(figure: Figure, spark: Markup) -> Figure:
-    return replace(figure, spark=spark)
-
-
-def _running(state: ServerState) -> Figure:
-    running = _sum([rank.running for rank in state.schedulers])
-    limit = _sum([state.facts.running_limit(rank.dp) for rank in state.schedulers])
-    words = _count(running) + (f" of {limit:.0f}" if limit else "")
-    return Figure("Running requests", words, "close to its limit under load")
-
-
-def _coverage(past: Past) -> Figure:
-    coverage, name, healthy = past.recent.coverage, "CUDA graph coverage", "most decode batches replay a graph"
-    if past.facts.without_graph == "unsupported":
-        return Figure(name, "none on this device", healthy)
-    if past.facts.without_graph:
-        return Figure(name, "off", healthy, "bad")
-    if coverage is None:
-        return Figure(name, _NOT_TOLD, healthy)
-    good = coverage > past.profile.frequent_share
-    return Figure(name, f"{100 * coverage:.0f} %", healthy, "good" if good else "bad")
-
-
-def _retractions(past: Past) -> Figure:
-    rate, tolerated = past.retractions_per_minute, past.profile.retractions_per_minute
-    return Figure("Retractions a minute", f"{rate:.1f}", f"up to {tolerated:g}", "good" if rate <= tolerated else "bad")
-
-
-def _reserve(past: Past) -> Figure:
-    reserve, profile = past.facts.reserve_gb, past.profile
-    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_upper_gb:g} GB"
-    if reserve is None:
-        return Figure("GPU memory left at start", _NOT_TOLD, healthy)
-    good = profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb
-    return Figure("GPU memory left at start", f"{reserve:.1f} GB", healthy, "good" if good else "bad")
-
-
-def _queue(ranks: list[RankState], profile: Profile, now: float) -> Figure:
-    queued = _sum([rank.queued for rank in ranks])
-    waits = [wait for rank in ranks if (wait := rank.queue_wait_seconds(now)) is not None and isfinite(wait)]
-    words = _count(queued) + (f" (about {max(waits):.0f} s)" if queued and waits else "")
-    if profile.queue_lower is not None:
-        healthy = f"{profile.queue_lower:.0f} to {profile.queue_upper:.0f}"
-    else:
-        healthy = (
-            f"a wait up to {profile.queue_wait_seconds:g} s"
-            if profile.queue_wait_seconds
-            else f"up to {profile.queue_upper:.0f}"
-        )
-    states = {rank.states["queue"] for rank in ranks}
-    bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
-    judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
-    return Figure("Queued requests", words, healthy, judgement)
-
-
-def _usage(ranks: list[RankState], profile: Profile) -> Figure:
-    usages = [rank.usage for rank in ranks if rank.usage is not None]
-    if not usages:
-        return Figure("Token usage", _NOT_TOLD, f"{profile.token_usage_target:g} or more while requests wait")
-    states = {rank.states["admission"] for rank in ranks} - {IDLE_STATE, UNKNOWN}
-    return Figure(
-        "Token usage",
-        f"{max(usages):.2f}",
-        f"{profile.token_usage_target:g} or more while requests wait",
-        "bad" if "held_back" in states else "good" if states else "",
-    )
-
-
-def _sum(figures: list[float | None]) -> float | None:
-    told = [figure for figure in figures if figure is not None]
-    return sum(told) if told else None
-
-
-def _count(figure: float | None) -> str:
-    return _NOT_TOLD if figure is None else f"{figure:.0f}"
+def _word(judgement: Judgement) -> str:
+    return "Idle" if judgement.verdict == IDLE else WORDS[_tone(judgement)]

@@ -1,0 +1,153 @@
+"""Servers in the situations that the exporter's page is read in: minutes lived through by the real exporter, whose clock then stands still.
+
+The lines, scrapes and clocks are those of `situations` and `hours`, or a recording's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import hours
+from hours import Clock, Moment, Story
+from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.sources.scrape import Outcome, ScrapeError
+from sglang_tuning_exporter.watcher import Watcher
+from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
+
+RECORDINGS = Path(__file__).parent / "recordings"
+MINUTES = 15.0
+
+
+@contextmanager
+def lived(story: Story, directory: Path) -> Iterator[Watcher]:
+    """The exporter after a story. Its clock stands still at the end of it, so that a page can be looked at for as long as it takes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "server.log"
+    log.touch()
+    moments = iter(story.moments)
+    first = next(moments)
+    clock = Clock(first.at)
+    with clock.worn():
+        exporter = hours._exporter(story, log, clock)
+        for moment in (first, *moments):
+            clock.now = moment.at
+            if moment.lines and exporter.log is not None:
+                with log.open("ab") as printed:
+                    printed.write(moment.lines)
+                while exporter._read_log(exporter.log):
+                    pass
+            if story.scraped:
+                refused = "connection refused: nothing listens at that address"
+                away = ScrapeError("connection_refused", refused) if moment.page is None else None
+                exporter._take(Outcome(moment.page, away, 0.012))
+                if story.server_info is not None and moment.page is not None:
+                    hours._inform(exporter, story.server_info)
+            with exporter.view():
+                pass
+    exporter.running = True
+    exporter.view = lambda: _seen_at(exporter, clock)  # type: ignore[method-assign]  # this one lives on its own clock
+    try:
+        yield exporter
+    finally:
+        exporter.stop()
+
+
+@contextmanager
+def _seen_at(exporter: Watcher, clock: Clock) -> Iterator[float]:
+    """The exporter's view at the moment that a clock shows. Under its lock: the clock is everybody's while it is worn."""
+    with exporter._lock, clock.worn(), Watcher.view(exporter) as now:
+        yield now
+
+
+def invented(plan: Callable[[float], Load | None], minutes: float = MINUTES) -> Iterator[Moment]:
+    """Minutes of the server of `situations` under a plan."""
+    return hour(plan, end=time.time(), minutes=minutes, every=10.0)
+
+
+def _growing(load: Load, share: float) -> Load:
+    """Between a healthy load and this one."""
+    part = min(1.0, share)
+
+    def between(name: str) -> float:
+        low, high = (float(getattr(end, name)) for end in (HEALTHY, load))
+        return low + part * (high - low)
+
+    names = ("running", "queued", "usage", "generated", "first", "between", "waited", "retractions")
+    return replace(load, rejected=0.0, **{name: between(name) for name in names})
+
+
+def retracting() -> Story:
+    """A storm of retractions that has grown for eight minutes."""
+    return Story("retracting", invented(lambda minute: _growing(STORM, max(0.0, minute - 7) / 3)))
+
+
+def healthy() -> Story:
+    """A good quarter of an hour."""
+    return Story("healthy", invented(lambda _: HEALTHY))
+
+
+def idle() -> Story:
+    """A server without a request for all the time."""
+    nothing = Load(running=0, queued=0, usage=0, generated=0, arriving=0, first=0.1, between=1e9)
+    started = b"".join(STARTED)
+    silent = (
+        replace(moment, lines=started if place == 0 else b"")
+        for place, moment in enumerate(invented(lambda _: nothing))
+    )
+    return Story("idle", silent)
+
+
+def new() -> Story:
+    """A server that was first scraped ten seconds ago."""
+    return Story("new", invented(lambda _: HEALTHY, minutes=1 / 6))
+
+
+def unseen() -> Story:
+    """A log without a line so far, and no metrics."""
+    return Story("unseen", [Moment(time.time(), b"", None)], scraped=False)
+
+
+def down() -> Story:
+    """A good server that has not answered for two minutes."""
+    return Story("down", invented(lambda minute: HEALTHY if minute < MINUTES - 2 else None))
+
+
+def few_clients() -> Story:
+    """A server for throughput whose client sends too little."""
+    return Story("few_clients", invented(lambda _: CLIENTS), profile="offline")
+
+
+def beyond_captured() -> Story:
+    """Batches beyond the largest captured graph, and GPU memory to give away."""
+    busy = replace(HEALTHY, running=430, usage=0.93, generated=9400)
+    swaps = (
+        ("cuda graph: True", "cuda graph: False"),
+        ('mode="decode_cuda_graph"', 'mode="decode_none"'),
+        ("9.87", "18.42"),
+        ("11.93", "20.48"),
+    )
+
+    def swapped(text: str) -> str:
+        for old, new in swaps:
+            text = text.replace(old, new)
+        return text
+
+    moments = (
+        Moment(moment.at, swapped(moment.lines.decode()).encode(), moment.page and swapped(moment.page))
+        for moment in invented(lambda _: busy)
+    )
+    return Story("beyond_captured", moments)
+
+
+def dp2() -> Story:
+    """Two data-parallel ranks, recorded."""
+    return Story("dp2", hours.recorded(load(RECORDINGS / "dp2"), end=time.time()))
+
+
+SCENES: dict[str, Callable[[], Story]] = {
+    story.__name__: story for story in (retracting, healthy, idle, new, unseen, down, few_clients, beyond_captured, dp2)
+}

@@ -1,0 +1,297 @@
+"""The exporter's own page in a real Chromium: read at a glance, on a phone, in the dark, by keyboard, by ear, and without a script."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from browser import Browser, chromium
+from conftest import running_exporter, wait_for, watched_retractions, web
+from scenes import SCENES, lived
+from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.replay import ReplayServer, packaged
+from sglang_tuning_exporter.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+WINDOW, PHONE = 1280, 390
+RIGHT_TO_LEFT = "\u202e\u05e9\u05dc\u05d5\u05dd gpt\u2067"  # with marks that would turn the rest of the line around
+HOSTILE = [
+    "<img src=x onerror=\"document.title='owned'\">",
+    "</title></bdi><script>document.title='owned'</script>",
+    RIGHT_TO_LEFT,
+    "🦙🦙 ラマ",
+    "m" * 300,
+]
+Scene = tuple[Watcher, str]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
+    """Gives the watcher of a situation of `scenes` and its address; each is lived through once."""
+    with ExitStack() as open_scenes:
+        known: dict[str, Scene] = {}
+
+        def of(name: str) -> Scene:
+            if name not in known:
+                directory = tmp_path_factory.mktemp(name)
+                watcher = open_scenes.enter_context(lived(SCENES[name](), directory))
+                known[name] = (watcher, open_scenes.enter_context(web(watcher)) + "/?still")
+            return known[name]
+
+        yield of
+
+
+@pytest.fixture
+def address(scene: Callable[[str], Scene]) -> str:
+    """A server with two settings to change."""
+    return scene("beyond_captured")[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WINDOW, PHONE])
+def test_what_limits_it_and_what_to_type_are_on_the_first_screen(
+    width: int, scheme: str, browser: Browser, address: str
+) -> None:
+    browser.open(address, width=width, height=740, scheme=scheme)
+    seen = [text for text in browser.texts() if text.bottom <= 740]
+    words = [text.words for text in seen]
+    assert "Warning" in words
+    assert BY_ID["cuda_graph_not_covering"].summary in words
+    assert "--cuda-graph-max-bs-decode 512" in words
+    assert "now 256" in words
+
+
+def test_a_recorded_server_that_retracts_is_told_what_to_type_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    with web(watched_retractions(tmp_path)) as recorded:
+        browser.open(recorded, width=PHONE, height=740)
+        words = [text.words for text in browser.texts() if text.bottom <= 740]
+    assert {BY_ID["retracting_too_often"].summary, "--schedule-conservativeness 1.3", "now 0.1"} <= set(words)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["retracting", "down"])
+def test_every_text_stands_out_from_what_is_behind_it(
+    name: str, scheme: str, browser: Browser, scene: Callable[[str], Scene]
+) -> None:
+    browser.open(scene(name)[1], scheme=scheme)
+    texts = browser.texts()
+    assert len(texts) > 50
+    assert [text for text in texts if text.contrast < 4.5] == []
+
+
+def test_the_dark_page_is_dark(browser: Browser, address: str) -> None:
+    shades = []
+    for scheme in ("light", "dark"):
+        browser.open(address, scheme=scheme)
+        shades.append(browser.evaluate("return getComputedStyle(document.body).backgroundColor"))
+    assert shades == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_nothing_is_cut_or_has_to_be_scrolled_sideways(
+    name: str, browser: Browser, scene: Callable[[str], Scene]
+) -> None:
+    for width, zoom in ((WINDOW, 1), (PHONE, 1), (320, 1), (WINDOW, 2)):
+        browser.open(scene(name)[1], width=width, zoom=zoom)
+        room = width / zoom
+        assert browser.width_needed() <= room, f"{name} at {width} zoomed {zoom}"
+        assert [text for text in browser.texts() if text.left < 0 or text.right > room] == []
+
+
+def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(
+    browser: Browser, scene: Callable[[str], Scene]
+) -> None:
+    browser.open(scene("retracting")[1], width=PHONE)
+    assert len(browser.evaluate("return [...document.querySelector('.first .turn code').getClientRects()]")) == 1
+    flag = next(text for text in browser.texts() if text.words == "--schedule-conservativeness 1.3")
+    assert flag.bottom - flag.top < 30
+    browser.open(scene("dp2")[1], width=PHONE)
+    heads = [
+        text
+        for text in browser.texts()
+        if text.words in {"Rank", "Queued", "Running", "Limit", "Signal", "State", "Share"}
+    ]
+    assert len(heads) == 7
+    assert [text for text in heads if text.bottom - text.top > 30] == []
+
+
+def test_text_alone_twice_as_large_is_not_cut(browser: Browser, address: str) -> None:
+    browser.open(address, width=WINDOW)
+    before = {text.words: text for text in browser.texts()}
+    browser.evaluate("document.documentElement.style.fontSize = '32px'")
+    after = {text.words: text for text in browser.texts()}
+    assert browser.width_needed() <= WINDOW
+    headline = BY_ID["cuda_graph_not_covering"].summary
+    assert after[headline].bottom - after[headline].top > 1.9 * (before[headline].bottom - before[headline].top)
+    assert [text for text in after.values() if text.right > WINDOW] == []
+
+
+def test_it_asks_for_nothing_but_itself_and_complains_of_nothing(browser: Browser, address: str) -> None:
+    browser.open(address)
+    time.sleep(0.3)  # an icon is asked for late
+    assert {url for url in browser.asked_for() if not url.startswith("data:")} == {address}
+    assert browser.complaints() == []
+
+
+def test_a_name_from_right_to_left_turns_nothing_around_but_itself(
+    browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, address = scene("beyond_captured")
+    monkeypatch.setattr(watcher.state.facts, "model_name", RIGHT_TO_LEFT)
+    browser.open(address)
+    at = {text.words: text for text in browser.texts()}
+    name, behind = at[RIGHT_TO_LEFT], at["· profile online"]
+    assert name.left < name.right <= behind.left
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_text_and_stays_in_its_place(
+    name: str, browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, address = scene("beyond_captured")
+    monkeypatch.setattr(watcher.state.facts, "model_name", name)
+    monkeypatch.setitem(watcher.state.facts.args, "model_path", name)
+    browser.open(address, width=PHONE)
+    assert browser.text("header bdi") == name
+    assert name in browser.text("pre").replace("'\"'\"'", "'")
+    assert browser.count("img, script, iframe, object, body > style") == 0
+    assert browser.evaluate("return document.title").startswith(BY_ID["cuda_graph_not_covering"].summary)
+    assert browser.width_needed() <= PHONE
+    assert "Warning" in [text.words for text in browser.texts()]
+    assert browser.complaints() == []
+
+
+def test_the_tab_key_comes_to_every_link_and_to_the_command_line_and_shows_where_it_is(
+    browser: Browser, address: str
+) -> None:
+    browser.open(address)
+    step = "What to do, step by step"
+    other = BY_ID["memory_reserve_too_large"].summary
+    assert browser.tabbed() == ["refresh", step, f"{step}: {other}", "pre", "metrics", "findings as JSON", "runbooks"]
+
+
+def test_one_click_marks_the_whole_command_line_and_nothing_else(browser: Browser, address: str) -> None:
+    command = requests.get(address.replace("?still", "api/v1/findings"), timeout=10).json()["command"]
+    browser.open(address, width=PHONE)
+    browser.driver.find_element("css selector", "pre .changed").click()
+    assert browser.evaluate("return getSelection().toString()").strip() == command["text"]
+    assert browser.text("pre") == command["text"]
+    marked = browser.evaluate("return [...document.querySelectorAll('pre .changed')].map(e => e.textContent)")
+    assert sorted(marked) == ["--cuda-graph-max-bs-decode 512", "--mem-fraction-static 0.95"]
+
+
+@pytest.mark.parametrize("name", ["beyond_captured", "dp2", "unseen"])
+def test_a_screen_reader_is_told_landmarks_headings_figures_and_tables(
+    name: str, browser: Browser, scene: Callable[[str], Scene]
+) -> None:
+    browser.open(scene(name)[1])
+    told = browser.accessible()
+    roles = [node["role"] for node in told]
+    assert [role for role in roles if role in {"banner", "main", "contentinfo"}] == ["banner", "main", "contentinfo"]
+    levels = [node["level"] for node in told if node["role"] == "heading"]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
+    figures = browser.evaluate("return [...document.querySelectorAll('.figures dt')].map(e => e.textContent)")
+    terms = [_words(told, place) for place, role in enumerate(roles) if role == "term"]
+    assert [figure for figure in figures if figure not in terms] == []
+    assert len(figures) == 7
+    tables = [place for place, role in enumerate(roles) if role == "table"]
+    assert len(tables) == browser.count("table")
+    headers = [node["name"] for node in told if node["role"] == "columnheader"]
+    assert {"Source", "Health"} <= set(headers)
+    assert ("DP0" in [node["name"] for node in told if node["role"] == "rowheader"]) is (name == "dp2")
+    links = [node["name"] for node in told if node["role"] == "link"]
+    assert len(links) == len(set(links))  # each can be told from the others by its name
+
+
+def test_a_screen_reader_is_told_what_each_picture_shows(browser: Browser, scene: Callable[[str], Scene]) -> None:
+    browser.open(scene("retracting")[1])
+    pictures = [node["name"] for node in browser.accessible() if node["role"] in {"image", "img"}]
+    assert len(pictures) == browser.count("svg") == 6
+    assert [re.sub(r"\d[\d.]*( to \d[\d.]*)?", "#", picture) for picture in pictures] == [
+        "Queued requests, last # min: #",
+        "Token usage, last # min: #",
+        "Running requests, last # min: #",
+        "Generated tokens/s, last # min: #",
+        "CUDA graph coverage, last # min: # %",
+        "Retractions, last # min: # in all",
+    ]
+
+
+def test_whether_a_figure_is_good_is_said_in_words_too(browser: Browser, scene: Callable[[str], Scene]) -> None:
+    browser.open(scene("retracting")[1])
+    judged = browser.evaluate(
+        "return [...document.querySelectorAll('.figures > div')].map(e => [e.className, e.querySelector('.healthy').textContent])"
+    )
+    assert {kind for kind, _ in judged} == {"good", "bad", ""}
+    for kind, words in judged:
+        assert words.startswith({"good": "✓ good; healthy: ", "bad": "✗ not good; healthy: ", "": ""}[kind])
+
+
+def test_it_can_be_read_with_scripts_switched_off(browser: Browser, address: str) -> None:
+    browser.open(address, scripts=False)
+    told = [node["name"] for node in browser.accessible() if node["role"] == "StaticText"]
+    browser.command("Emulation.setScriptExecutionDisabled", value=False)
+    assert BY_ID["cuda_graph_not_covering"].summary in told
+    assert "--cuda-graph-max-bs-decode 512" in told
+
+
+def test_the_runbooks_fit_a_phone_and_stand_out(browser: Browser, address: str) -> None:
+    for scheme in ("light", "dark"):
+        for page in ("runbooks/", "runbooks/SGLangRetractingTooOften"):
+            browser.open(address.replace("?still", page), width=PHONE, scheme=scheme)
+            assert browser.width_needed() <= PHONE
+            assert [text for text in browser.texts() if text.contrast < 4.5] == []
+            assert browser.complaints() == []
+
+
+def test_the_page_of_a_replayed_server_turns_by_itself_while_it_is_looked_at(browser: Browser, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    replay = ReplayServer(load(packaged("retract")), log_path=log, speed=10.0)
+    replay.start()
+    try:
+        with running_exporter("--sglang-url", replay.url, "--log-file", str(log)) as exporter:
+            browser.open(exporter.url + "/", width=PHONE)
+            first = browser.text("time")
+            assert "in all" not in browser.text(".figures")
+            browser.evaluate("scrollTo(0, 300)")
+            wait_for(lambda: browser.text("footer") != "" and browser.text("time") != first, 20)
+            assert re.search(r"last \d+ s: [1-9]\d* in all", browser.text(".figures"))  # the recording's retractions
+            assert browser.evaluate("return scrollY") > 200  # whoever reads further down is left about there
+            assert {url for url in browser.asked_for() if not url.startswith("data:")} == {exporter.url + "/"}
+    finally:
+        replay.stop()
+
+
+def test_a_page_that_is_held_still_is_not_loaded_again_and_can_be_let_go(browser: Browser, address: str) -> None:
+    refreshing = address.removesuffix("?still")
+    browser.open(refreshing)
+    assert browser.evaluate("return document.querySelector('meta[http-equiv=refresh]').content") == "10"
+    browser.driver.find_element("link text", "hold still").click()
+    assert browser.driver.current_url == address
+    assert browser.count("meta[http-equiv=refresh]") == 0
+    browser.driver.find_element("link text", "refresh").click()
+    assert browser.driver.current_url == refreshing
+
+
+def _words(told: list[dict[str, Any]], place: int) -> str:
+    """The words of a node that is named by its content alone: those of the text behind it."""
+    return str(told[place]["name"] or told[place + 1]["name"])

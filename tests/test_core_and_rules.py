@@ -1,0 +1,237 @@
+"""Python's findings and Prometheus' alerts say the same of the same half hour.
+
+Each scenario is driven through the real state and the real metrics; their series, sampled every 15 s, are played to the
+committed rules by `promtool`, all servers in one run, so that none may be taken for another.
+
+What a rule may differ in: it wants to see the cause in the last two minutes as well and for its whole `for` (so one burst,
+which a finding looks back at for ten minutes, notifies nobody), and it keeps firing for its `keep_firing_for`. Hence: what
+was found without a break for window, `for` and a minute must be firing; what fires must have been found within the last
+`keep_firing_for` and a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import config
+from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
+from sglang_tuning_exporter.generate import alerts
+from sglang_tuning_exporter.guide.diagnosis import (
+    BurnRate,
+    Diagnosis,
+    Rejections,
+    RetractionRate,
+    Share,
+    Source,
+    Spread,
+)
+from sglang_tuning_exporter.guide.findings import Judgement, judge
+from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.metrics import WatcherCollector
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+STEP = 15.0
+ASKED_AT = tuple(60.0 * minute for minute in (12, 16, 20, 25, 30))
+RULES = alerts.files()["alerts/rules/sglang-tuning.rules.yml"]
+# Those that a server's figures tell. What burns a budget is Prometheus' alone, and what is wrong with a source is told by
+# the source: their scenarios are in alerts/tests; only that a server is down is told by its log as well.
+TOLD = tuple(row for row in ALERTS if row.id == "server_down" or not isinstance(row.condition, (BurnRate, Source)))
+USED = {
+    name
+    for line in RULES.splitlines()
+    if "{{" not in line
+    for name in re.findall(r"(?<![:\w])(?:sglang_tuning_\w+|up)\b", line)
+}
+History = dict[float, frozenset[str]]
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]]
+
+
+class Simulated(Watcher):
+    """A watcher whose clock is the scenario's, and which is told instead of looking."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        url = "http://127.0.0.1:9" if scenario.is_scraped else None
+        log = ("server.log",) if scenario.has_log else ()
+        super().__init__(config(sglang_url=url, log_file=log, profile=scenario.profile))
+        self.state = ServerState(self.profile, 0.0)
+        self.now = 0.0
+        self.judged = judge(self.past(0.0))
+
+    @contextmanager
+    def view(self) -> Iterator[float]:
+        self.state.advance(self.now)
+        yield self.now
+
+    def judge(self, now: float) -> Judgement:
+        self.judged = super().judge(now)
+        return self.judged
+
+    def tell(self, what: object, at: float) -> None:
+        self.now = at
+        if isinstance(what, Away):
+            self.state.lost_scrape()
+            self.health.up, self.health.reason = False, what.reason
+        elif isinstance(what, Scrape):
+            self.state.observe_scrape(what, at)
+            self.health.up, self.health.reason = True, ""
+        elif isinstance(what, ServerInfo):
+            self.state.facts.apply_info(what.version, {}, None)
+        elif at <= 0:
+            self.state.recall(what)  # type: ignore[arg-type]  # from before the exporter came
+        else:
+            self.state.observe(what, at)  # type: ignore[arg-type]  # the rest are events
+
+
+@cache
+def played(scenario: Scenario) -> tuple[History, Series]:
+    """Give what was found, and the series, at every 15 s."""
+    watcher = Simulated(scenario)
+    found: History = {}
+    series: Series = {}
+    collector = WatcherCollector(watcher)
+    story = iter(sorted(scenario.story, key=lambda pair: pair[0]))
+    pair = next(story, None)
+    for sample in range(int(LENGTH / STEP) + 1):
+        now = STEP * sample
+        while pair is not None and pair[0] <= now:
+            watcher.tell(pair[1], pair[0])
+            pair = next(story, None)
+        watcher.now = now
+        for family in collector.collect():
+            for name, labels, value, *_ in family.samples:
+                if name in USED:
+                    series.setdefault((name, tuple(sorted(labels.items()))), {})[sample] = value
+        found[now] = frozenset(finding.diagnosis.id for finding in watcher.judged.findings)
+    return found, series
+
+
+def shorthand(samples: Mapping[int, float]) -> str:
+    """Write samples as promtool does: a value and how often it comes again, `_` where there is none."""
+    values = [repr(float(samples[n])) if n in samples else "_" for n in range(max(samples) + 1)]
+    runs = [(value, sum(1 for _ in same)) for value, same in groupby(values)]
+    return " ".join(f"_x{n}" if value == "_" else f"{value}+0x{n - 1}" for value, n in runs)
+
+
+def fired(scenarios: tuple[Scenario, ...], directory: Path, rules: str = RULES) -> dict[str, dict[float, set[str]]]:
+    """Give the diagnoses whose alerts fire at each of `ASKED_AT`, by scenario, as the rules have them."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.fail("promtool is missing: install Prometheus 2.42 or newer", pytrace=False)
+    inputs: list[dict[str, str]] = []
+    for scenario in scenarios:
+        for (name, labels), samples in played(scenario)[1].items():
+            told = ",".join(f"{key}={json.dumps(value)}" for key, value in labels)
+            selector = f'{name}{{job="sglang",instance="{scenario.name}",{told}}}'
+            inputs.append({"series": selector, "values": shorthand(samples)})
+    # No expectation is met, so that promtool prints what it got.
+    asked = 'count by (instance, diagnosis) (ALERTS{alertstate="firing"}) or label_replace(vector(1), "instance", "nobody", "", "")'
+    test = {
+        "interval": "15s",
+        "input_series": inputs,
+        "promql_expr_test": [{"eval_time": f"{at:g}s", "expr": asked} for at in ASKED_AT],
+    }
+    (directory / "rules.yml").write_text(rules)
+    document = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": "30s",
+        "group_eval_order": ["sglang-tuning.records", "sglang-tuning.alerts"],
+        "tests": [test],
+    }
+    (directory / "test.yml").write_text(json.dumps(document))
+    ran = subprocess.run(
+        [program, "test", "rules", str(directory / "test.yml")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    answers = re.findall(r"^\s+got: (.*)$", ran.stdout + ran.stderr, re.MULTILINE)
+    assert len(answers) == len(ASKED_AT), ran.stdout[-2000:] + ran.stderr[-2000:]
+    assert all('instance="nobody"' in answer for answer in answers)
+    firing: dict[str, dict[float, set[str]]] = {scenario.name: {at: set() for at in ASKED_AT} for scenario in scenarios}
+    for at, answer in zip(ASKED_AT, answers, strict=True):
+        for diagnosis, instance in re.findall(r'\{diagnosis="(\w+)", instance="([^"]+)"\}', answer):
+            firing[instance][at].add(diagnosis)
+    return firing
+
+
+def seconds(duration: str) -> float:
+    return float(duration[:-1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[duration[-1]] if duration else 0.0
+
+
+def patience(row: Diagnosis) -> float:
+    """After how long an unbroken finding must notify."""
+    looks_back = isinstance(row.condition, (Share, RetractionRate, Rejections, Spread))
+    return (600.0 if looks_back else 0.0) + seconds(row.hold) + 60.0
+
+
+def disagreements(found: History, firing: Mapping[float, set[str]]) -> list[str]:
+    """Say where core and rules differ by more than the rules may."""
+    said = []
+    for at, alerts_then in firing.items():
+        for row in TOLD:
+            since = at - patience(row)
+            always = all(row.id in ids for moment, ids in found.items() if since <= moment <= at)
+            if since >= 0 and always and row.id not in alerts_then:
+                said.append(f"{row.id}: found since {since:g} s, and silent at {at:g} s")
+            lately = at - seconds(row.keep_firing) - 60.0
+            if row.id in alerts_then and not any(
+                row.id in ids for moment, ids in found.items() if lately <= moment <= at
+            ):
+                said.append(f"{row.id}: fires at {at:g} s, and not found since {lately:g} s")
+    return said
+
+
+@pytest.fixture(scope="module")
+def firing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[float, set[str]]]:
+    return fired(SCENARIOS, tmp_path_factory.mktemp("agreement"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_core_and_rules_agree_at_every_moment_asked(scenario: Scenario, firing: Any) -> None:
+    assert disagreements(played(scenario)[0], firing[scenario.name]) == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_both_end_where_the_words_say(scenario: Scenario, firing: Any) -> None:
+    with_alert = {row.id for row in TOLD}
+    assert played(scenario)[0][LENGTH] & with_alert == scenario.ends
+    assert firing[scenario.name][LENGTH] == scenario.ends
+
+
+def test_every_alert_that_the_exporter_can_tell_has_its_scenario() -> None:
+    assert set().union(*(scenario.ends for scenario in SCENARIOS)) == {row.id for row in TOLD}
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("held_back", 'state="held_back"', 'state="no_queue"'),  # silent where it is found
+        (
+            "at_limit_without_room",
+            'unless on (job, instance) sglang_tuning_diagnosis_active{diagnosis="running',
+            'unless on (job, instance) nobody{diagnosis="running',
+        ),  # fires where it is not
+    ],
+)
+def test_a_wrong_rule_is_a_disagreement(name: str, right: str, wrong: str, tmp_path: Path) -> None:
+    assert right in RULES
+    chosen = tuple(scenario for scenario in SCENARIOS if scenario.name == name)
+    firing = fired(chosen, tmp_path, RULES.replace(right, wrong))
+    assert disagreements(played(chosen[0])[0], firing[name]) != []

@@ -1,0 +1,373 @@
+"""Every row that the guide and its readers need: what makes it the finding and what to turn then, and what must not.
+
+Each past is a few minutes of events, taken by the real state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scenarios import (
+    GRAMMAR,
+    HANGING,
+    Story,
+    decoding,
+    failed,
+    prefilling,
+    probed,
+    repeated,
+    retraction,
+    scraped,
+    started,
+)
+from sglang_tuning_exporter.guide.evidence import Past, past_of
+from sglang_tuning_exporter.guide.findings import Judgement, judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.sglang.events import (
+    NO_RANK,
+    Memory,
+    PrefillBatch,
+    RankFigures,
+    Rejection,
+    Scrape,
+)
+from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.state import ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+END = 200.0
+# The two tables of the guide's reading, row by row: what it says, and the causes that look like one of its rows.
+GUIDE_ROWS = (
+    *("client_too_slow", "queue_too_long", "admission_too_conservative", "retracting_too_often"),
+    *("memory_reserve_too_large", "memory_reserve_too_small"),
+    *("out_of_memory_prefill", "out_of_memory_decode", "out_of_memory_any"),
+    *("cuda_graph_not_covering", "cuda_graph_off", "data_parallel_would_fit"),
+    *("shared_prefixes_unused", "prefix_policy_wasted", "torch_compile_candidate"),
+    *("quantization_candidate", "expert_parallel_candidate", "dp_attention_candidate"),
+    *("running_far_below_limit", "latency_batch_too_large", "latency_queue", "latency_long_prompts"),
+    "metrics_disabled",
+)
+CAUSE_ROWS = (
+    *("running_at_limit", "prefill_bound", "grammar_queue", "pd_queue", "hybrid_pool_full", "dp_imbalanced"),
+    *("scheduler_stuck", "graph_memory_short", "conservativeness_ineffective", "admission_recovering"),
+    "requests_rejected",
+)
+CALM: Mapping[str, float] = {}
+
+
+class Case(NamedTuple):
+    """A past that makes a row the finding, what it advises (flag, present value, value to try), and one beside it."""
+
+    story: Story
+    advised: tuple[str, float | str | None, float | str | None]
+    beside: Story
+    profile: str = "online"
+    end: float = END
+
+
+def past(
+    story: Story,
+    profile: str = "online",
+    end: float = END,
+    version: str | None = None,
+    thresholds: Mapping[str, float] = CALM,
+) -> Past:
+    state = ServerState(PROFILES[profile].with_thresholds(thresholds), 0.0)
+    state.facts.version = version
+    for at, what in sorted(story, key=lambda pair: pair[0]):
+        if at > end:
+            break
+        if isinstance(what, Scrape):
+            state.observe_scrape(what, at)
+        else:
+            state.observe(what, at)  # type: ignore[arg-type]  # the rest are events here
+    state.advance(end)
+    return past_of(state, end)
+
+
+def judged(story: Story, profile: str = "online", end: float = END) -> Judgement:
+    return judge(past(story, profile, end))
+
+
+def found(judgement: Judgement) -> set[str]:
+    return {finding.diagnosis.id for finding in judgement.findings}
+
+
+def load(**figures: object) -> Story:
+    return decoding(0.0, END, **figures)  # type: ignore[arg-type]  # the tests name figures of their own type
+
+
+def weighing(gigabytes: float, **args: object) -> Story:
+    return [*started(**args), (0.0, Memory(None, NO_RANK, "weights", used_gb=gigabytes))]  # type: ignore[arg-type]  # as above
+
+
+def prompts(cached: int, **args: object) -> Story:
+    line = PrefillBatch(None, NO_RANK, 1, 1000 - cached, cached, 4, 20, 0, 0.95)
+    return started(**args) + repeated(line, 10.0)  # type: ignore[arg-type]  # as above
+
+
+def slow(first: float, between: float, *, running: int = 40, queued: int = 0) -> Story:
+    """Scrapes of a server whose every answer takes so many seconds."""
+
+    def histogram(seconds: float, count: float) -> Histogram:
+        bounds = (0.05, 0.2, 1.0, 4.0, 20.0, inf)
+        return Histogram(bounds, tuple(count * (bound >= seconds) for bound in bounds), count * seconds)
+
+    story = started()
+    for step in range(20):
+        figures = RankFigures(running=running, queued=queued, grammar_queued=0, full_usage=0.95, used_tokens=step)
+        scrape = Scrape(
+            [figures],
+            progress=1000.0 * step,
+            time_to_first_token=histogram(first, 20.0 * step),
+            inter_token=histogram(between, 20.0 * step),
+        )
+        story.append((10.0 * step, scrape))
+    return story
+
+
+NOTHING: tuple[str, None, None] = ("", None, None)
+RETRACTIONS = repeated(retraction(), 15.0)
+CASES: dict[str, Case] = {
+    "client_too_slow": Case(started() + load(), NOTHING, started() + load(queued=150, usage=0.95), "offline"),
+    "queue_too_long": Case(
+        started() + load(running=50, queued=2001, usage=0.95),
+        NOTHING,
+        started() + load(running=50, queued=2000, usage=0.95),
+        "offline",
+    ),
+    "admission_too_conservative": Case(
+        started() + load(queued=20, usage=0.89),
+        ("--schedule-conservativeness", 1.0, 0.3),
+        started() + load(queued=20, usage=0.9),
+    ),
+    "retracting_too_often": Case(
+        started() + load(usage=0.95) + RETRACTIONS,
+        ("--schedule-conservativeness", 1.0, 1.3),
+        started() + load(usage=0.95) + repeated(retraction(), 65.0),
+    ),
+    "memory_reserve_too_large": Case(
+        started(reserve=14.0) + load(), ("--mem-fraction-static", 0.85, 0.94), started(reserve=10.0) + load()
+    ),
+    "memory_reserve_too_small": Case(
+        started(reserve=4.64) + load(), ("--mem-fraction-static", 0.85, 0.82), started(reserve=5.0) + load()
+    ),
+    "out_of_memory_prefill": Case(
+        started() + load() + [(100.0, failed("prefill"))],
+        ("--chunked-prefill-size", 8192.0, 4096.0),
+        started() + load() + [(100.0, failed("decode"))],
+    ),
+    "out_of_memory_decode": Case(
+        started() + load(running=40) + [(100.0, failed("decode"))],
+        ("--max-running-requests", 64.0, 30.0),
+        started() + load(running=40) + [(100.0, failed("prefill"))],
+    ),
+    "out_of_memory_any": Case(
+        [*started(), (100.0, failed("startup"))],
+        ("--mem-fraction-static", 0.85, 0.8),
+        [*started(), (100.0, failed("graph_capture"))],
+    ),
+    "cuda_graph_not_covering": Case(
+        started(max_running_requests=512) + load(running=300, graph=False),
+        ("--cuda-graph-max-bs", 160.0, 320.0),
+        started(max_running_requests=512) + load(running=160, graph=False),
+    ),
+    "cuda_graph_off": Case(
+        started(disable_cuda_graph=True) + load(graph=False),
+        ("--disable-cuda-graph", 1.0, 0.0),
+        started(max_running_requests=512) + load(running=300, graph=False),
+    ),
+    "data_parallel_would_fit": Case(
+        weighing(10.0, tp_size=2) + load(), ("--tp-size", 2.0, 1.0), weighing(40.0, tp_size=2) + load()
+    ),
+    "shared_prefixes_unused": Case(
+        prompts(300, schedule_policy="fcfs"), ("--schedule-policy", "fcfs", "lpm"), prompts(0, schedule_policy="fcfs")
+    ),
+    "prefix_policy_wasted": Case(
+        prompts(0, schedule_policy="lpm"), ("--schedule-policy", "lpm", "fcfs"), prompts(300, schedule_policy="lpm")
+    ),
+    "torch_compile_candidate": Case(
+        weighing(10.0, enable_torch_compile=False) + load(running=8),
+        ("--enable-torch-compile", 0.0, 1.0),
+        weighing(10.0, enable_torch_compile=False) + load(running=40),
+    ),
+    "quantization_candidate": Case(
+        weighing(40.0, quantization=None) + load(queued=20, usage=0.95),
+        ("--quantization", None, "fp8"),
+        weighing(40.0, quantization="fp8") + load(queued=20, usage=0.95),
+    ),
+    "expert_parallel_candidate": Case(
+        started(model_path="mistralai/Mixtral-8x7B", tp_size=8, ep_size=1) + load(),
+        ("--ep-size", 1.0, 8.0),
+        started(model_path="mistralai/Mistral-7B", tp_size=8, ep_size=1) + load(),
+    ),
+    "dp_attention_candidate": Case(
+        started(model_path="deepseek-ai/DeepSeek-V3", tp_size=8) + load(queued=20, usage=0.95),
+        ("--enable-dp-attention", 0.0, 1.0),
+        started(model_path="deepseek-ai/DeepSeek-V3", tp_size=8) + load(usage=0.5),
+    ),
+    "running_far_below_limit": Case(
+        started(kv_cache_dtype="auto") + load(running=20, queued=20, usage=0.95),
+        ("--kv-cache-dtype", "auto", "fp8_e4m3"),
+        started(kv_cache_dtype="auto") + load(running=40, queued=20, usage=0.95),
+    ),
+    "latency_batch_too_large": Case(slow(0.5, 0.3), ("--max-running-requests", 64.0, 13.0), slow(0.5, 0.04)),
+    "latency_queue": Case(slow(9.0, 0.04, queued=30), NOTHING, slow(9.0, 0.04)),
+    "latency_long_prompts": Case(slow(9.0, 0.04), ("--chunked-prefill-size", 8192.0, 16384.0), slow(0.5, 0.04)),
+    "running_at_limit": Case(
+        started() + load(running=64, queued=20, usage=0.3),
+        ("--max-running-requests", 64.0, 192.0),
+        started() + load(running=40, queued=20, usage=0.3),
+    ),
+    "prefill_bound": Case(
+        started() + prefilling(0.0, END, queued=200),
+        ("--chunked-prefill-size", 8192.0, 16384.0),
+        started() + prefilling(0.0, END, tokens=1000, queued=200),
+        "offline",
+    ),
+    "grammar_queue": Case(
+        scraped(figures=GRAMMAR), ("--grammar-backend", None, None), scraped(figures=replace(GRAMMAR, grammar_queued=0))
+    ),
+    "pd_queue": Case(
+        started() + load(queued=2, queues={"transfer": 30}), NOTHING, started() + load(queued=2, queues={"transfer": 1})
+    ),
+    "hybrid_pool_full": Case(
+        started(swa_full_tokens_ratio=0.5) + load(queued=20, usage=0.4, swa=0.95),
+        ("--swa-full-tokens-ratio", 0.5, 0.62),
+        started(swa_full_tokens_ratio=0.5) + load(queued=20, usage=0.92, swa=0.95),
+    ),
+    "dp_imbalanced": Case(
+        started(dp_size=2, load_balance_method="round_robin") + load(queued=20, dp=0) + load(dp=1),
+        ("--load-balance-method", "round_robin", "total_requests"),
+        started(dp_size=2, load_balance_method="round_robin") + load(queued=20, dp=0) + load(queued=20, dp=1),
+    ),
+    "scheduler_stuck": Case(
+        scraped(0, 120, figures=HANGING) + scraped(120, 400, figures=HANGING, moves=False),
+        NOTHING,
+        scraped(0, 400, figures=HANGING),
+        end=400.0,
+    ),
+    "graph_memory_short": Case(
+        started(reserve=0.6) + load(running=100),
+        ("--mem-fraction-static", 0.85, 0.8),
+        started(reserve=1.0) + load(running=100),
+    ),
+    "conservativeness_ineffective": Case(
+        started(schedule_conservativeness=1.5) + load(running=40, usage=0.95) + RETRACTIONS,
+        ("--max-running-requests", 64.0, 32.0),
+        started(schedule_conservativeness=1.43) + load(running=40, usage=0.95) + RETRACTIONS,
+    ),
+    "admission_recovering": Case(
+        started(schedule_conservativeness=0.1) + load(queued=20) + [(5.0, retraction(ratio=0.9))],
+        ("--schedule-conservativeness", 0.1, 1.0),
+        started(schedule_conservativeness=0.1) + load(queued=20) + [(5.0, retraction(ratio=0.2))],
+    ),
+    "requests_rejected": Case(
+        started() + load() + repeated(Rejection(None, NO_RANK), 15.0),
+        NOTHING,
+        started() + load() + repeated(Rejection(None, NO_RANK), 65.0),
+    ),
+}
+HELD_BACK = "admission_too_conservative"
+# Told apart from it: requests wait, usage is below 0.9, and it is something else.
+MISTAKEN = (
+    *("running_at_limit", "prefill_bound", "grammar_queue", "pd_queue", "hybrid_pool_full", "dp_imbalanced"),
+    *("scheduler_stuck", "admission_recovering"),
+)
+
+
+def test_every_row_of_the_guide_is_in_the_table_and_has_its_case() -> None:
+    assert {*GUIDE_ROWS, *CAUSE_ROWS} <= set(BY_ID)
+    # Whether metrics are disabled is told by the scrape: it has scenarios among those of the rules and of the watcher.
+    assert {*CASES, "metrics_disabled"} == {*GUIDE_ROWS, *CAUSE_ROWS}
+
+
+@pytest.mark.parametrize("row", CASES)
+def test_a_row_is_found_with_its_advice(row: str) -> None:
+    case = CASES[row]
+    findings = {finding.diagnosis.id: finding for finding in judged(case.story, case.profile, case.end).findings}
+    assert row in findings
+    advice = [(each.flag, each.current, each.suggested) for each in findings[row].advice]
+    assert case.advised in advice
+
+
+@pytest.mark.parametrize("row", CASES)
+def test_a_row_is_not_found_beside_it(row: str) -> None:
+    case = CASES[row]
+    assert row not in found(judged(case.beside, case.profile, case.end))
+
+
+@pytest.mark.parametrize("row", MISTAKEN)
+def test_a_cause_is_not_taken_for_a_careful_admission(row: str) -> None:
+    case = CASES[row]
+    known = past(case.story, case.profile, case.end)
+    usages = [known.recent.mean("usage")]
+    assert all(usage is not None and (usage < 0.9 or row == "hybrid_pool_full") for usage in usages)
+    assert (known.recent.mean("queued") or 0.0) > 0
+    ids = found(judge(known))
+    assert (row in ids, HELD_BACK in ids) == (True, False)
+    assert judge(known).verdict == row
+
+
+@pytest.mark.parametrize(
+    ("queued", "version", "thresholds", "expected"),
+    [
+        (600, "0.4.1", {}, "queue_too_long"),
+        (500, "0.4.1", {}, "no"),
+        (600, "0.5.9", {}, "no"),
+        (2001, "0.5.9", {}, "queue_too_long"),
+        (600, "0.4.1", {"queue_upper": 700.0}, "no"),
+        (300, "0.5.9", {"queue_upper": 200.0}, "queue_too_long"),
+        (300, "0.4.1", {"queue_upper": 200.0}, "queue_too_long"),
+    ],
+)
+def test_a_queue_is_judged_by_the_edition_of_the_server_and_the_user_before_both(
+    queued: int, version: str, thresholds: dict[str, float], expected: str
+) -> None:
+    known = past(load(running=50, queued=queued, usage=0.95), "offline", version=version, thresholds=thresholds)
+    assert ("queue_too_long" in found(judge(known))) is (expected == "queue_too_long")
+
+
+@pytest.mark.parametrize(
+    ("queued", "version", "state"),
+    [(60, "0.4.1", "in_range"), (60, "0.5.9", "below_range"), (40, "0.4.1", "below_range"), (100, "0.5.9", "in_range")],
+)
+def test_the_lower_end_of_the_range_is_the_editions_too(queued: int, version: str, state: str) -> None:
+    known = past(load(running=50, queued=queued, usage=0.95), "offline", version=version)
+    assert known.recent.share("queue", state) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("story", "profile", "word"),
+    [
+        (started() + load(), "online", "healthy"),
+        (started() + load(running=50, queued=150, usage=0.95), "offline", "healthy"),
+        (started() + probed(0.0, END), "online", "idle"),
+        (started() + load(running=64, queued=20, usage=0.95), "online", "no_clear_bottleneck"),
+        (started() + decoding(0.0, 10.0, queued=20), "online", "not_enough_data"),
+        (started(), "online", "not_enough_data"),
+    ],
+)
+def test_the_verdict_is_an_honest_word_where_nothing_limits(story: Story, profile: str, word: str) -> None:
+    end = 15.0 if len(story) < 10 else END
+    assert judge(past(story, profile, end)).verdict == word
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(sorted(CASES)), min_size=2, max_size=3), st.sampled_from(sorted(PROFILES)))
+def test_two_rows_at_once_never_turn_one_flag_two_ways(rows: list[str], profile: str) -> None:
+    story = [pair for row in rows for pair in CASES[row].story]
+    judgement = judged(story, profile)
+    turned = [each for finding in judgement.findings for each in finding.advice if each.arg]
+    assert len({each.arg for each in turned}) == len(turned)
+    lowers = any(each.arg == "schedule_conservativeness" and not each.raises for each in turned)
+    assert not (lowers and "retracting_too_often" in found(judgement))
