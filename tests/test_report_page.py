@@ -174,6 +174,26 @@ def test_hostile_words_of_the_log_are_text(tmp_path: Path) -> None:
     assert "&lt;b&gt;server.log" in written
 
 
+def test_a_night_that_was_good_on_the_whole_is_not_called_healthy_when_alerts_would_have_fired(tmp_path: Path) -> None:
+    calm = HERE / "data" / "logs" / "0.5.23.log"
+    assert 'class="word calm">No verdict<' in page(tmp_path, calm)
+    line = (
+        "[2025-11-20 {:02}:{:02}:{:02}] Decode batch, #running-req: {}, #token: 9, token usage: 0.40, cuda graph: True, "
+        "gen throughput (token/s): 44.70, #queue-req: {}\n"
+    )
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2025-11-20 10:00:00] server_args=ServerArgs(model_path='m', tp_size=1, max_running_requests=4)\n"
+        + "".join(
+            line.format(10 + s // 3600, s // 60 % 60, s % 60, *((4, 60) if s < 1800 else (1, 0)))
+            for s in range(5, 3 * 3600, 5)
+        )
+    )
+    written = page(tmp_path, log)
+    assert 'class="word warn">Healthy, in part<' in written
+    assert "healthy: close to 4 under load" in seen(written)
+
+
 def test_what_got_better_or_worse_stands_first(tmp_path: Path) -> None:
     big, limited = (str(HERE / "recordings" / name / "server.log.gz") for name in ("big_queue", "client_limited"))
     said = seen(page(tmp_path, limited, against=(big,)))

@@ -75,7 +75,7 @@ class Lane:
 
 def render(document: Document, analysis: Analysis) -> str:
     """Write the page."""
-    begin, seconds = analysis.begin, analysis.seconds
+    begin, seconds, tone, part = analysis.begin, analysis.seconds, _tone(document), in_part(document)
     axis = Axis(begin, seconds) if begin is not None and seconds > 0 else None
     findings = document["findings"]
     return _ENVIRONMENT.get_template("report.html").render(
@@ -83,12 +83,12 @@ def render(document: Document, analysis: Analysis) -> str:
         version=__version__,
         document=document,
         title=sentence(document["verdict"]),
-        tone=_tone(document),
-        word=WORDS[_tone(document)],
+        tone="warn" if part else tone,
+        word=f"{WORDS[tone]}, in part" if part else WORDS[tone],
         pieces=_command(document),
         confidence=confidence(document),
         span_words=span_words(document),
-        part=in_part(document),
+        part=part,
         model=analysis.state.facts.model_name,
         findings=[finding for finding in findings if not BY_ID[finding["diagnosis"]].is_chance],
         chances=[finding for finding in findings if BY_ID[finding["diagnosis"]].is_chance],
@@ -172,7 +172,8 @@ def _strips(document: Document, analysis: Analysis, axis: Axis) -> list[Strip]:
     profile = analysis.profile.for_edition(first=facts.is_first_edition)
     # An alert that holds for the whole night would only tint the page; the lanes tell when it fired.
     shades = [span for span in _spans(document) if span.kind != "info"]
-    limits = [facts.running_limit(rank.dp) for rank in analysis.state.schedulers]
+    now = [rank for rank in analysis.state.schedulers if rank.served]  # those of earlier starts are gone
+    limits = [facts.running_limit(rank.dp) for rank in now]
     limit = sum(told for told in limits if told is not None) or None
     strips = [
         _queue(series, axis, profile, shades),
