@@ -159,10 +159,10 @@ class Browser:
         visit(nodes[0])
         return told
 
-    def picture(self) -> bytes:
-        """The whole page as PNG."""
+    def picture(self, height: int | None = None) -> bytes:
+        """The page as PNG, down to this height in CSS pixels, or all of it."""
         size = self.command("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
         return base64.b64decode(self.command("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import hours
 from hours import Clock, Moment, Story
 from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.replay import packaged
 from sglang_tuning_exporter.sources.scrape import Outcome, ScrapeError
 from sglang_tuning_exporter.watcher import Watcher
 from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
@@ -85,6 +86,11 @@ def retracting() -> Story:
     return Story("retracting", invented(lambda minute: _growing(STORM, max(0.0, minute - 7) / 3)))
 
 
+def recorded() -> Story:
+    """The packaged recording of a real server that retracts, at the end of its load."""
+    return Story("recorded", hours.recorded(load(packaged("retract")), end=time.time()), profile="offline")
+
+
 def healthy() -> Story:
     """A good quarter of an hour."""
     return Story("healthy", invented(lambda _: HEALTHY))
@@ -149,5 +155,6 @@ def dp2() -> Story:
 
 
 SCENES: dict[str, Callable[[], Story]] = {
-    story.__name__: story for story in (retracting, healthy, idle, new, unseen, down, few_clients, beyond_captured, dp2)
+    story.__name__: story
+    for story in (retracting, recorded, healthy, idle, new, unseen, down, few_clients, beyond_captured, dp2)
 }

@@ -17,6 +17,7 @@ from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_re
 from sglang_tuning_exporter.guide.evidence import Evidence
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank
 from sglang_tuning_exporter.signals import STATES
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.figures import span
@@ -255,6 +256,17 @@ def test_a_figure_that_is_not_told_is_not_judged(tmp_path: Path) -> None:
     figures = re.findall(r'<div( class="\w+")?><dt>([^<]+)</dt><dd class="value">([^<]*)</dd>', page)
     assert len(figures) == 7
     assert {(judged, value) for judged, _, value in figures} == {("", "not told")}
+
+
+def test_a_pool_with_room_is_not_called_good_while_requests_wait(tmp_path: Path) -> None:
+    watcher = watched_retractions(tmp_path)
+    shown = []
+    for queued, usage in ((0, 0.2), (5, 0.95), (5, 0.2)):
+        line = DecodeBatch(None, Rank(), 2, queued, 1000, usage, graph_device="cpu")
+        watcher.state.observe(line, time.monotonic())
+        shown += re.findall(r'<div(?: class="(\w+)")?><dt>Token usage</dt><dd class="value">([^<]*)<', page_of(watcher))
+    assert shown[:2] == [("good", "0.20"), ("good", "0.95")]
+    assert shown[2] in {("", "0.20"), ("bad", "0.20")}  # the server recovers, or holds back
 
 
 def test_each_data_parallel_rank_has_its_line_and_one_scheduler_has_none(tmp_path: Path) -> None:

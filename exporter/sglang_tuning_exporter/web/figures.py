@@ -136,12 +136,14 @@ def _queue(schedulers: list[RankState], profile: Profile, history: History, now:
 def _usage(schedulers: list[RankState], profile: Profile, history: History) -> Figure:
     usages = [rank.usage for rank in schedulers if rank.usage is not None]
     states = {rank.states["admission"] for rank in schedulers} - {IDLE, UNKNOWN}
-    figure = Figure(
-        "Token usage",
-        _ratio(max(usages, default=None)),
-        f"{profile.token_usage_target:g} or more while requests wait",
-        ("bad" if "held_back" in states else "good") if usages and states else "",
-    )
+    usage = max(usages, default=None)
+    judgement = ""
+    if usage is not None and "held_back" in states:
+        judgement = "bad"
+    elif usage is not None and states and (usage >= profile.token_usage_target or states == {"no_queue"}):
+        judgement = "good"
+    healthy = f"{profile.token_usage_target:g} or more while requests wait"
+    figure = Figure("Token usage", _ratio(usage), healthy, judgement)
     points = history.line(lambda moment: moment.usage)
     return _drawn(figure, points, _ratio, band=Band(profile.token_usage_target), top=1.0)
 
