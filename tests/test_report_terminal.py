@@ -102,6 +102,11 @@ def test_figures_are_written_as_people_do() -> None:
     assert moment({"start": "2025-11-20T10:00:00.250Z", "at": 0}) == "2025-11-20 10:00:00"
 
 
+def test_a_finding_that_was_too_short_for_its_alert_says_so() -> None:
+    ended = subprocess.run(COMMAND, capture_output=True, text=True, env=environment(), check=False)
+    assert "No alert would have fired. What was found did not last long enough for an alert." in ended.stdout
+
+
 def test_the_help_of_report_loads_neither_the_web_nor_the_page() -> None:
     code = (
         "import sys; from sglang_tuning_exporter.cli import main\n"

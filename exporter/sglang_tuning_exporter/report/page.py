@@ -21,6 +21,7 @@ from sglang_tuning_exporter.report.wording import (
     in_part,
     memory_words,
     moment,
+    no_alert,
     sentence,
     span_words,
 )
@@ -89,6 +90,7 @@ def render(document: Document, analysis: Analysis) -> str:
         confidence=confidence(document),
         span_words=span_words(document),
         part=part,
+        no_alert=no_alert(document),
         model=analysis.state.facts.model_name,
         findings=[finding for finding in findings if not BY_ID[finding["diagnosis"]].is_chance],
         chances=[finding for finding in findings if BY_ID[finding["diagnosis"]].is_chance],

@@ -18,6 +18,7 @@ from sglang_tuning_exporter.report.wording import (
     in_part,
     memory_words,
     moment,
+    no_alert,
     sentence,
     span_words,
 )
@@ -133,7 +134,8 @@ def _command(document: Document, style: Style) -> str:
 def _alerts(document: Document, style: Style) -> str:
     alerts = document["alerts"]
     if not alerts:
-        return "No alert would have fired." if document["span"]["seconds"] else ""
+        fired = "No alert would have fired. " if document["span"]["seconds"] else ""
+        return (fired + no_alert(document)).strip()
     lines = [_heading("Alerts that would have fired", style)]
     for alert in alerts:
         when = f"{moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"

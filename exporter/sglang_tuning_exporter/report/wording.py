@@ -66,6 +66,14 @@ def in_part(document: Document) -> str:
     return f"But for a part of the time alerts would have fired: {'; '.join(names[:2])}{more}."
 
 
+def no_alert(document: Document) -> str:
+    """Say why no alert would have fired, where one might be expected."""
+    expected = any(BY_ID[each["diagnosis"]].alert and each["severity"] != "info" for each in document["findings"])
+    if not document["span"]["seconds"]:
+        return "Without times nothing can be said about alerts."
+    return "What was found did not last long enough for an alert." if expected else ""
+
+
 def duration(seconds: float) -> str:
     """Write seconds as a person does."""
     if seconds < 180:
