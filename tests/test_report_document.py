@@ -294,7 +294,7 @@ def test_the_exit_status_tells_whether_something_is_to_be_changed(capfd: pytest.
 def test_the_text_says_the_verdict_the_flag_and_the_counts(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_on(recording("big_queue"), kind="text") == 1
     text = capfd.readouterr().out
-    assert text.startswith("Requests wait because SGLang already runs as many as it is allowed to.\n")
+    assert text.startswith("Requests wait because SGLang already runs as many as it is allowed to. (confidence: low)\n")
     assert "change: --max-running-requests 16 (now 2)" in text
     assert "decode batches 236, prefill batches 153, starts 1" in text
 

@@ -58,6 +58,7 @@ class RankState:
         "_judged_by",
         "_most",
         "_native",
+        "_observed_before",
         "_passes_logged",
         "_pending",
         "_pending_in",
@@ -72,6 +73,7 @@ class RankState:
         "_told_at",
         "_works_unmoved",
         "admission",
+        "alone",
         "beside",
         "dp",
         "graph",
@@ -89,6 +91,8 @@ class RankState:
 
     def __init__(self, dp: int | None, profile: Profile, facts: ServerFacts, now: float) -> None:
         self.dp = dp
+        self.alone = False
+        self._observed_before = 0.0  # observations of the starts before
         self.running: float | None = None
         self.queued: float | None = None
         self.usages: dict[str, float] = {}
@@ -187,6 +191,11 @@ class RankState:
         return self._native is not None
 
     @property
+    def served(self) -> bool:
+        """Whether it was seen at work since the server started."""
+        return self.totals.counts["observations"] > self._observed_before
+
+    @property
     def native_retracted(self) -> float | None:
         """Give the server's own count of retracted requests at the last scrape."""
         return None if self._native is None else self._native.retracted_requests
@@ -235,6 +244,7 @@ class RankState:
     def reset(self) -> None:
         """Start again with a new server: its gauges are gone and its counters begin again."""
         self._works_unmoved = False
+        self._observed_before = self.totals.counts["observations"]
         self.forget()
         self._clear_gauges()
         self.admission = AdmissionRate()

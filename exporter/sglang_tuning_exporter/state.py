@@ -266,6 +266,8 @@ class ServerState:
         self._marks.append((now, START))
         self.died = ""
         self.facts = self._fresh_facts()
+        if None in self.ranks and self.ranks[None].served and not self.has_dp_ranks:
+            self.ranks[None].alone = True
         for rank in self.ranks.values():
             rank.reset()
         self.witness.restarted()
@@ -396,8 +398,11 @@ class ServerState:
 
     @property
     def schedulers(self) -> list[RankState]:
-        """The schedulers that count: where there are DP ranks, what was told without a rank belongs to none of them."""
-        return [rank for rank in self.ranks.values() if rank.dp is not None or not self.has_dp_ranks]
+        """The schedulers that count, those of earlier starts among them.
+
+        Where there are DP ranks, what was told without a rank belongs to none of them; unless a start had none.
+        """
+        return [rank for rank in self.ranks.values() if rank.dp is not None or rank.alone or not self.has_dp_ranks]
 
     @property
     def fullest_pool(self) -> str:
@@ -407,8 +412,9 @@ class ServerState:
 
     @property
     def has_dp_ranks(self) -> bool:
-        """Whether the server has DP ranks of its own."""
-        return any(dp is not None for dp in self.ranks)
+        """Whether the server has DP ranks of its own: a start with fewer GPUs may have none where the one before had."""
+        told = [rank.dp for rank in self.ranks.values() if rank.served] or list(self.ranks)
+        return any(dp is not None for dp in told)
 
 
 def _dicts(saved: object) -> list[dict[str, Any]]:

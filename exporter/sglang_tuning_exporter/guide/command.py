@@ -160,6 +160,14 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
     )
 
 
+def typed_args(facts: ServerFacts) -> dict[str, object] | None:
+    """Give the arguments that somebody must have typed to get this server's, by name; None where they are not known."""
+    release = release_of(facts.version, facts.args)
+    if release is None or not isinstance(facts.args.get("model_path"), str):
+        return None
+    return _given(_Server(facts.args, release, release != releases()[-1]))
+
+
 def _given(server: _Server) -> dict[str, object]:
     """Give the arguments that the command line must hold, by name, the model first; values are flag values."""
     args = server.args

@@ -102,7 +102,9 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         # Without advice the flag is where the guide wants it, or a more urgent finding turns it: nothing to say, unless
         # what was seen is bad by itself.
         if advice or not row.turn.arg or isinstance(row.condition, EVENTFUL):
-            found.append(Finding(row, (evidence, *supporting(row.condition, past)), _confidence(past), advice))
+            found.append(
+                Finding(row, (evidence, *supporting(row.condition, past)), confidence_of(past.served_seconds), advice)
+            )
     return found
 
 
@@ -117,8 +119,8 @@ def _may_turn(advice: Advice, held: dict[str, Evidence]) -> bool:
     return not (failed and advice.arg == "mem_fraction_static" and advice.raises)
 
 
-def _confidence(past: Past) -> Confidence:
-    served = past.served_seconds
+def confidence_of(served: float) -> Confidence:
+    """Say how sure a judgement over so many seconds of serving time is."""
     return "high" if served >= 120 else "medium" if served >= 60 else "low"
 
 

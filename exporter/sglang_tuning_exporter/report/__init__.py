@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import Document
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.document import Input, build
+from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
+from sglang_tuning_exporter.report.document import Against, Input, build
 from sglang_tuning_exporter.report.inputs import Logs, shown
-from sglang_tuning_exporter.report.terminal import render
+from sglang_tuning_exporter.report.progress import Progress
+from sglang_tuning_exporter.report.terminal import Style, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.guide.profiles import Profile
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "json", "html")
 NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE = 0, 1
 
 
@@ -31,40 +36,100 @@ def run(
     output: Path | None,
     profile: str,
     own_thresholds: Mapping[str, float] | None = None,
+    against: Sequence[str] = (),
 ) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
     if format not in FORMATS:
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
     if profile not in PROFILES:
         raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
-    read = Logs(logs)
+    read, others = Logs(logs), Logs(against) if against else None
     if output is not None:
-        _check_output(output, read)
-    document = report(read, PROFILES[profile].with_thresholds(own_thresholds or {}))
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n" if format == "json" else render(document)
+        _check_output(output, *(part for part in (read, others) if part is not None))
+    judged = PROFILES[profile].with_thresholds(own_thresholds or {})
+    night = Reading(read, judged)
+    before = None if others is None else _compared(Reading(others, judged), night)
+    document = build(night.input, night.analysis, before)
+    if format == "json":
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    elif format == "html":
+        from sglang_tuning_exporter.report import page  # noqa: PLC0415 - templates are for this format alone
+
+        text = page.render(document, night.analysis)
+    else:
+        text = render(document, _style() if output is None else Style())
     _write(text.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
     return SOMETHING_TO_CHANGE if document["findings"] else NOTHING_TO_CHANGE
 
 
+class Reading:
+    """Logs read to their end. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
+
+    def __init__(self, logs: Logs, profile: Profile) -> None:
+        self.analysis, self.logs, self._alarms = Analysis(profile), logs, AlarmClock(profile)
+        progress = Progress(sys.stderr, logs.size, piped=logs.is_piped)
+        logs.watch(progress.add)
+        try:
+            self._read()
+        finally:
+            progress.clear()
+
+    def _read(self) -> None:
+        analysis, alarms, state = self.analysis, self._alarms, self.analysis.state
+        for moment, event in self.logs.events():
+            if moment >= alarms.next_due:
+                for at in alarms.due(moment):
+                    analysis.wait(at)
+                    alarms.take(state, at, unrecognised=self.logs.unrecognised)
+            analysis.take(moment, event)
+        analysis.conclude()
+        for at in alarms.rest():
+            alarms.take(state, at, unrecognised=self.logs.unrecognised)
+
+    @property
+    def input(self) -> Input:
+        """What is known beside the analysis."""
+        logs, start, end = self.logs, self.logs.first, max(self.logs.ends, default=None)
+        if start is not None and end is not None and end < start:  # the clock was set back
+            start, end = end, start
+        notes = [*logs.notes, *logs.remarks]
+        return Input(logs.names, logs.lines, logs.unrecognised, start, end, notes, self._alarms.spans())
+
+
 def report(logs: Logs, profile: Profile) -> Document:
     """Make the report's document. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
-    analysis = Analysis(profile)
-    for moment, event in logs.events():
-        analysis.take(moment, event)
-    start, end = logs.first, max(logs.ends, default=None)
-    if start is not None and end is not None and end < start:  # the clock was set back
-        start, end = end, start
-    return build(Input(logs.names, logs.lines, logs.unrecognised, start, end), analysis)
+    reading = Reading(logs, profile)
+    return build(reading.input, reading.analysis)
 
 
-def _check_output(output: Path, logs: Logs) -> None:
+def _compared(before: Reading, after: Reading) -> Against:
+    old, new = (Arguments.of(reading.analysis.state.facts) for reading in (before, after))
+    change = compare(
+        before.analysis.figures,
+        after.analysis.figures,
+        changed_args(old, new),
+        before.analysis.conclude().verdict,
+        known=bool(old.printed and new.printed),
+    )
+    return Against(before.logs.names, change)
+
+
+def _style() -> Style:
+    """Colour only on a terminal, and only where nobody asked for none (https://no-color.org)."""
+    if not sys.stdout.isatty():
+        return Style()
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Style(colour, shutil.get_terminal_size().columns)
+
+
+def _check_output(output: Path, *logs: Logs) -> None:
     name = f"--output={shown(str(output))}"
     if output.is_dir():
         raise UsageError(f"{name}: is a directory; give a file")
     if not output.parent.is_dir():
         raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
-    if logs.read_from(output):
+    if any(each.read_from(output) for each in logs):
         raise UsageError(f"{name}: is one of the logs; give another file")
 
 

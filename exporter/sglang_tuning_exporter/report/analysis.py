@@ -19,6 +19,10 @@ from sglang_tuning_exporter.guide.diagnosis import (
 )
 from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, WATCHDOG, Past
 from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
+from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
+from sglang_tuning_exporter.report.runs import Runs
+from sglang_tuning_exporter.report.sampling import Sampler
+from sglang_tuning_exporter.server import WHOLE_ARGS
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Event,
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.report.comparison import RunFigures
+    from sglang_tuning_exporter.report.phases import Kept, Run
+    from sglang_tuning_exporter.report.series import Series
     from sglang_tuning_exporter.signals import Signal
     from sglang_tuning_exporter.window import Totals
 
@@ -74,6 +81,11 @@ class _Ranks:
         return [gigabytes for rank, gigabytes in self.available if rank in own]
 
 
+def _is_busy(line: DecodeBatch | PrefillBatch) -> bool:
+    joining = line.new_sequences or 0 if isinstance(line, PrefillBatch) else 0
+    return (line.running or 0) + joining > 1 or (line.queued or 0) > 0
+
+
 def _own(ranks: set[Rank]) -> set[Rank]:
     lowest: dict[tuple[int | None, int | None], int] = {}
     for rank in ranks:
@@ -101,23 +113,45 @@ class Analysis:
         self._printed: float | None = None
         self._first_seen: dict[Hashable, float] = {}
         self._last_seen: dict[Hashable, float] = {}
+        self.course = Course()
+        self._sampler = Sampler(self.state)
+        self._runs = Runs(self.state, profile, self._sampler, self.course)
+        self._judgement: Judgement | None = None
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
-        if moment != -inf and (self._begin is None or moment > self._now):
+        before = self._now
+        if moment != -inf and (self._begin is None or moment > before):
             self._pass(moment)
         if event is None:
             return
         self._printed = event.time if event.time is not None else self._printed
-        if isinstance(event, ServerArgs):
-            self._end_start()
+        if isinstance(event, ServerArgs) and not (event.suspect and len(event.args) < WHOLE_ARGS):
+            if self.course.is_another_node(event.args, self._now):
+                return
+            self._restart(event, before)
         if self.state.observe(event, self._now):
             self._note(event)
+
+    def wait(self, moment: float) -> None:
+        """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
+        if self._begin is None or moment <= self._now:
+            return
+        if len(self.state.ranks) != len(self._served_by):
+            self._add_served()
+        self.state.advance(moment)
+        if len(self._served_by) > 1:
+            self._add_served()
 
     def _pass(self, moment: float) -> None:
         """Let time pass for every rank at once, so that what all served together can be told from what each did."""
         if self._begin is None:
             self._begin = self._now = moment
+            self._sampler.begin(moment)
+            self._runs.begin(moment, 0.0)
+            self.course.begin(moment)
+        elif self._now >= self._sampler.due:
+            self._sampler.take(self._now, moment)
         if len(self.state.ranks) != len(self._served_by):
             self._add_served()  # of those that were there before a new one came
         self.state.advance(moment)
@@ -144,8 +178,10 @@ class Analysis:
     def _note(self, event: Event | BatchRun) -> None:
         if isinstance(event, BatchRun):
             self._note_run(event)
+            self._note_load(event)
         elif isinstance(event, (DecodeBatch, PrefillBatch)):
             self._note_batch(event)
+            self._note_load(event)
         elif isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
             self._ranks.available.append((event.rank, event.available_gb))
             self._see(_RESERVE)
@@ -153,10 +189,30 @@ class Analysis:
             self._see(_RETRACTION)
         elif isinstance(event, OutOfMemory):
             self._see(event.phase)
+            self.course.ran_out_of_memory(event.phase)
         elif isinstance(event, ServerArgs):
             self._see(_START)
         elif isinstance(event, Liveness):
             self._see(event.what)
+            self._note_life(event.what)
+
+    def _note_load(self, lines: DecodeBatch | PrefillBatch | BatchRun) -> None:
+        course = self.course
+        if course.serves and self._now - course.last_load <= IDLE_SECONDS:
+            if not isinstance(lines, PrefillBatch) or not lines.is_health_probe:
+                course.last_load = self._now
+            return
+        for line in lines.events() if isinstance(lines, BatchRun) else (lines,):
+            if isinstance(line, DecodeBatch) or not line.is_health_probe:
+                course.served(self._now, busy=_is_busy(line))
+
+    def _note_life(self, what: str) -> None:
+        if what == "ready":
+            self.course.ready(self._now)
+        elif what == "draining":
+            self.course.stopping(self._now)
+        elif what in ENDS:
+            self.course.died(self._now, what)
 
     def _note_run(self, run: BatchRun) -> None:
         # Evidence is seen by the second, in its last line: no time is spent in what the lines before it told.
@@ -196,12 +252,40 @@ class Analysis:
             self._first_seen.setdefault(what, self._printed)
             self._last_seen[what] = self._printed
 
+    def _restart(self, event: ServerArgs, before: float) -> None:
+        """The server starts again; `before` is when the last line before was printed."""
+        served = self.serving_seconds
+        self._runs.end(before, served, restarted=True)
+        self._end_start()
+        self._runs.begin(self._now, served)
+        self.course.start(self._now, event.args)
+
     def _end_start(self) -> None:
         for kind in ("decode", "prefill"):
             self._counts[kind] += self._ranks.own_batches(kind)
         self._available += self._ranks.own_available()
         self._ranks = _Ranks()
         self._restarted = True
+
+    @property
+    def begin(self) -> float | None:
+        """The first moment; None without printed times."""
+        return self._begin
+
+    @property
+    def series(self) -> Series:
+        """The figures over time."""
+        return self._sampler.series
+
+    @property
+    def runs(self) -> Kept[Run]:
+        """What lies between the starts."""
+        return self.course.runs
+
+    @property
+    def figures(self) -> RunFigures:
+        """What the whole span was like."""
+        return self._runs.sum_up(self.totals, self.serving_seconds)
 
     @property
     def seconds(self) -> float:
@@ -233,10 +317,16 @@ class Analysis:
         return self.state.totals()
 
     def conclude(self) -> Judgement:
-        """Tell the verdict and the findings, over the whole span."""
+        """Tell the verdict and the findings, over the whole span: the log has ended."""
+        if self._judgement is not None:
+            return self._judgement
         self.state.settle(self._now)
+        if self._begin is not None:
+            self._sampler.take(self._now, self._now + 1.0)
+        self._runs.end(self._now, self.serving_seconds, restarted=False)
+        self.course.finish(self._now)
         facts = self.state.facts
-        return judge(
+        self._judgement = judge(
             Past(
                 self.totals,
                 self.state.out_of_memory + self.state.liveness,
@@ -249,6 +339,7 @@ class Analysis:
                 troubles=frozenset({"server_down"} if self.state.died else ()),
             )
         )
+        return self._judgement
 
     def seen(self, finding: Finding) -> tuple[float | None, float | None]:
         """When what a finding rests on was first and last printed, unix seconds."""

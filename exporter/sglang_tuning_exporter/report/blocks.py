@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE
 
@@ -15,11 +15,18 @@ COMPRESSED_BLOCK = 1 << 14
 GZIP = b"\x1f\x8b"
 
 
+class Readable(Protocol):
+    """What can be read piece by piece."""
+
+    def read(self, size: int, /) -> bytes:
+        """Give the next bytes, at most `size`; none at the end."""
+
+
 class Damaged(Exception):  # noqa: N818 - what can be read has been read: an answer, not an error
     """A gzip file ends early or holds something else behind what was read."""
 
 
-def unzip(first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:
     """Decompress the members of a gzip file. Raises `Damaged` after everything that can be read."""
     member, fresh = zlib.decompressobj(wbits=31), False
     data = first

@@ -15,24 +15,39 @@ from sglang_tuning_exporter.guide.document import (
     plain,
     shares,
 )
+from sglang_tuning_exporter.report.chapters import alerts_document, change_document, phases_document, starts_document
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang_tuning_exporter.report.alarms import Span
     from sglang_tuning_exporter.report.analysis import Analysis
+    from sglang_tuning_exporter.report.comparison import Change
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is known of the input as such. `start` and `end` are printed times, unix seconds."""
+    """What is known beside the analysis. `start` and `end` are printed times, unix seconds; `spans` the alerts."""
 
     sources: list[str]
     lines: int
     unrecognised: int
     start: float | None
     end: float | None
+    notes: Sequence[str] = ()
+    spans: Sequence[Span] = ()
 
 
-def build(given: Input, analysis: Analysis) -> Document:
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What the logs are compared with: the other logs, and what became of the server from then to now."""
+
+    sources: list[str]
+    change: Change
+
+
+def build(given: Input, analysis: Analysis, against: Against | None = None) -> Document:
     """Make the document; every key is there, `null` where the log does not tell."""
     judgement = analysis.conclude()
     totals, facts, last = analysis.totals, analysis.state.facts, analysis.last
@@ -67,5 +82,10 @@ def build(given: Input, analysis: Analysis) -> Document:
         "shares": shares(totals),
         "verdict": judgement.verdict,
         "command": command_document(judgement, facts),
+        "starts": starts_document(analysis),
+        "phases": phases_document(analysis),
+        "alerts": alerts_document(given.spans, analysis.begin),
+        "comparison": None if against is None else {"against": against.sources, **change_document(against.change)},
+        "notes": list(given.notes),
         "findings": [finding_document(each, *analysis.seen(each)) for each in judgement.findings],
     }

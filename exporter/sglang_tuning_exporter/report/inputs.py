@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -25,7 +26,7 @@ from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_pl
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.sglang.usual import BatchRun
@@ -69,6 +70,26 @@ def _first_time(block: bytes) -> float | None:
     return outer
 
 
+def _paced(block: bytes, pace: float) -> Iterator[bytes]:
+    """Cut a block of whole lines where the printed time passes a multiple of `pace` seconds."""
+    first, last = _first_time(block), _last_time(block, -inf)
+    middle = block.find(b"\n", len(block) // 2) + 1
+    if middle in {0, len(block)}:
+        middle = block.rfind(b"\n", 0, len(block) // 2) + 1
+    if not middle or first is None or last is None or first // pace == last // pace:
+        yield block
+        return
+    yield from _paced(block[:middle], pace)
+    yield from _paced(block[middle:], pace)
+
+
+def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for tally in tallies:
+        total.update(tally)
+    return total
+
+
 def _last_time(block: bytes, before: float) -> float | None:
     """Find the time of the last line that has one; `before` is the last time known, for a time without a date."""
     for line in reversed(block.rsplit(b"\n", _LINES_SEARCHED)):
@@ -91,6 +112,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = -inf
+        self.jumps = 0  # how often it was set back
         self._shift = self._shift_before = 0.0
 
     def read(self, time: float | None) -> float:
@@ -102,6 +124,7 @@ class Clock:
         elif time + self._shift < self.now - JITTER_SECONDS:
             self._shift_before = self._shift
             self._shift = self.now - time
+            self.jumps += 1
         self.now = max(self.now, time + self._shift)
         return self.now
 
@@ -115,6 +138,7 @@ class Source:
     first: float | None = None  # the first line's printed time
     empty: bool = False
     notes: list[str] = field(default_factory=list)
+    told: Callable[[int], None] | None = None  # of how many more bytes were read
     _held: Iterator[bytes] | None = None
     _head: bytes = b""
 
@@ -145,12 +169,12 @@ class Source:
 
     def _read(self) -> Generator[bytes, None, None]:
         if self.stream is not None:
-            yield from whole_lines(self._chunks(self.stream))
+            yield from whole_lines(self._chunks(_Watched(self.stream, self)))
         else:
             with Path(self.name).open("rb") as stream:
-                yield from whole_lines(self._chunks(stream))
+                yield from whole_lines(self._chunks(_Watched(stream, self)))
 
-    def _chunks(self, stream: IO[bytes]) -> Iterator[bytes]:
+    def _chunks(self, stream: _Watched) -> Iterator[bytes]:
         first = stream.read(BLOCK)
         if not first.startswith(GZIP):
             yield first
@@ -172,6 +196,20 @@ class Source:
                 self.notes.append(note)
         else:
             yield rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A stream that tells its source how much was read of it."""
+
+    stream: IO[bytes]
+    source: Source
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        if self.source.told is not None:
+            self.source.told(len(data))
+        return data
 
 
 @contextmanager
@@ -244,8 +282,12 @@ def _logs(sources: Sequence[Source]) -> list[list[Source]]:
 class Logs:
     """All logs of one report. `readers` hold their counts once `events` has been read to its end."""
 
-    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None) -> None:
-        """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty."""
+    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None, *, pace: float | None = None) -> None:
+        """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty.
+
+        With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
+        `lines_taken` and `unrecognised_taken` are then those of the moment.
+        """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
         sources = _files(arguments, stdin)
@@ -258,6 +300,9 @@ class Logs:
         self._logs = _logs(self._told)
         self.readers = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
+        self._clocks = [Clock() for _ in self._logs]
+        self._pace = pace
+        self._taken: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in self._logs]
 
     @staticmethod
     def _names(sources: Sequence[Source]) -> str:
@@ -278,6 +323,40 @@ class Logs:
         return [note for source in self._told for note in source.notes]
 
     @property
+    def remarks(self) -> list[str]:
+        """What a reader must know about the times; said once `events` has been read to its end."""
+        remarks = []
+        if self.first is None:
+            remarks.append(
+                "no line has a time: starts, counts, start-up memory and the last figures are told;"
+                " shares, rates, phases and alerts are not"
+            )
+        elif self.first < FIRST_DATED_SECOND:
+            remarks.append("times have no date: a day is taken to follow where they begin again")
+        jumps = sum(clock.jumps for clock in self._clocks)
+        if jumps:
+            often = "once" if jumps == 1 else f"{jumps} times"
+            remarks.append(
+                f"the clock was set back {often}: time goes on from where it was, so later times are not those printed"
+            )
+        return remarks
+
+    @property
+    def size(self) -> int:
+        """Bytes of the regular files, packed as they are."""
+        return sum(Path(source.name).stat().st_size for source in self._told if source.stream is None)
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether a part comes from a pipe, whose size nobody knows."""
+        return any(source.stream is not None for source in self._told)
+
+    def watch(self, told: Callable[[int], None]) -> None:
+        """Have `told` called with the number of bytes whenever some were read."""
+        for source in self._told:
+            source.told = told
+
+    @property
     def first(self) -> float | None:
         """The first printed time, unix seconds (below `FIRST_DATED_SECOND`: since a midnight)."""
         return min((log[0].first for log in self._logs if log[0].first is not None), default=None)
@@ -291,6 +370,16 @@ class Logs:
     def unrecognised(self) -> int:
         """Lines and fields that look like SGLang's and could not be read."""
         return sum(sum(reader.unrecognised.values()) for reader in self.readers)
+
+    @property
+    def lines_taken(self) -> Counter[str]:
+        """Lines by kind, up to the last event given."""
+        return _sum(lines for lines, _ in self._taken)
+
+    @property
+    def unrecognised_taken(self) -> Counter[str]:
+        """What could not be read by kind, up to the last event given."""
+        return _sum(unrecognised for _, unrecognised in self._taken)
 
     def events(self) -> Iterator[tuple[float, Event | BatchRun | None]]:
         """Give every event with its time, seconds, in time order; lines without a time follow the line before.
@@ -320,7 +409,7 @@ class Logs:
         return -inf if first is None else first
 
     def _read(self, index: int) -> Iterator[tuple[float, Event | BatchRun | None]]:
-        clock, reader = Clock(), self.readers[index]
+        clock, reader = self._clocks[index], self.readers[index]
         last = self._logs[index][0].first
         yield clock.read(last), None
         end: float | None = None
@@ -328,9 +417,11 @@ class Logs:
             before = block = b""
             for following in source.blocks():
                 before, block = block, following
-                for event in reader.feed_runs(block):
-                    last = event.time if event.time is not None else last
-                    yield clock.read(event.time), event
+                for part in (block,) if self._pace is None else _paced(block, self._pace):
+                    for event in reader.feed_runs(part):
+                        last = event.time if event.time is not None else last
+                        yield clock.read(event.time), event
+                    self._taken[index] = (reader.counts.copy(), reader.unrecognised.copy())
             if last is not None:
                 # The last block may be a single line without its end.
                 found = [_last_time(part, last) for part in (block, before)]

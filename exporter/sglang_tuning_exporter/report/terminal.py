@@ -2,76 +2,113 @@
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.guide.advice import shown
-from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.report.wording import (
+    CHANGES,
+    ENDINGS,
+    PHASES,
+    confidence,
+    duration,
+    figure,
+    in_part,
+    memory_words,
+    moment,
+    no_alert,
+    sentence,
+    span_words,
+)
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.document import Document
 
-_WORDS = {
-    HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",
-    IDLE: "This server had nothing to do.",
-    NO_CLEAR_BOTTLENECK: "There was load, but the log does not show one thing that limits this server.",
-    NOT_ENOUGH_DATA: "There is too little load in this log to judge the server.",
-}
+_BAR = 20
+_INDENT = "   "
+_CODES = {"bold": "1", "soft": "2", "critical": "1;31", "warning": "1;33", "info": "1;36", "good": "1;32", "none": "1"}
+_CHANGE_COLOURS = {"better": "good", "worse": "critical", "same": "soft", "different": "bold"}
+_PHASES_SHOWN = 40
 
 
-def sentence(verdict: str) -> str:
-    """Say a verdict in words."""
-    return _WORDS.get(verdict) or BY_ID[verdict].summary
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How text is shown: with colours or without, and broken at `width` characters (None: not at all)."""
+
+    colour: bool = False
+    width: int | None = None
+
+    def paint(self, kind: str, text: str) -> str:
+        """Colour a piece of text."""
+        return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if self.colour else text
+
+    def indented(self, text: str, indent: str = _INDENT) -> str:
+        """Indent a paragraph; what follows its first line stands further in."""
+        if self.width is None:
+            return indent + text
+        inner = indent + "  "
+        return textwrap.fill(
+            text,
+            max(self.width, 40),
+            initial_indent=indent,
+            subsequent_indent=inner,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
-def render(document: Document) -> str:
-    """Write the document as text, 30 lines or so."""
-    parts = [_head(document), *(_finding(number, item) for number, item in enumerate(document["findings"], 1))]
-    parts += [_command(document), _figures(document)]
+PLAIN = Style()
+
+
+def render(document: Document, style: Style = PLAIN) -> str:
+    """Write the document as text: the verdict first, then why, what to change, and the course of the run."""
+    parts = [_head(document, style), _comparison(document, style)]
+    parts += [_finding(number, item, style) for number, item in enumerate(document["findings"], 1)]
+    parts += [
+        _command(document, style),
+        _alerts(document, style),
+        _phases(document, style),
+        _starts(document, style),
+        _shares(document, style),
+        _figures(document, style),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(document: Document) -> str:
-    span, sources = document["span"], document["sources"]
-    lines = [sentence(document["verdict"])]
-    if span["start"] is None:
-        when = "times without a date" if span["seconds"] else "no times in the log"
-    else:
-        when = f"{span['start']} to {span['end']} as printed"
-    lines.append(
-        f"{', '.join(sources[:3])}{' and more' if len(sources) > 3 else ''}: {when}, {_seconds(span['seconds'])},"
-        f" serving {_seconds(span['serving_seconds'])}; profile {document['profile']}"
-    )
+def _head(document: Document, style: Style) -> str:
+    verdict = document["verdict"]
+    tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
+    lines = [f"{style.paint(tone, sentence(verdict))} (confidence: {confidence(document)})", span_words(document)]
+    if part := in_part(document):
+        lines.append(part)
+    lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
 
 
-def _seconds(seconds: float) -> str:
-    if seconds < 180:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _heading(text: str, style: Style) -> str:
+    return style.paint("bold", text)
 
 
-def _finding(number: int, finding: dict[str, Any]) -> str:
+def _finding(number: int, finding: dict[str, Any], style: Style) -> str:
     row = BY_ID[finding["diagnosis"]]
-    lines = [f"{number}. {row.summary} [{finding['severity']}, confidence {finding['confidence']}]"]
-    lines += [f"   {item['name']}: {_figure(item)}" for item in finding["evidence"]]
+    severity = style.paint(finding["severity"], finding["severity"])
+    lines = [f"{number}. {style.paint('bold', row.summary)} [{severity}, confidence {finding['confidence']}]"]
+    lines += [
+        f"   {item['name']}: {figure(item['value'], item['unit'])} (threshold {figure(item['threshold'], item['unit'])})"
+        for item in finding["evidence"]
+    ]
     for advice in finding["advice"]:
-        lines.append("   " + _turn(advice))
-        lines.append(f"   why: {advice['why']}")
+        lines.append(_INDENT + style.paint("bold", _turn(advice)))
+        lines.append(style.indented(f"why: {advice['why']}"))
         if advice["cost"]:
-            lines.append(f"   it costs: {advice['cost'][:1].lower()}{advice['cost'][1:]}")
-        lines.append(f"   will not help if {advice['will_not_help_if']}")
-    lines.append(f"   guide: {finding['guide']}")
+            lines.append(style.indented(f"it costs: {advice['cost'][:1].lower()}{advice['cost'][1:]}"))
+        lines.append(style.indented(f"will not help if {advice['will_not_help_if']}"))
+    lines.append(style.paint("soft", style.indented(f"guide: {finding['guide']}")))
     if finding["first_seen"] is not None:
-        lines.append(f"   seen: {finding['first_seen']} to {finding['last_seen']}")
+        lines.append(style.paint("soft", f"   seen: {finding['first_seen']} to {finding['last_seen']}"))
     return "\n".join(lines)
-
-
-def _figure(evidence: dict[str, Any]) -> str:
-    if evidence["unit"] == "share":
-        return f"{100 * evidence['value']:.0f} % (threshold {100 * evidence['threshold']:.0f} %)"
-    unit = {"GB": " GB", "seconds": " s"}.get(evidence["unit"], "")
-    return f"{evidence['value']:.4g}{unit} (threshold {evidence['threshold']:g}{unit})"
 
 
 def _turn(advice: dict[str, Any]) -> str:
@@ -83,33 +120,126 @@ def _turn(advice: dict[str, Any]) -> str:
     return f"change: {advice['typed']}{said}{now}{gain}"
 
 
-def _command(document: Document) -> str:
+def _command(document: Document, style: Style) -> str:
     command = document["command"]
     if command is None:
         return ""
-    changes = ", ".join(f"{each['flag']} {each['current']} -> {each['suggested']}" for each in command["changes"])
+    changes = ", ".join(f"{each['flag']} {each['current']} → {each['suggested']}" for each in command["changes"])
     secrets = (
         f"\n   (secrets are never read: add {', '.join(command['secrets'])} where set)" if command["secrets"] else ""
     )
-    return f"The command line with {changes}:\n   {command['text']}{secrets}"
+    return f"{_heading(f'The command line with {changes}:', style)}\n   {command['text']}{secrets}"
 
 
-def _figures(document: Document) -> str:
+def _alerts(document: Document, style: Style) -> str:
+    alerts = document["alerts"]
+    if not alerts:
+        fired = "No alert would have fired. " if document["span"]["seconds"] else ""
+        return (fired + no_alert(document)).strip()
+    lines = [_heading("Alerts that would have fired", style)]
+    for alert in alerts:
+        when = f"{moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
+        lines.append(f"   {style.paint(alert['severity'], alert['alert'])} {when}")
+    return "\n".join(lines)
+
+
+def _phases(document: Document, style: Style) -> str:
+    phases = document["phases"]
+    if not phases:
+        return ""
+    lines = [_heading("The course of the run", style)]
+    starts = {start["run"]: start for start in document["starts"]}
+    for phase in phases[:_PHASES_SHOWN]:
+        words = PHASES[phase["phase"]]
+        line = f"   {moment(phase)}  {words:<9} {duration(phase['seconds']):>8}"
+        if phase["detail"]:
+            line += f"  {phase['detail']}"
+        memory = starts.get(phase["run"], {}).get("memory")
+        if phase["phase"] == "start_up" and memory:
+            line += f"  {memory_words(memory)}"
+        lines.append(line)
+    if len(phases) > _PHASES_SHOWN:
+        lines.append(f"   and {len(phases) - _PHASES_SHOWN} more")
+    return "\n".join(lines)
+
+
+def _starts(document: Document, style: Style) -> str:
+    starts = document["starts"]
+    if len(starts) < 2:
+        return ""
+    lines = [_heading("From start to start", style)]
+    for start in starts[:_PHASES_SHOWN]:
+        name = f"start {start['run']}" if start["started_in_log"] else "before the first start"
+        lines.append(f"   {moment(start)}  {name}: {_start_figures(start)}; {ENDINGS[start['ending']]}")
+        if start["against_last"] is not None:
+            change = start["against_last"]
+            lines += [f"      {each['flag']} {each['before']} → {each['after']}" for each in change["changed_args"][:8]]
+            colour = _CHANGE_COLOURS.get(change["overall"], "bold")
+            lines.append(style.indented(style.paint(colour, change["words"]), "      "))
+    if len(starts) > _PHASES_SHOWN:
+        lines.append(f"   and {len(starts) - _PHASES_SHOWN} more")
+    return "\n".join(lines)
+
+
+def _start_figures(start: dict[str, Any]) -> str:
+    figures = start["figures"]
+    if not figures or not figures["serving_seconds"]:
+        return "nothing was served"
+    words = [f"serving {duration(figures['serving_seconds'])}"]
+    if figures["generated_tokens_per_second"] is not None:
+        words.append(f"{figures['generated_tokens_per_second']:.0f} tokens/s")
+    words.append(f"{figures['retractions_per_minute']:.1f} retractions/min")
+    words.append(start["verdict"].replace("_", " "))
+    return ", ".join(words)
+
+
+def _comparison(document: Document, style: Style) -> str:
+    comparison = document["comparison"]
+    if comparison is None:
+        return ""
+    against = ", ".join(comparison["against"][:3]) + (" and more" if len(comparison["against"]) > 3 else "")
+    lines = [
+        _heading(f"Against {against}: {CHANGES[comparison['overall']]}", style),
+        style.indented(comparison["words"]),
+    ]
+    lines += [f"   {each['flag']}: {each['before']} → {each['after']}" for each in comparison["changed_args"]]
+    for row in comparison["figures"]:
+        if not row["before"] and not row["after"]:
+            continue
+        words = f"{figure(row['before'], row['unit'])} → {figure(row['after'], row['unit'])}"
+        told = "" if row["change"] in {"same", "different"} else row["change"]
+        lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], told)}".rstrip())
+    return "\n".join(lines)
+
+
+def _shares(document: Document, style: Style) -> str:
+    lines = []
+    for signal, states in document["shares"].items():
+        told = sorted(((share, state) for state, share in states.items() if share > 0), reverse=True)
+        if signal == "activity":
+            continue
+        for position, (share, state) in enumerate(told):
+            bar = "█" * max(round(_BAR * share), 1)
+            name = signal.replace("_", " ") if not position else ""
+            lines.append(
+                f"   {name:<12} {state.replace('_', ' '):<17} {100 * share:3.0f} %  {style.paint('info', bar)}"
+            )
+    return "\n".join([_heading("Share of the serving time", style), *lines]) if lines else ""
+
+
+def _figures(document: Document, style: Style) -> str:
     counts, last = document["counts"], document["last"]
     failures = {phase: count for phase, count in counts["out_of_memory"].items() if count}
     batches = f"decode batches {counts['decode_batches']}, prefill batches {counts['prefill_batches']}"
     lines = [
-        f"lines {counts['lines']}, {batches}, starts {counts['server_starts']}, unrecognised {counts['unrecognised']}",
-        f"retractions {counts['retraction_events']} ({counts['retracted_requests']} requests), out of memory "
+        _heading("Counted", style),
+        f"   lines {counts['lines']}, {batches}, starts {counts['server_starts']}, unrecognised {counts['unrecognised']}",
+        f"   retractions {counts['retraction_events']} ({counts['retracted_requests']} requests), out of memory "
         + (", ".join(f"{phase} {count}" for phase, count in failures.items()) or "never"),
     ]
     told = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in last.items() if value is not None]
     if told:
-        lines.append("at the end: " + ", ".join(told))
-    for signal, states in document["shares"].items():
-        shown = [f"{state} {100 * share:.0f} %" for state, share in states.items() if share > 0]
-        if shown and signal != "activity":
-            lines.append(f"{signal}: {', '.join(shown)} of the serving time")
+        lines.append("   at the end: " + ", ".join(told))
     return "\n".join(lines)
 
 

@@ -38,7 +38,7 @@ _NO_FINDING = {
     NO_CLEAR_BOTTLENECK: "No clear bottleneck: nothing in the guide explains what is seen.",
 }
 # Over the headline, for those who cannot see its colour.
-_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy", "calm": "No verdict"}
+WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy", "calm": "No verdict"}
 # A word of a shell's line, with what is quoted in it.
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
 # What the share of serving time is shown of.
@@ -201,4 +201,4 @@ def _tone(judgement: Judgement) -> str:
 
 
 def _word(judgement: Judgement) -> str:
-    return "Idle" if judgement.verdict == IDLE else _WORDS[_tone(judgement)]
+    return "Idle" if judgement.verdict == IDLE else WORDS[_tone(judgement)]

@@ -1,0 +1,143 @@
+"""The course of a run as plain JSON: its phases, its starts, the alerts that would have fired, and a comparison. Pure."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from sglang_tuning_exporter.guide.document import Document, iso, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sglang_tuning_exporter.report.alarms import Span
+    from sglang_tuning_exporter.report.analysis import Analysis
+    from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
+    from sglang_tuning_exporter.report.phases import MemoryTrail, Phase, Run
+
+
+def phases_document(analysis: Analysis) -> list[Document]:
+    """Write the phases in time order; `at` is seconds since the log began, which is told without dates too."""
+    return [_phase(phase, analysis.begin) for phase in analysis.course.phases]
+
+
+def _phase(phase: Phase, begin: float | None) -> Document:
+    return {
+        "phase": phase.kind,
+        **_stretch(phase.start, phase.end, begin),
+        "run": phase.run,
+        "detail": phase.detail or None,
+    }
+
+
+def alerts_document(spans: Iterable[Span], begin: float | None) -> list[Document]:
+    """Write when which alert would have fired, and for how long."""
+    return [
+        {
+            "alert": span.alert,
+            "diagnosis": span.diagnosis,
+            "severity": span.severity,
+            **_stretch(span.start, span.end, begin),
+            "ongoing": span.ongoing,
+        }
+        for span in spans
+    ]
+
+
+def _stretch(start: float, end: float, begin: float | None) -> Document:
+    return {
+        "start": iso(start),
+        "end": iso(end),
+        "at": number(round(start - (begin or 0.0), 3)),
+        "seconds": number(round(end - start, 3)),
+    }
+
+
+def starts_document(analysis: Analysis) -> list[Document]:
+    """Write what each start was like; the first may have begun before the log."""
+    return [_start(run, analysis.begin) for run in analysis.runs]
+
+
+def _start(run: Run, begin: float | None) -> Document:
+    return {
+        "run": run.number,
+        "start": iso(run.start),
+        "end": iso(run.end),
+        "at": number(round(run.begin - (begin or 0.0), 3)),
+        "seconds": number(round(max(run.end - run.begin, 0.0), 3)),
+        "started_in_log": run.start is not None,
+        "ready_after_seconds": None
+        if run.ready is None or run.start is None
+        else number(round(run.ready - run.start, 3)),
+        "ending": run.ending,
+        "memory": _memory(run.memory, cpu=run.is_cpu),
+        "verdict": run.verdict,
+        "figures": None if run.figures is None else figures_document(run.figures),
+        "changed_args": [_changed(change) for change in run.changed],
+        "against_last": None if run.against_last is None else change_document(run.against_last),
+    }
+
+
+def _memory(trail: MemoryTrail, *, cpu: bool) -> Document | None:
+    """Write the memory trail, GB; what a figure below nothing says is the rounding of two others."""
+    if not trail.is_told:
+        return None
+    return {
+        "device": "cpu" if cpu else "gpu",
+        "before_weights_gb": _gb(trail.before_weights),
+        "weights_gb": _gb(trail.weights),
+        "kv_pool_gb": _gb(trail.kv_pool),
+        "graphs_gb": _gb(trail.graphs),
+        "left_gb": _gb(trail.left),
+    }
+
+
+def _gb(figure: float | None) -> float | None:
+    return None if figure is None else number(max(figure, 0.0))
+
+
+def figures_document(figures: RunFigures) -> Document:
+    """Write a run's figures."""
+    told: dict[str, float | None] = {
+        "serving_seconds": figures.serving_seconds,
+        "generated_tokens_per_second": figures.throughput,
+        "prompt_tokens_per_second": figures.prompt_tokens,
+        "mean_running_requests": figures.running,
+        "mean_queued_requests": figures.queued,
+        "mean_token_usage": figures.usage,
+        "share_waiting": figures.waiting,
+        "share_queue_above_range": figures.above_range,
+        "retractions_per_minute": figures.retractions,
+        "cuda_graph_coverage": figures.coverage,
+        "out_of_memory": figures.out_of_memory,
+        "rejections_per_minute": figures.rejections,
+    }
+    return {name: _rounded(value) for name, value in told.items()}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not isfinite(value) else number(round(value, 4))
+
+
+def _changed(change: ArgChange) -> dict[str, Any]:
+    return {"arg": change.arg, "flag": change.flag, "before": change.before, "after": change.after}
+
+
+def change_document(change: Change) -> Document:
+    """Write what became of a server from one run to another."""
+    return {
+        "overall": change.overall,
+        "cause": change.cause,
+        "words": change.words,
+        "changed_args": [_changed(each) for each in change.changed],
+        "figures": [
+            {
+                "name": row.name,
+                "before": _rounded(row.before),
+                "after": _rounded(row.after),
+                "unit": row.unit,
+                "change": row.direction,
+            }
+            for row in change.rows
+        ],
+    }

@@ -1,0 +1,247 @@
+"""The course of a run: start-up, warm-up, load, idle stretches, ends, and what each start was like. Pure; moments in seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+
+from sglang_tuning_exporter.report.comparison import Arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
+    from sglang_tuning_exporter.server import ServerFacts
+
+IDLE_SECONDS = 300.0
+# SGLang sends itself a request before it says that it is ready: that is no load.
+OWN_WARM_UP_LINES = 20
+# The processes of several nodes print their arguments one after the other.
+_SAME_START_SECONDS = 600.0
+_KEPT = 100  # of the first and of the last: a server that crashes in a loop may start without end
+
+PhaseKind: TypeAlias = Literal["start_up", "warm_up", "load", "idle", "crash", "stop", "silence"]
+Ending: TypeAlias = Literal["crash", "stop", "silence", "log_ends"]
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of a run. `run` counts the starts from 1; 0 is a run that began before the log."""
+
+    kind: PhaseKind
+    start: float
+    end: float
+    run: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrail:
+    """Where a start's GPU memory went, GB as SGLang prints it, of one rank; None is not told. On a CPU it is the host's."""
+
+    before_weights: float | None = None
+    weights: float | None = None
+    kv_pool: float | None = None
+    graphs: float | None = None
+    left: float | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything is known."""
+        return any(figure is not None for figure in (self.before_weights, self.weights, self.kv_pool, self.left))
+
+
+def memory_trail(facts: ServerFacts) -> MemoryTrail:
+    """Give a start's memory as far as its lines told it."""
+    left = min(facts.available_gb.values(), default=None)
+    if left is None:
+        left = min(facts.left_gb.values(), default=None)
+    return MemoryTrail(facts.memory_before_weights_gb, facts.weights_gb, facts.kv_pool_gb, facts.graph_gb, left)
+
+
+@dataclass(slots=True)
+class Run:
+    """What lies between two starts. `start` is None where the log begins in the middle of it."""
+
+    number: int
+    start: float | None
+    begin: float  # of what the log has of it
+    args: Arguments = field(default_factory=lambda: Arguments({}))
+    ready: float | None = None
+    end: float = 0.0
+    ending: Ending = "log_ends"
+    is_cpu: bool = False
+    memory: MemoryTrail = field(default_factory=MemoryTrail)
+    figures: RunFigures | None = None
+    verdict: str = ""
+    changed: tuple[ArgChange, ...] = ()
+    against_last: Change | None = None
+
+
+class Kept(Generic[_Item]):
+    """The first and the last of many; how many were left out between."""
+
+    def __init__(self, limit: int = _KEPT) -> None:
+        self._limit = limit
+        self._first: list[_Item] = []
+        self._last: deque[_Item] = deque(maxlen=limit)
+        self.count = 0
+
+    def append(self, item: _Item) -> None:
+        """Keep one more."""
+        self.count += 1
+        if len(self._first) < self._limit:
+            self._first.append(item)
+        else:
+            self._last.append(item)
+
+    def __iter__(self) -> Iterator[_Item]:
+        yield from self._first
+        yield from self._last
+
+    @property
+    def left_out(self) -> int:
+        """How many are not kept."""
+        return self.count - len(self._first) - len(self._last)
+
+
+class Course:
+    """Takes what happened, in time order, and tells phases and runs."""
+
+    def __init__(self) -> None:
+        self.phases: Kept[Phase] = Kept()
+        self.runs: Kept[Run] = Kept()
+        self.run: Run | None = None
+        self.last_load = -inf  # when a request was last seen running or waiting
+        self._starts = 0
+        self._kind: PhaseKind | None = None  # of the phase that goes on
+        self._since = 0.0
+        self._detail = ""
+        self._own_lines = 0
+        self._node_ranks: set[object] = set()
+        self._out_of_memory = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether the phase that goes on is load."""
+        return self._kind == "load"
+
+    def begin(self, now: float) -> None:
+        """The log begins."""
+        if self.run is None:
+            self.run = Run(0, None, now)
+
+    def is_another_node(self, args: Mapping[str, object], now: float) -> bool:
+        """Say whether these arguments are those of the start that goes on, printed by another of its nodes."""
+        run, nodes, rank = self.run, args.get("nnodes"), args.get("node_rank")
+        if run is None or run.start is None or not isinstance(nodes, int) or nodes < 2:
+            return False
+        if self._kind != "start_up" or now - run.start > _SAME_START_SECONDS or rank in self._node_ranks:
+            return False
+        self._node_ranks.add(rank)
+        return args.get("model_path") == run.args.printed.get("model_path")
+
+    def start(self, now: float, args: Mapping[str, object]) -> Run:
+        """The server starts; give its run. What went before must be closed with `close`."""
+        self._end_phase(now)
+        self._starts += 1
+        self.run = Run(self._starts, now, now, Arguments(args))
+        self._enter("start_up", now)
+        self.last_load = -inf
+        self._own_lines = 0
+        self._node_ranks = {args.get("node_rank")}
+        self._out_of_memory = ""
+        return self.run
+
+    def close(self, last: float, *, restarted: bool) -> Run | None:
+        """The run ends, its last line printed at `last`; give it where the log has anything of it."""
+        run = self.run
+        if run is None or (run.start is None and self._kind is None):
+            return None
+        if self._kind == "load":
+            self._end_load(last)
+        ends: dict[PhaseKind | None, Ending] = {"crash": "crash", "stop": "stop", "silence": "silence"}
+        run.end, run.ending = last, ends.get(self._kind, "log_ends")
+        if run.ending == "log_ends" and restarted:
+            self._end_phase(last)
+            self._enter("silence", last, "the log of this start ends without a word: killed, or its end is missing")
+            run.ending = "silence"
+        self.runs.append(run)
+        return run
+
+    def ready(self, now: float) -> None:
+        """The server says that it is ready."""
+        if self.run is not None and self.run.ready is None and self._kind in {"start_up", None}:
+            self.run.ready = now
+            self._end_phase(now)
+            self._enter("warm_up", now)
+
+    def served(self, now: float, *, busy: bool) -> None:
+        """A batch line came; `busy`: more than one request runs, or some wait."""
+        if self._kind == "start_up":
+            self._own_lines += 1
+            if not busy and self._own_lines < OWN_WARM_UP_LINES:
+                return
+        if self._kind != "load":
+            self._end_phase(now)
+            self._enter("load", now)
+        elif now - self.last_load > IDLE_SECONDS:
+            self._end_load(now)
+            self._end_phase(now)
+            self._enter("load", now)
+        self.last_load = now
+
+    def ran_out_of_memory(self, phase: str) -> None:
+        """Memory was exhausted: if the server ends now, that is why."""
+        self._out_of_memory = phase
+
+    def died(self, now: float, what: str) -> None:
+        """A process of the server ended, or could not be started."""
+        if self._kind == "crash":
+            return
+        if self._kind == "load":
+            self._end_load(now)
+        self._end_phase(now)
+        words = {
+            "process_died": "a process of the server died",
+            "scheduler_exception": "the scheduler raised an exception",
+            "launch_failed": "the server could not be started",
+        }.get(what, what)
+        after = f", after running out of memory in {self._out_of_memory}" if self._out_of_memory else ""
+        self._enter("crash", now, words + after)
+
+    def stopping(self, now: float) -> None:
+        """The server was told to end."""
+        if self._kind not in {"crash", "stop"}:
+            if self._kind == "load":
+                self._end_load(now)
+            self._end_phase(now)
+            self._enter("stop", now, "the server was told to end")
+
+    def finish(self, now: float) -> None:
+        """The log ends."""
+        if self._kind == "load":
+            self._end_load(now)
+        if self._kind == "load":
+            self._detail = "the log ends under load: it is cut here, goes on, or the server was killed"
+        self._end_phase(now)
+
+    def _enter(self, kind: PhaseKind, now: float, detail: str = "") -> None:
+        self._kind, self._since, self._detail = kind, now, detail
+
+    def _end_load(self, now: float) -> None:
+        """End the load where it was last seen, where that is long ago; what follows is idle."""
+        if now - self.last_load > IDLE_SECONDS:
+            self._end_phase(self.last_load)
+            self._enter("idle", self.last_load)
+
+    def _end_phase(self, now: float) -> None:
+        kind, detail = self._kind, self._detail
+        if kind is not None and self.run is not None:
+            if kind == "warm_up" and now - self._since > IDLE_SECONDS:
+                kind, detail = "idle", "ready, and no request came"
+            self.phases.append(Phase(kind, self._since, max(now, self._since), self.run.number, detail))
+        self._kind = None

@@ -1,0 +1,126 @@
+"""The words that the report has in common on a terminal and as a page. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA, confidence_of
+from sglang_tuning_exporter.guide.table import BY_ID
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.document import Document
+
+_VERDICTS = {
+    HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",
+    IDLE: "This server had nothing to do.",
+    NO_CLEAR_BOTTLENECK: "There was load, but the log does not show one thing that limits this server.",
+    NOT_ENOUGH_DATA: "There is too little load in this log to judge the server.",
+}
+PHASES = {
+    "start_up": "start-up",
+    "warm_up": "warm-up",
+    "load": "load",
+    "idle": "idle",
+    "crash": "crash",
+    "stop": "stop",
+    "silence": "silence",
+}
+ENDINGS = {
+    "crash": "it crashed",
+    "stop": "it was told to end",
+    "silence": "it ended without a word",
+    "log_ends": "the log ends",
+}
+CHANGES = {
+    "better": "better",
+    "worse": "worse",
+    "mixed": "better in part, worse in part",
+    "same": "no clear difference",
+    "not_comparable": "not comparable",
+}
+_UNITS = {"GB": " GB", "seconds": " s", "per_minute": "/min", "per_second": "/s"}
+
+
+def sentence(verdict: str) -> str:
+    """Say a verdict in words."""
+    return _VERDICTS.get(verdict) or BY_ID[verdict].summary
+
+
+def confidence(document: Document) -> str:
+    """Say how sure the verdict is."""
+    for finding in document["findings"]:
+        if finding["diagnosis"] == document["verdict"]:
+            return str(finding["confidence"])
+    if document["verdict"] in {IDLE, NOT_ENOUGH_DATA}:
+        return "high" if document["verdict"] == IDLE and document["span"]["seconds"] >= 120 else "low"
+    return confidence_of(document["span"]["serving_seconds"])
+
+
+def in_part(document: Document) -> str:
+    """Say that something was wrong for a part of the time, where the whole is called good; else nothing."""
+    alerts = [alert for alert in document["alerts"] if alert["severity"] != "info"]
+    if document["verdict"] in BY_ID or not alerts:
+        return ""
+    names = sorted({BY_ID[alert["diagnosis"]].summary.rstrip(".") for alert in alerts})
+    more = f", and {len(names) - 2} more" if len(names) > 2 else ""
+    return f"But for a part of the time alerts would have fired: {'; '.join(names[:2])}{more}."
+
+
+def no_alert(document: Document) -> str:
+    """Say why no alert would have fired, where one might be expected."""
+    expected = any(BY_ID[each["diagnosis"]].alert and each["severity"] != "info" for each in document["findings"])
+    if not document["span"]["seconds"]:
+        return "Without times nothing can be said about alerts."
+    return "What was found did not last long enough for an alert." if expected else ""
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as a person does."""
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def moment(stretch: dict[str, Any]) -> str:
+    """Write when something began: the printed time, or how long after the log's begin where no date is printed."""
+    start = stretch["start"]
+    if start is not None:
+        return str(start).replace("T", " ").rstrip("Z")[:19]
+    seconds = int(stretch["at"])
+    return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def figure(value: float, unit: str) -> str:
+    """Write a figure with its unit."""
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "ratio":
+        return f"{value:.2f}"
+    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
+    return digits + _UNITS.get(unit, "")
+
+
+def memory_words(memory: dict[str, Any]) -> str:
+    """Write where the memory of a start went."""
+    names = (
+        ("before_weights_gb", "free before weights"),
+        ("weights_gb", "weights"),
+        ("kv_pool_gb", "KV pool"),
+        ("graphs_gb", "graphs"),
+        ("left_gb", "left"),
+    )
+    told = [f"{memory[key]:.2f} GB {words}" for key, words in names if memory[key] is not None]
+    return ("host memory: " if memory["device"] == "cpu" else "memory: ") + ", ".join(told)
+
+
+def span_words(document: Document) -> str:
+    """Say which logs these are, from when to when."""
+    span, sources = document["span"], document["sources"]
+    if span["start"] is None:
+        when = "times without a date" if span["seconds"] else "no times in the log"
+    else:
+        when = f"{span['start']} to {span['end']} as printed"
+    return (
+        f"{', '.join(sources[:3])}{' and more' if len(sources) > 3 else ''}: {when}, {duration(span['seconds'])},"
+        f" serving {duration(span['serving_seconds'])}; profile {document['profile']}"
+    )

@@ -1,0 +1,144 @@
+"""Two runs side by side: what got better, and whether the change of arguments explains it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.report import run
+from sglang_tuning_exporter.report.comparison import ArgChange, Arguments, RunFigures, changed_args, compare
+
+RECORDINGS = Path(__file__).parent / "recordings"
+RUN = RunFigures(
+    serving_seconds=600,
+    batches=500,
+    throughput=1000,
+    prompt_tokens=200,
+    running=8,
+    queued=0,
+    usage=0.5,
+    waiting=0.0,
+    above_range=0.0,
+    retractions=0.0,
+    coverage=1.0,
+    out_of_memory=0,
+    rejections=0,
+)
+ONE = (ArgChange("schedule_conservativeness", "0.1", "1.3"),)
+TWO = (*ONE, ArgChange("page_size", "1", "64"))
+
+
+def like(**figures: float | None) -> RunFigures:
+    return replace(RUN, **figures)  # type: ignore[arg-type]
+
+
+def test_fewer_retractions_under_the_same_load_after_one_change_are_likely_its_work() -> None:
+    change = compare(like(retractions=4.4), RUN, ONE)
+    assert (change.overall, change.cause) == ("better", "likely")
+    assert change.words == (
+        "Better: retractions a minute. The load was alike and nothing else was changed, "
+        "so --schedule-conservativeness 0.1 → 1.3 is the likely cause."
+    )
+
+
+def test_under_another_load_no_change_is_proven_and_throughput_says_nothing() -> None:
+    change = compare(like(retractions=4.4), like(running=1, prompt_tokens=20, throughput=100), ONE)
+    assert (change.overall, change.cause) == ("better", "unproven")
+    assert [row.direction for row in change.rows if row.name == "generated tokens a second"] == ["different"]
+
+
+def test_the_same_rate_of_prompts_is_the_same_load_though_more_wait() -> None:
+    assert compare(like(queued=100, waiting=0.9), RUN, ONE).cause == "likely"
+
+
+def test_better_in_one_and_worse_in_another_is_mixed() -> None:
+    assert compare(RUN, like(throughput=2000, retractions=3), ONE).overall == "mixed"
+
+
+def test_what_differs_by_less_than_noise_is_the_same_and_blames_no_argument() -> None:
+    change = compare(RUN, like(throughput=1100, retractions=0.3, coverage=0.97), ONE)
+    assert (change.overall, change.cause) == ("same", "none")
+    assert "made no difference" in change.words
+
+
+def test_without_a_change_of_arguments_none_is_the_cause() -> None:
+    change = compare(RUN, like(throughput=300, queued=90, waiting=0.9), ())
+    assert (change.overall, change.cause) == ("worse", "none")
+    assert "load, machine or model" in change.words
+
+
+def test_of_two_changes_the_one_that_turns_what_was_the_limit_is_named() -> None:
+    change = compare(like(retractions=4.4), RUN, TWO, "retracting_too_often")
+    assert change.cause == "possible"
+    assert "--schedule-conservativeness 0.1 → 1.3 turns what limited the server before" in change.words
+
+
+def test_of_two_changes_that_turn_nothing_known_neither_is_blamed() -> None:
+    assert "try them one by one" in compare(like(retractions=4.4), RUN, TWO).words
+
+
+def test_arguments_that_are_not_known_are_no_cause() -> None:
+    change = compare(like(retractions=4.4), RUN, (), known=False)
+    assert (change.overall, change.cause) == ("better", "none")
+    assert "not in its log" in change.words
+
+
+@pytest.mark.parametrize("short", [{"serving_seconds": 20.0}, {"batches": 5.0}])
+def test_too_little_is_not_compared(short: dict[str, float]) -> None:
+    assert compare(like(**short), RUN, ONE).overall == compare(RUN, like(**short), ONE).overall == "not_comparable"
+
+
+def test_a_new_out_of_memory_failure_is_worse_however_short_the_run() -> None:
+    assert compare(RUN, like(serving_seconds=5.0, out_of_memory=1), ONE).overall == "worse"
+
+
+def test_a_figure_that_one_run_does_not_tell_is_no_row() -> None:
+    assert "CUDA graph coverage" not in {row.name for row in compare(RUN, like(coverage=None), ()).rows}
+
+
+def args(**values: Any) -> Arguments:
+    return Arguments({"model_path": "m", "random_seed": 1, "port": 1, "page_size": 1, **values})
+
+
+def test_what_varies_by_itself_and_what_one_release_has_is_no_change() -> None:
+    assert changed_args(args(random_seed=1, port=1, old_only=1), args(random_seed=2, port=2, new_only=1)) == ()
+
+
+def test_a_changed_argument_has_its_flag_and_both_values_as_text() -> None:
+    (change,) = changed_args(args(mem_fraction_static=None), args(mem_fraction_static=0.9))
+    assert (change.flag, change.before, change.after) == ("--mem-fraction-static", "not set", "0.9")
+
+
+def test_a_value_without_end_is_cut() -> None:
+    (change,) = changed_args(args(x="a"), args(x="b" * 9999))
+    assert len(change.after) <= 80
+
+
+def recording(name: str) -> str:
+    return str(RECORDINGS / name / "server.log.gz")
+
+
+def test_a_log_against_another_says_so_in_the_text(capfd: pytest.CaptureFixture[str]) -> None:
+    run([recording("client_limited")], format="text", output=None, profile="online", against=[recording("big_queue")])
+    said = capfd.readouterr().out
+    assert f"Against {recording('big_queue')}: " in said
+    assert "--max-running-requests: 2 → not set" in said
+    assert "serving time with requests waiting" in said
+
+
+def test_what_is_compared_with_must_be_a_log_too(tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("nothing of the kind\n")
+    with pytest.raises(UsageError, match="no line of SGLang's"):
+        run([recording("dp2")], format="text", output=None, profile="online", against=[str(other)])
+
+
+def test_neither_log_is_overwritten(tmp_path: Path) -> None:
+    log = tmp_path / "before.log"
+    log.write_bytes(Path(recording("dp2")).read_bytes())
+    with pytest.raises(UsageError, match="is one of the logs"):
+        run([recording("dp2")], format="json", output=log, profile="online", against=[str(log)])

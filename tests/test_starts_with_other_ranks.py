@@ -1,0 +1,44 @@
+"""One log, several starts with and without DP ranks: what one start counted is not lost in the next.
+
+Lines as 0.5.12 formats them (tests/data/logs), with times and figures of our own.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+
+WITHOUT, WITH = "", " DP0"
+
+
+def lines(clock: str, ranks: str) -> bytes:
+    return (
+        f"[2025-11-20 {clock}:00] server_args=ServerArgs(model_path='m', tp_size=1)\n"
+        f"[2025-11-20 {clock}:10{ranks}] Decode batch, #running-req: 4, #token: 925, token usage: 0.95, "
+        "cuda graph: True, gen throughput (token/s): 44.70, #queue-req: 4\n"
+        f"[2025-11-20 {clock}:11{ranks}] KV cache pool is full. Retract requests. "
+        "#retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783\n"
+        f"[2025-11-20 {clock}:12{ranks}] Decode batch, #running-req: 4, #token: 925, token usage: 0.95, "
+        "cuda graph: True, gen throughput (token/s): 44.70, #queue-req: 4\n"
+    ).encode()
+
+
+@pytest.mark.parametrize("starts", list(itertools.product([WITHOUT, WITH], repeat=3)))
+def test_every_start_counts_whether_it_has_dp_ranks_or_not(starts: tuple[str, ...]) -> None:
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    for number, ranks in enumerate(starts):
+        state.observe_all(reader.feed(lines(f"1{number}:00", ranks)))
+    assert state.totals().counts["retraction_events"] == len(starts)
+    assert state.has_dp_ranks == (starts[-1] == WITH)
+
+
+def test_what_is_told_without_a_rank_beside_dp_ranks_is_no_scheduler() -> None:
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    state.observe_all(reader.feed(lines("10:00", WITH)))
+    state.observe_all(reader.feed(lines("10:05", WITHOUT)[lines("10:05", WITHOUT).index(b"\n") + 1 :]))
+    assert [rank.dp for rank in state.schedulers] == [0]
