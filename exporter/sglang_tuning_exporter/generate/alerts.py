@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.diagnosis import (
-    EVENTFUL,
+    SERVING_SECONDS,
     BurnRate,
     Condition,
     Diagnosis,
@@ -45,8 +45,6 @@ _ENVIRONMENT = Environment(
 )
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
-# Less serving time than this in ten minutes is no load that could be "frequently" anything.
-SERVING_SECONDS = 60.0
 # The exporter that saw it serves its runbooks, so a notification's link needs no internet.
 RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
 GRAFANA_URL = "http://localhost:3000"
@@ -104,17 +102,12 @@ class Rule:
         lines = [scaled(line, self.time_scale) for line in self._condition()]
         if self.row.profiles:
             lines.append(f"and {ON} sglang_tuning_server_info{{{_one_of('profile', self.row.profiles)}}}")
-        if self._needs_advice:
+        if self.row.needs_advice:
             # Where the flag stands at its best value already, or a more urgent finding turns it, there is nothing to notify of.
             lines.append(f'unless {ON} sglang_tuning_diagnosis_active{{diagnosis="{self.row.id}"}} == 0')
         excuses = dict.fromkeys(self._excuse(BY_ID[other].condition) for other in self.row.unless)
         lines += [line for excuse in excuses for line in (f"unless {ON} (", *excuse, ")")]
         return "\n".join(lines)
-
-    @property
-    def _needs_advice(self) -> bool:
-        """Whether the exporter drops the finding where no advice is left (`guide.findings`)."""
-        return bool(self.row.turn.arg) and not isinstance(self.row.condition, (*EVENTFUL, BurnRate))
 
     def _excuse(self, other: Condition) -> tuple[str, ...]:
         """Write as an expression that another row explains the same better."""

@@ -120,6 +120,8 @@ Condition: TypeAlias = (
 )
 # Met by events that are bad by themselves: a finding even where no advice is left.
 EVENTFUL = (Failures, GraphMemory, RetractionRate, Rejections, Stuck, Starts, Source)
+# Less serving time than this in ten minutes is no load that could be "frequently" anything to an alert.
+SERVING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,11 @@ class Diagnosis:
     def is_chance(self) -> bool:
         """Whether it names a chance to do better, to be tried by itself, and nothing that is wrong."""
         return isinstance(self.condition, Suits)
+
+    @property
+    def needs_advice(self) -> bool:
+        """Whether it is no finding where no advice is left (`guide.findings`)."""
+        return bool(self.turn.arg) and not isinstance(self.condition, (*EVENTFUL, BurnRate))
 
     @property
     def is_limit(self) -> bool:

@@ -1,0 +1,434 @@
+"""When the committed alerts would have fired over a log, told without a Prometheus. Pure.
+
+The rules' PromQL is followed figure by figure: `increase()` with its extrapolation over the samples that a Prometheus
+would hold, `for`, `keep_firing_for`, `unless`. A range holds the samples after its start, up to its end: Prometheus 3 reads
+it so, and so does every one whose evaluations do not fall on the very millisecond of a scrape. Inhibition is Alertmanager's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from math import floor, inf
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from sglang_tuning_exporter.guide.diagnosis import (
+    SERVING_SECONDS,
+    Condition,
+    Diagnosis,
+    Failures,
+    GraphMemory,
+    Rejections,
+    Reserve,
+    RetractionRate,
+    Share,
+    Source,
+    Spread,
+    Starts,
+    Stuck,
+)
+from sglang_tuning_exporter.guide.evidence import WATCHDOG, past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
+from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, STUCK, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.signals import Signal
+    from sglang_tuning_exporter.state import ServerState
+
+EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
+# Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
+GAP_SECONDS = 86_400.0
+_LONG, _SHORT = 600.0, 120.0  # the two windows of a share
+_RETRACTIONS, _LATELY, _HALF_HOUR, _DRIFT = 300.0, 120.0, 1800.0, 3600.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_TOLD = tuple((signal, state) for signal in SIGNALS for state in STATES[signal])
+_OF_SIGNAL = {
+    signal: [place for place, (of, state) in enumerate(_TOLD) if of == signal and state not in {IDLE, UNKNOWN}]
+    for signal in SIGNALS
+}
+_WAITED = [place for place in _OF_SIGNAL["queue"] if _TOLD[place][1] != "empty"]
+_WATCHED = [place for place, (of, state) in enumerate(_TOLD) if of == "queue" and state != UNKNOWN]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One alert that fired. Times are seconds on the log's clock, each that of an evaluation.
+
+    `start`: it fired; `end`: it was resolved (`ongoing`: it was not; then the last evaluation); `pending_since`: its
+    condition began to hold.
+    """
+
+    alert: str
+    diagnosis: str
+    severity: str
+    start: float
+    end: float
+    pending_since: float
+    ongoing: bool = False
+
+
+class _Series(Generic[_T]):
+    """Samples of a series, or of several that are always told together, as far back as anybody asks."""
+
+    __slots__ = ("_kept", "samples")
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self.samples: deque[tuple[float, _T]] = deque()
+
+    def add(self, now: float, value: _T) -> None:
+        self.samples.append((now, value))
+        self.prune(now)
+
+    def prune(self, now: float) -> None:
+        while self.samples and self.samples[0][0] <= now - self._kept:
+            self.samples.popleft()
+
+    def within(self, window: float, now: float) -> _Range[_T] | None:
+        """Give first and last sample of the window, and how many there are; None for less than two."""
+        start = now - window
+        samples = self.samples
+        if not samples:
+            return None
+        # Samples are evenly spaced but for gaps, so the place of the first is close to where it is reckoned.
+        place = max(0, len(samples) - round(window / EVALUATION_SECONDS))
+        while place > 0 and samples[place - 1][0] > start:
+            place -= 1
+        while place < len(samples) and samples[place][0] <= start:
+            place += 1
+        count = len(samples) - place
+        if count < 2:
+            return None
+        return _Range(*samples[place], *samples[-1], count, start, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range(Generic[_T]):
+    """What a range selector found: its first and last sample."""
+
+    first_at: float
+    first: _T
+    last_at: float
+    last: _T
+    count: int
+    start: float
+    end: float
+
+    def increase(self, first: float, last: float) -> float:
+        """Stretch what a counter gained between the samples to the window, as Prometheus does (promql/functions.go, extrapolatedRate)."""
+        gained = last - first
+        sampled = self.last_at - self.first_at
+        between = sampled / (self.count - 1)
+        before, after = self.first_at - self.start, self.end - self.last_at
+        if gained > 0 and first >= 0:
+            before = min(before, sampled * (first / gained))  # it cannot have been below 0
+        limit = 1.1 * between
+        before = before if before < limit else between / 2
+        after = after if after < limit else between / 2
+        return gained * (sampled + before + after) / sampled
+
+
+def _increase(series: _Series[float], window: float, now: float) -> float | None:
+    found = series.within(window, now)
+    return None if found is None else found.increase(found.first, found.last)
+
+
+def _whole(series: _Series[float], window: float, now: float) -> float | None:
+    """Count whole events in the window, as the recording rules do: `increase` with its stretch undone."""
+    found = series.within(window, now)
+    return None if found is None else floor(found.increase(found.first, found.last) * (1 - 1 / found.count) + 0.5)
+
+
+def duration(text: str) -> float:
+    """Read a duration of the table, such as `5m`, in seconds."""
+    match = re.fullmatch(r"(\d+)([smh])", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no duration such as 5m")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+class _Alert:
+    """One alert rule: pending, firing, or neither (rules/alerting.go, AlertingRule.Eval)."""
+
+    def __init__(self, row: Diagnosis) -> None:
+        self.row = row
+        self._hold = duration(row.hold)
+        self._keep = duration(row.keep_firing) if row.keep_firing else 0.0
+        self._pending: float | None = None
+        self._fired: float | None = None
+        self._over: float | None = None  # since when it fires only because it is kept firing
+
+    def see(self, now: float, *, holds: bool) -> Span | None:
+        """Take one evaluation; the span when it ends one."""
+        if holds:
+            self._over = None
+            if self._pending is None:
+                self._pending = now
+            if self._fired is None and now - self._pending >= self._hold:
+                self._fired = now
+            return None
+        if self._fired is not None and self._keep:
+            if self._over is None:
+                self._over = now
+            if now - self._over < self._keep:
+                return None
+        return self.end(now)
+
+    def end(self, now: float, *, ongoing: bool = False) -> Span | None:
+        """End what it does; the span when it fired."""
+        span = self.present(now, ongoing=ongoing)
+        self._pending = self._fired = self._over = None
+        return span
+
+    def present(self, now: float, *, ongoing: bool = True) -> Span | None:
+        """Give the span up to now when it fires."""
+        if self._fired is None or self._pending is None:
+            return None
+        row = self.row
+        return Span(row.alert, row.id, row.severity, self._fired, now, self._pending, ongoing)
+
+
+class _Shares:
+    """Seconds in each state over one window, of every scheduler and of all of them together."""
+
+    def __init__(self, seconds: dict[int | None, _Series[tuple[float, ...]]], window: float, now: float) -> None:
+        self._gained = [0.0] * len(_TOLD)
+        self.waiting: dict[int, float] = {}  # by DP rank
+        for dp, series in seconds.items():
+            found = series.within(window, now)
+            if found is None:
+                continue
+            own = {
+                place: found.increase(first, last)
+                for place, (first, last) in enumerate(zip(found.first, found.last, strict=True))
+                if first != last
+            }
+            for place, gained in own.items():
+                self._gained[place] += gained
+            watched = 0.0 if dp is None else sum(own.get(place, 0.0) for place in _WATCHED)
+            if dp is not None and watched > 0:
+                self.waiting[dp] = sum(own.get(place, 0.0) for place in _WAITED) / watched
+
+    def serving(self, signal: Signal) -> float:
+        return sum(self._gained[place] for place in _OF_SIGNAL[signal])
+
+    def share(self, condition: Share) -> float | None:
+        serving = self.serving(condition.signal)
+        if serving <= 0:
+            return None
+        wanted = [place for place in _OF_SIGNAL[condition.signal] if _TOLD[place][1] in condition.states]
+        return sum(self._gained[place] for place in wanted) / serving
+
+
+class AlarmClock:
+    """Evaluates the alerts that a log can tell, every 15 s of the log's time. Memory does not grow with the log, but for the spans.
+
+    What only Prometheus or SGLang's own `/metrics` can tell (`server_down`, latency objectives, …) never fires here.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._alerts = [
+            _Alert(row)
+            for row in ALERTS
+            if (not row.profiles or profile.name in row.profiles)
+            and (row.id == "format_drift" or not isinstance(row.condition, Source))
+        ]
+        self._spans: list[Span] = []
+        self._now: float | None = None
+        self.next_due = -inf  # no evaluation is due before this moment: cheaper to look at than `due` for every line
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seconds: dict[int | None, _Series[tuple[float, ...]]] = {}
+        self._retractions: dict[int | None, _Series[float]] = {}
+        self._counts: dict[str, _Series[float]] = {}
+        self._rates: _Series[float] = _Series(_LONG)  # retractions a minute, as recorded
+
+    def due(self, moment: float) -> Iterator[float]:
+        """Give the evaluations from the last one up to `moment`, which is included; call it with the first line's time first.
+
+        The first of all is at or before the first line: the exporter was there when the server was started. Take what the
+        log says of `moment` only after them.
+        """
+        if moment == -inf:
+            return
+        if self._now is None:
+            self._now = moment // EVALUATION_SECONDS * EVALUATION_SECONDS - EVALUATION_SECONDS
+        if moment - self._now > GAP_SECONDS:
+            self._end_all(self._now + EVALUATION_SECONDS)
+            self._forget()
+            self._now = moment // EVALUATION_SECONDS * EVALUATION_SECONDS - EVALUATION_SECONDS
+        while self._now + EVALUATION_SECONDS <= moment:
+            self._now += EVALUATION_SECONDS
+            yield self._now
+        self.next_due = self._now + EVALUATION_SECONDS
+
+    def take(self, state: ServerState, now: float, *, unrecognised: float = 0.0) -> None:
+        """Evaluate every alert. Bring `state` up to `now` first; `unrecognised` counts what the log's reader did not know."""
+        self._now = now
+        self._sample(state, now, unrecognised)
+        evaluation = _Evaluation(self, state, now)
+        for alert in self._alerts:
+            span = alert.see(now, holds=evaluation.fires(alert.row))
+            if span is not None:
+                self._spans.append(span)
+
+    def spans(self) -> list[Span]:
+        """Give what fired until now, in order of its start; what still fires ends with the last evaluation."""
+        now = self._now or 0.0
+        firing = [span for alert in self._alerts if (span := alert.present(now)) is not None]
+        return sorted([*self._spans, *firing], key=lambda span: (span.start, span.alert))
+
+    def _end_all(self, now: float) -> None:
+        self._spans += [span for alert in self._alerts if (span := alert.end(now)) is not None]
+
+    def _sample(self, state: ServerState, now: float, unrecognised: float) -> None:
+        """Keep what a Prometheus would have scraped just now."""
+        for rank in state.schedulers:
+            seconds = rank.totals.seconds
+            told = self._seconds.setdefault(rank.dp, _Series(_LONG))
+            told.add(now, tuple([seconds[place] for place in _TOLD]))
+            self._counted(rank.dp, now, rank.totals.counts["retraction_events"])
+        if not state.ranks:
+            self._counted(None, now, 0.0)
+        for by_rank in (self._seconds, self._retractions):
+            gone = []
+            for dp, series in by_rank.items():  # a scheduler that is not told of any more leaves the windows
+                series.prune(now)
+                if not series.samples:
+                    gone.append(dp)
+            for dp in gone:
+                del by_rank[dp]
+        counts = {
+            "starts": (_HALF_HOUR, state.starts),
+            "rejected": (_RETRACTIONS, state.server_totals.counts["rejected_requests"]),
+            "unrecognised": (_DRIFT, unrecognised),
+            WATCHDOG: (_LONG, state.liveness[WATCHDOG]),
+            **{phase: (_LONG, state.out_of_memory[phase]) for phase in _PHASES},
+        }
+        for name, (kept, value) in counts.items():
+            self._counts.setdefault(name, _Series(kept)).add(now, value)
+
+    def _counted(self, dp: int | None, now: float, retractions: float) -> None:
+        self._retractions.setdefault(dp, _Series(_RETRACTIONS)).add(now, retractions)
+
+
+_PHASES = sorted(
+    {"graph_capture"}
+    | {phase for row in ALERTS if isinstance(row.condition, Failures) for phase in row.condition.phases}
+)
+
+
+class _Evaluation:
+    """One evaluation of every rule. What is costly is reckoned only where an alert asks for it."""
+
+    def __init__(self, clock: AlarmClock, state: ServerState, now: float) -> None:
+        self._clock, self._state, self._now = clock, state, now
+        self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
+        self._windows = {window: _Shares(clock._seconds, window, now) for window in (_LONG, _SHORT)}  # noqa: SLF001
+        self._rate = self._retraction_rate(_RETRACTIONS)
+        self._lately = self._retraction_rate(_LATELY)
+        if self._rate is not None:
+            clock._rates.add(now, self._rate)  # noqa: SLF001
+        else:
+            clock._rates.prune(now)  # noqa: SLF001
+        self._found: tuple[frozenset[str], frozenset[str]] | None = None
+
+    def fires(self, row: Diagnosis) -> bool:
+        """Evaluate one alert's expression."""
+        if not self._holds(row.condition, row) or (row.needs_advice and not self._is_active(row)):
+            return False
+        return not any(self._excuses(BY_ID[other].condition, row) for other in row.unless)
+
+    def _is_active(self, row: Diagnosis) -> bool:
+        if self._found is None:
+            judgement = judge(past_of(self._state, self._now))
+            self._found = (
+                frozenset(found.diagnosis.id for found in judgement.findings),
+                frozenset(check.diagnosis.id for check in judgement.checks),
+            )
+        active, told = self._found
+        return row.id in active or row.id not in told
+
+    def _excuses(self, other: Condition, row: Diagnosis) -> bool:
+        if isinstance(other, RetractionRate) and isinstance(row.condition, RetractionRate):
+            return self._capped
+        if isinstance(other, RetractionRate):
+            rates = [rate for _, rate in self._clock._rates.samples]  # noqa: SLF001
+            return max(rates, default=0.0) > self._limits.retractions_per_minute
+        return self._holds(other, row)
+
+    def _holds(self, condition: Condition, row: Diagnosis) -> bool:  # noqa: C901, PLR0911 - one case for each kind
+        limits = self._limits
+        if isinstance(condition, Share):
+            return self._share(condition)
+        if isinstance(condition, RetractionRate):
+            often = (self._rate or 0.0) > limits.retractions_per_minute and (self._lately or 0.0) > 0
+            return often and (self._capped or not condition.capped)
+        if isinstance(condition, Rejections):
+            rejected = self._clock._counts["rejected"]  # noqa: SLF001
+            rate, lately = (_whole(rejected, window, self._now) or 0.0 for window in (_RETRACTIONS, _LATELY))
+            return rate / 5 > limits.rejections_per_minute and lately > 0
+        if isinstance(condition, Reserve):
+            reserves = self._reserves
+            if condition.side == "above":
+                return bool(reserves) and max(reserves) > limits.reserve_upper_gb
+            return bool(reserves) and min(reserves) < limits.reserve_lower_gb
+        if isinstance(condition, GraphMemory):
+            reserves = self._reserves
+            return self._grew("graph_capture", _LONG) or (bool(reserves) and min(reserves) < limits.reserve_least_gb)
+        if isinstance(condition, Failures):
+            return any(self._grew(phase, _LONG) for phase in condition.phases)
+        if isinstance(condition, Stuck):
+            stuck = any(rank.states["activity"] == STUCK for rank in self._state.schedulers)
+            return stuck or self._grew(WATCHDOG, _LONG)
+        if isinstance(condition, Starts):
+            started = _increase(self._clock._counts["starts"], _HALF_HOUR, self._now)  # noqa: SLF001
+            return started is not None and started > condition.at_least - 0.5
+        if isinstance(condition, Spread):
+            return self._spread(condition)
+        return row.id == "format_drift" and self._grew("unrecognised", _DRIFT)
+
+    def _share(self, condition: Share) -> bool:
+        limit = self._limits.frequent_share
+        if self._windows[_LONG].serving(condition.signal) <= SERVING_SECONDS:
+            return False
+        shares = [self._windows[window].share(condition) for window in (_LONG, _SHORT)]
+        return all(share is not None and share > limit for share in shares)
+
+    def _spread(self, condition: Spread) -> bool:
+        limit = self._limits.frequent_share
+        waiting, lately = self._windows[_LONG].waiting.values(), self._windows[_SHORT].waiting.values()
+        if not waiting or not lately or self._windows[_LONG].serving("queue") <= SERVING_SECONDS:
+            return False
+        return max(waiting) > limit and min(waiting) < condition.hardly and max(lately) > limit
+
+    def _grew(self, name: str, window: float) -> bool:
+        grown = _increase(self._clock._counts[name], window, self._now)  # noqa: SLF001
+        return grown is not None and grown > 0
+
+    def _retraction_rate(self, window: float) -> float | None:
+        every = [_whole(series, window, self._now) for series in self._clock._retractions.values()]  # noqa: SLF001
+        told = [count for count in every if count is not None]
+        return sum(told) / (window / 60) if told else None
+
+    @property
+    def _capped(self) -> bool:
+        return self._state.facts.shown_args.get("schedule_conservativeness", 0.0) > CONSERVATIVENESS_CEILING
+
+    @property
+    def _reserves(self) -> list[float]:
+        """GPU memory left after the start, of each DP rank, GB (metrics/server.py, memory)."""
+        facts = self._state.facts
+        if facts.reserve_gb is None:
+            return []
+        told = [gb for dp, gb in facts.available_gb.items() if dp is not None and self._state.has_dp_ranks]
+        return told or [facts.reserve_gb]
