@@ -85,6 +85,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
 
+    backfill = commands.add_parser(
+        "backfill",
+        help="a server's log as metrics, for a Prometheus that was not there",
+        description="Write what the exporter would have exposed over a log as OpenMetrics with times, for"
+        " `promtool tsdb create-blocks-from openmetrics`.",
+    )
+    backfill.add_argument(
+        "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
+    )
+    backfill.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write it")
+    backfill.add_argument(
+        "--profile",
+        default=_variable("PROFILE", DEFAULT_PROFILE),
+        metavar="PROFILE",
+        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
+    )
+    backfill.add_argument(
+        "--threshold",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
+    )
+    backfill.add_argument("--job", default="sglang", metavar="NAME", help="the series' job (default sglang)")
+    backfill.add_argument(
+        "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
+    )
+    backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
+    backfill.set_defaults(run=_backfill)
+
     replay = commands.add_parser("replay", help="serve a recorded SGLang as if it were live")
     replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
     replay.add_argument("--speed", type=float, default=1.0, metavar="TIMES", help="how many times as fast (default 1)")
@@ -173,6 +202,21 @@ def _report(arguments: argparse.Namespace) -> int:
         format=arguments.format,
         output=arguments.output,
         profile=arguments.profile,
+        own_thresholds=thresholds("--threshold", own) if own else {},
+    )
+
+
+def _backfill(arguments: argparse.Namespace) -> int:
+    from sglang_tuning_exporter.report import backfill  # noqa: PLC0415
+
+    own = arguments.threshold or _variable("THRESHOLD", "")
+    return backfill.run(
+        arguments.logs,
+        output=arguments.output,
+        profile=arguments.profile,
+        job=arguments.job,
+        instance=arguments.instance,
+        date=arguments.date,
         own_thresholds=thresholds("--threshold", own) if own else {},
     )
 

@@ -181,9 +181,14 @@ class _Alert:
                 return None
         return self.end(now)
 
-    def end(self, now: float, *, ongoing: bool = False) -> Span | None:
+    @property
+    def state(self) -> str:
+        """`pending`, `firing`, or nothing."""
+        return "" if self._pending is None else "pending" if self._fired is None else "firing"
+
+    def end(self, now: float) -> Span | None:
         """End what it does; the span when it fired."""
-        span = self.present(now, ongoing=ongoing)
+        span = self.present(now, ongoing=False)
         self._pending = self._fired = self._over = None
         return span
 
@@ -227,13 +232,49 @@ class _Shares:
         return sum(self._gained[place] for place in wanted) / serving
 
 
-class AlarmClock:
+class Evaluations:
+    """The moments at which Prometheus looks: every 15 s of the log's time, from before its first line to after its last."""
+
+    def __init__(self) -> None:
+        self.now: float | None = None  # the last one given
+        self.next_due = -inf  # none is due before this moment: cheaper to look at than `due` for every line
+
+    def due(self, moment: float) -> Iterator[float]:
+        """Give those from the last one up to `moment`, which is included; call it with the first line's time first.
+
+        The first of all is at or before the first line: the exporter was there when the server was started. Take what the
+        log says of `moment` only after them.
+        """
+        if moment == -inf:
+            return
+        before = moment // EVALUATION_SECONDS * EVALUATION_SECONDS - EVALUATION_SECONDS
+        if self.now is None:
+            self.now = before
+        elif moment - self.now > GAP_SECONDS:
+            self.skipped(self.now + EVALUATION_SECONDS)
+            self.now = before
+        while self.now + EVALUATION_SECONDS <= moment:
+            self.now += EVALUATION_SECONDS
+            yield self.now
+        self.next_due = self.now + EVALUATION_SECONDS
+
+    def rest(self) -> Iterator[float]:
+        """Give the one after the last line, if there were any lines: what the log ends with is seen as well."""
+        if self.now is not None:
+            yield from self.due(self.next_due)
+
+    def skipped(self, since: float) -> None:
+        """Nobody looks from `since` until the next one."""
+
+
+class AlarmClock(Evaluations):
     """Evaluates the alerts that a log can tell, every 15 s of the log's time. Memory does not grow with the log, but for the spans.
 
     What only Prometheus or SGLang's own `/metrics` can tell (`server_down`, latency objectives, …) never fires here.
     """
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__()
         self._profile = profile
         self._alerts = [
             _Alert(row)
@@ -242,8 +283,6 @@ class AlarmClock:
             and (row.id == "format_drift" or not isinstance(row.condition, Source))
         ]
         self._spans: list[Span] = []
-        self._now: float | None = None
-        self.next_due = -inf  # no evaluation is due before this moment: cheaper to look at than `due` for every line
         self._forget()
 
     def _forget(self) -> None:
@@ -252,28 +291,14 @@ class AlarmClock:
         self._counts: dict[str, _Series[float]] = {}
         self._rates: _Series[float] = _Series(_LONG)  # retractions a minute, as recorded
 
-    def due(self, moment: float) -> Iterator[float]:
-        """Give the evaluations from the last one up to `moment`, which is included; call it with the first line's time first.
-
-        The first of all is at or before the first line: the exporter was there when the server was started. Take what the
-        log says of `moment` only after them.
-        """
-        if moment == -inf:
-            return
-        if self._now is None:
-            self._now = moment // EVALUATION_SECONDS * EVALUATION_SECONDS - EVALUATION_SECONDS
-        if moment - self._now > GAP_SECONDS:
-            self._end_all(self._now + EVALUATION_SECONDS)
-            self._forget()
-            self._now = moment // EVALUATION_SECONDS * EVALUATION_SECONDS - EVALUATION_SECONDS
-        while self._now + EVALUATION_SECONDS <= moment:
-            self._now += EVALUATION_SECONDS
-            yield self._now
-        self.next_due = self._now + EVALUATION_SECONDS
+    def skipped(self, since: float) -> None:
+        """End what fires: without samples no alert holds."""
+        self._spans += [span for alert in self._alerts if (span := alert.end(since)) is not None]
+        self._forget()
 
     def take(self, state: ServerState, now: float, *, unrecognised: float = 0.0) -> None:
         """Evaluate every alert. Bring `state` up to `now` first; `unrecognised` counts what the log's reader did not know."""
-        self._now = now
+        self.now = now
         self._sample(state, now, unrecognised)
         evaluation = _Evaluation(self, state, now)
         for alert in self._alerts:
@@ -283,12 +308,13 @@ class AlarmClock:
 
     def spans(self) -> list[Span]:
         """Give what fired until now, in order of its start; what still fires ends with the last evaluation."""
-        now = self._now or 0.0
+        now = self.now or 0.0
         firing = [span for alert in self._alerts if (span := alert.present(now)) is not None]
         return sorted([*self._spans, *firing], key=lambda span: (span.start, span.alert))
 
-    def _end_all(self, now: float) -> None:
-        self._spans += [span for alert in self._alerts if (span := alert.end(now)) is not None]
+    def states(self) -> Iterator[tuple[Diagnosis, str]]:
+        """Give the alerts that are `pending` or `firing` now."""
+        return ((alert.row, state) for alert in self._alerts if (state := alert.state))
 
     def _sample(self, state: ServerState, now: float, unrecognised: float) -> None:
         """Keep what a Prometheus would have scraped just now."""

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -25,7 +26,7 @@ from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_pl
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.sglang.usual import BatchRun
@@ -67,6 +68,26 @@ def _first_time(block: bytes) -> float | None:
         if outer is None and line[:1] in b"{0123456789":
             outer = unwrap(line).time
     return outer
+
+
+def _paced(block: bytes, pace: float) -> Iterator[bytes]:
+    """Cut a block of whole lines where the printed time passes a multiple of `pace` seconds."""
+    first, last = _first_time(block), _last_time(block, -inf)
+    middle = block.find(b"\n", len(block) // 2) + 1
+    if middle in {0, len(block)}:
+        middle = block.rfind(b"\n", 0, len(block) // 2) + 1
+    if not middle or first is None or last is None or first // pace == last // pace:
+        yield block
+        return
+    yield from _paced(block[:middle], pace)
+    yield from _paced(block[middle:], pace)
+
+
+def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for tally in tallies:
+        total.update(tally)
+    return total
 
 
 def _last_time(block: bytes, before: float) -> float | None:
@@ -244,8 +265,12 @@ def _logs(sources: Sequence[Source]) -> list[list[Source]]:
 class Logs:
     """All logs of one report. `readers` hold their counts once `events` has been read to its end."""
 
-    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None) -> None:
-        """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty."""
+    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None, *, pace: float | None = None) -> None:
+        """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty.
+
+        With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
+        `lines_taken` and `unrecognised_taken` are then those of the moment.
+        """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
         sources = _files(arguments, stdin)
@@ -258,6 +283,8 @@ class Logs:
         self._logs = _logs(self._told)
         self.readers = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
+        self._pace = pace
+        self._taken: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in self._logs]
 
     @staticmethod
     def _names(sources: Sequence[Source]) -> str:
@@ -291,6 +318,16 @@ class Logs:
     def unrecognised(self) -> int:
         """Lines and fields that look like SGLang's and could not be read."""
         return sum(sum(reader.unrecognised.values()) for reader in self.readers)
+
+    @property
+    def lines_taken(self) -> Counter[str]:
+        """Lines by kind, up to the last event given."""
+        return _sum(lines for lines, _ in self._taken)
+
+    @property
+    def unrecognised_taken(self) -> Counter[str]:
+        """What could not be read by kind, up to the last event given."""
+        return _sum(unrecognised for _, unrecognised in self._taken)
 
     def events(self) -> Iterator[tuple[float, Event | BatchRun | None]]:
         """Give every event with its time, seconds, in time order; lines without a time follow the line before.
@@ -328,9 +365,11 @@ class Logs:
             before = block = b""
             for following in source.blocks():
                 before, block = block, following
-                for event in reader.feed_runs(block):
-                    last = event.time if event.time is not None else last
-                    yield clock.read(event.time), event
+                for part in (block,) if self._pace is None else _paced(block, self._pace):
+                    for event in reader.feed_runs(part):
+                        last = event.time if event.time is not None else last
+                        yield clock.read(event.time), event
+                    self._taken[index] = (reader.counts.copy(), reader.unrecognised.copy())
             if last is not None:
                 # The last block may be a single line without its end.
                 found = [_last_time(part, last) for part in (block, before)]

@@ -1,0 +1,227 @@
+"""`backfill`: a log of last night as what the exporter would have exposed, so that Prometheus can be given the night afterwards.
+
+The families are those of `metrics`, made by the live collector from a stand-in for the running sidecar: no second list of
+names. Beside them stand SGLang's own gauges where the log prints the same figure, `up`, and the alerts that would have fired.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import contextmanager
+from math import isfinite
+from typing import TYPE_CHECKING, cast
+
+from prometheus_client.core import GaugeMetricFamily
+
+from sglang_tuning_exporter.config import Address, Config, UsageError
+from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import Judgement, judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.metrics import WatcherCollector
+from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS, AlarmClock
+from sglang_tuning_exporter.report.analysis import Analysis
+from sglang_tuning_exporter.report.inputs import Logs, shown
+from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
+from sglang_tuning_exporter.sglang.prefix import day_seconds
+from sglang_tuning_exporter.sources.tail import FileStatus
+from sglang_tuning_exporter.watcher import ScrapeHealth, Watcher
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from prometheus_client.core import Metric
+
+    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.scheduler import RankState
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_SAY_EVERY = 3600.0  # seconds of the log
+
+
+class _Book:
+    """What `metrics` asks of the log half: everything up to the last event taken."""
+
+    state_file_problem = None
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self.files = [FileStatus(name, up=True, reason="", position=0, dropped=0) for name in logs.names]
+        self.last_line_at: float | None = None
+
+    @property
+    def lines(self) -> Counter[str]:
+        return self._logs.lines_taken
+
+    @property
+    def unrecognised(self) -> Counter[str]:
+        return self._logs.unrecognised_taken
+
+
+class Night:
+    """Stands in for the running sidecar while a log is read: the same state, at the log's own time."""
+
+    def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
+        self.profile = profile
+        self.health = ScrapeHealth()
+        self.log = _Book(logs)
+        self.analysis = Analysis(profile)
+        self.clock = AlarmClock(profile)
+        self._logs, self._shift = logs, shift
+        self._collector = WatcherCollector(cast("Watcher", self))  # it asks for no more than there is here
+        self.config = Config(
+            sglang_url=None,
+            log_file=tuple(logs.names),
+            profile=profile.name,
+            listen_address=Address("", 0),
+            scrape_timeout=0.0,
+            metrics_path="",
+            passthrough=False,
+            from_start=True,
+            api_key_file=None,
+            state_file=None,
+        )
+        self.state = self.analysis.state
+        self._now = 0.0
+
+    @contextmanager
+    def view(self) -> Iterator[float]:
+        """Hold still: nothing moves here but by `moments`."""
+        yield self._now
+
+    def judge(self, now: float) -> Judgement:
+        """Say what limits the server, as the exporter would have."""
+        return judge(past_of(self.state, now))
+
+    def moments(self) -> Iterator[tuple[float, list[Metric]]]:
+        """Give every scrape: unix seconds, and what it would have got. Raises `UsageError` as `Logs.events` does."""
+        analysis, clock = self.analysis, self.clock
+        for moment, event in self._logs.events():
+            if moment >= clock.next_due:
+                for at in clock.due(moment):
+                    analysis.take(at, None)
+                    yield self._seen(at)
+            analysis.take(moment, event)
+            if event is not None:
+                self.log.last_line_at = moment + self._shift
+        for at in clock.rest():
+            self.state.settle(at)
+            yield self._seen(at)
+
+    def _seen(self, at: float) -> tuple[float, list[Metric]]:
+        self._now = at
+        self.clock.take(self.state, at, unrecognised=self.log.unrecognised.total())
+        return at + self._shift, [*self._collector.collect(), *self._native(), *self._prometheus()]
+
+    def _native(self) -> Iterator[Metric]:
+        """SGLang's own gauges that say what a log line says, labelled as its schedulers label them (srt/metrics, 0.3.6 on)."""
+        facts, ranked = self.state.facts, self.state.has_dp_ranks
+        names = ["model_name", *(["dp_rank"] if ranked else [])]
+        figures: dict[str, tuple[str, Callable[[RankState], float | None]]] = {
+            "num_running_reqs": ("Requests that run (#running-req of the log).", lambda r: r.running),
+            "num_queue_reqs": ("Requests that wait (#queue-req of the log).", lambda r: r.queued),
+            "token_usage": ("Used share of the fullest KV pool, 0-1 (token usage of the log).", lambda r: r.usage),
+            "gen_throughput": ("Generated tokens per second, as last logged.", lambda r: r.generation_throughput),
+            "max_total_num_tokens": ("Tokens that the KV pool holds.", lambda r: facts.kv_pool_tokens.get(r.dp)),
+        }
+        for name, (words, figure) in figures.items():
+            family = GaugeMetricFamily(f"sglang:{name}", words, labels=names)
+            for rank in self.state.schedulers:
+                value = figure(rank)
+                if value is not None and isfinite(value):
+                    family.add_metric([facts.model_name or "", *([str(rank.dp)] if ranked else [])], value)
+            yield family
+
+    def _prometheus(self) -> Iterator[Metric]:
+        """What a Prometheus adds by itself: that the exporter answered, and its alerts, which the boards mark."""
+        up = GaugeMetricFamily("up", "Whether the exporter would have answered.")
+        up.add_metric([], 1.0)
+        yield up
+        alerts = GaugeMetricFamily(
+            "ALERTS",
+            "Alerts as the committed rules would have had them.",
+            labels=["alertname", "alertstate", "severity", "diagnosis"],
+        )
+        for row, state in self.clock.states():
+            alerts.add_metric([row.alert, state, row.severity, row.id], 1.0)
+        yield alerts
+
+
+def run(
+    logs: Sequence[str],
+    *,
+    output: Path,
+    profile: str,
+    job: str,
+    instance: str,
+    date: str | None = None,
+    own_thresholds: Mapping[str, float] | None = None,
+) -> int:
+    """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; 0. Raises `UsageError`."""
+    if profile not in PROFILES:
+        raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
+    for flag, value in (("--job", job), ("--instance", instance)):
+        if not value or not value.isprintable():
+            raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
+    read = Logs(logs, pace=EVALUATION_SECONDS)
+    _check_output(output, read)
+    night = Night(read, PROFILES[profile].with_thresholds(own_thresholds or {}), _shift(read, date))
+    try:
+        with OpenMetricsFile(output, {"job": job, "instance": instance}) as file:
+            for at, families in _progress(night.moments(), read):
+                file.add(families, at)
+    except OSError as error:
+        raise UsageError(
+            f"--output={shown(str(output))}: {error.strerror or error}; give a file that can be written"
+        ) from None
+    sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
+    return 0
+
+
+def _shift(logs: Logs, date: str | None) -> float:
+    """What must be added to the log's times to get unix seconds: the day, where it prints none."""
+    dated = logs.first is not None and logs.first >= FIRST_DATED_SECOND
+    if logs.first is None:
+        raise UsageError(f"{', '.join(logs.names[:3])}: prints no times; there is nothing to place in time")
+    if date is None:
+        if not dated:
+            raise UsageError(
+                "--date: the log prints times without a day; give that of its first line, such as --date 2025-01-31"
+            )
+        return 0.0
+    if dated:
+        raise UsageError(f"--date={shown(date)}: the log prints its own days; leave --date out")
+    day = day_seconds(date.encode()) if _DATE.fullmatch(date) else None
+    if day is None:
+        raise UsageError(f"--date={shown(date)}: give the day of the log's first line as YYYY-MM-DD")
+    return float(day)
+
+
+def _check_output(output: Path, logs: Logs) -> None:
+    name = f"--output={shown(str(output))}"
+    if output.is_dir():
+        raise UsageError(f"{name}: is a directory; give a file")
+    if not output.parent.is_dir():
+        raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
+    if logs.read_from(output):
+        raise UsageError(f"{name}: is one of the logs; give another file")
+
+
+def _progress(moments: Iterator[tuple[float, list[Metric]]], logs: Logs) -> Iterator[tuple[float, list[Metric]]]:
+    """Pass the moments on; tell a terminal how far they are."""
+    first = said = None
+    show = sys.stderr.isatty()
+    for at, families in moments:
+        first = at if first is None else first
+        if show and (said is None or at - said >= _SAY_EVERY):
+            said = at
+            sys.stderr.write(
+                f"\r\x1b[K{(at - first) / 3600:.0f} hours of the log, {sum(logs.lines_taken.values())} lines"
+            )
+            sys.stderr.flush()
+        yield at, families
+    if show and said is not None:
+        sys.stderr.write("\r\x1b[K")

@@ -1,0 +1,129 @@
+"""A long stretch of time as one OpenMetrics file, with bounded memory.
+
+OpenMetrics wants the families one after the other and all samples of a series together, but a log gives them moment by
+moment. So every series is gathered in a file of its own, and these are joined at the end. `promtool` would also take them
+moment by moment (it reads the file once for every block and asks only for rising times in each series); other readers of
+OpenMetrics do not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from prometheus_client.core import Metric
+
+MOST_HELD = 8 << 20  # characters of samples in memory before they go to disk
+_BESIDE = ".sglang-tuning-backfill-"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """One series: its name with labels, where its samples are on disk, and those that are not yet."""
+
+    head: str
+    file: Path
+    held: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Family:
+    about: str
+    series: dict[tuple[str, ...], _Gathered] = field(default_factory=dict)
+
+
+class OpenMetricsFile:
+    """Writes `path` whole when the block ends well, and leaves no trace of it when it does not. Raises `OSError`.
+
+    `labels` are added to every series, before its own.
+    """
+
+    def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
+        self._path = path
+        self._labels = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
+        self._families: dict[str, _Family] = {}
+        self._held = 0
+        self._directory: Path | None = None
+        self.samples = 0
+
+    def __enter__(self) -> OpenMetricsFile:  # noqa: PYI034 - Python 3.10 has no Self
+        self._directory = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=self._path.resolve().parent))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._directory is not None
+        try:
+            if kind is None:
+                self._join(self._directory / "whole")
+        finally:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def add(self, families: Iterable[Metric], at: float) -> None:
+        """Write every sample of `families` at this moment, unix seconds; later than those before."""
+        moment = f" {at:.3f}\n".replace(".000\n", "\n")
+        for family in families:
+            known = self._families.get(family.name)
+            if known is None:
+                about = f"# HELP {family.name} {_escaped(family.documentation)}\n# TYPE {family.name} {family.type}\n"
+                known = self._families[family.name] = _Family(about)
+            for sample in family.samples:
+                key = (sample.name, *sample.labels.values())
+                series = known.series.get(key) or self._new(known, key, sample.labels)
+                line = f"{series.head} {_figure(sample.value)}{moment}"
+                series.held.append(line)
+                self._held += len(line)
+                self.samples += 1
+        if self._held > MOST_HELD:
+            self._spill()
+
+    def _new(self, family: _Family, key: tuple[str, ...], labels: Mapping[str, str]) -> _Gathered:
+        assert self._directory is not None
+        own = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
+        number = sum(len(other.series) for other in self._families.values())
+        series = _Gathered(f"{key[0]}{{{(self._labels + own)[:-1]}}}", self._directory / str(number))
+        family.series[key] = series
+        return series
+
+    def _spill(self) -> None:
+        for family in self._families.values():
+            for series in family.series.values():
+                if series.held:
+                    with series.file.open("a", encoding="utf-8") as file:
+                        file.writelines(series.held)
+                    series.held.clear()
+        self._held = 0
+
+    def _join(self, whole: Path) -> None:
+        with whole.open("wb") as sink:
+            for family in self._families.values():
+                sink.write(family.about.encode())
+                for series in family.series.values():
+                    if series.file.exists():
+                        with series.file.open("rb") as source:
+                            shutil.copyfileobj(source, sink, 1 << 20)
+                        series.file.unlink()  # never twice the space
+                    sink.write("".join(series.held).encode())
+            sink.write(b"# EOF\n")
+        # What a shell's redirection would have made, not a private file.
+        mask = os.umask(0)
+        os.umask(mask)
+        whole.chmod(0o666 & ~mask)
+        whole.replace(self._path)
+
+
+def _figure(value: float) -> str:
+    return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(float(value))
