@@ -1,8 +1,7 @@
 """When the committed alerts would have fired over a log, told without a Prometheus. Pure.
 
 The rules' PromQL is followed figure by figure: `increase()` with its extrapolation over the samples that a Prometheus
-would hold, `for`, `keep_firing_for`, `unless`. A range holds the samples after its start, up to its end: Prometheus 3 reads
-it so, and so does every one whose evaluations do not fall on the very millisecond of a scrape. Inhibition is Alertmanager's.
+would hold, `for`, `keep_firing_for`, `unless`. Inhibition is Alertmanager's.
 """
 
 from __future__ import annotations
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state import ServerState
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
+# A Prometheus evaluates some fixed time after it scrapes, less than an interval; what it rounds in a range that is not yet
+# full depends on it.
+DELAY_SECONDS = 5.0
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
 _LONG, _SHORT = 600.0, 120.0  # the two windows of a share
@@ -92,8 +94,8 @@ class _Series(Generic[_T]):
             self.samples.popleft()
 
     def within(self, window: float, now: float) -> _Range[_T] | None:
-        """Give first and last sample of the window, and how many there are; None for less than two."""
-        start = now - window
+        """Give first and last sample of the window, and how many there are; None for less than two. Sampled at `now`, evaluated soon after."""
+        start, end = now + DELAY_SECONDS - window, now + DELAY_SECONDS
         samples = self.samples
         if not samples:
             return None
@@ -106,7 +108,7 @@ class _Series(Generic[_T]):
         count = len(samples) - place
         if count < 2:
             return None
-        return _Range(*samples[place], *samples[-1], count, start, now)
+        return _Range(*samples[place], *samples[-1], count, start, end)
 
 
 @dataclass(frozen=True, slots=True)
