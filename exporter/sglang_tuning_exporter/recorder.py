@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import socket
 import sys
@@ -76,6 +77,7 @@ class Recorder:
         self._kept_lines = self._scrapes = self._log_bytes = self._scraped_bytes = 0
         self._ahead: list[tuple[float, float]] = []  # when a line came, and how far the log's clock was ahead then
         self._version: str | None = None
+        self._last_printed: float | None = None  # before the recording
         self._is_up: bool | None = None
         self._last_ms = 0
         self._log: IO[bytes] | None = None
@@ -114,6 +116,7 @@ class Recorder:
                         f"--log-file={self._log_file}: {status.reason}; give the log of the running server"
                     )
             self._take_log(follower)  # what is there now is history: only how the server was started
+            self._ahead = self._by_file()
             self._note("ready")
             scraper.start()
             until = None if seconds is None else time.monotonic() + seconds
@@ -146,6 +149,7 @@ class Recorder:
         about = {
             "sglang_version": self._version,
             "log_utc_offset_seconds": 0,
+            "one_clock": True,
             "note": "Recorded by sglang-tuning-exporter record.",
         }
         (self._output / "recording.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -169,14 +173,20 @@ class Recorder:
     def _keep_history(self, kept: bytes | None, line: bytes) -> None:
         """Of what was printed before the recording, keep how the server was last started."""
         assert self._log is not None
-        printed = _printed(line)
-        if printed is not None:
-            self._ahead = [(0.0, printed - time.time())]
+        self._last_printed = _printed(line) or self._last_printed
         if self._lines.starts:
             self._log.truncate(0)
             self._log_bytes = self._kept_lines = 0
         if kept is not None and self._lines.kind in {"startup", "liveness"}:
             self._write(kept)
+
+    def _by_file(self) -> list[tuple[float, float]]:
+        """How far the log's clock is ahead of ours by its last line: the file was written when that was printed."""
+        try:
+            written = os.stat(self._log_file).st_mtime  # noqa: PTH116 - it may be no path at all
+        except OSError:
+            return []
+        return [] if self._last_printed is None else [(0.0, self._last_printed - written)]
 
     def _write(self, kept: bytes | None) -> None:
         if kept is not None and self._log is not None and self._log_bytes + len(kept) <= MOST_LOG_BYTES:
