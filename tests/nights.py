@@ -99,9 +99,35 @@ def failing(rest: float = 14) -> bytes:
         if second == 400:
             text += f"[{printed(moment)} TP0] Decode batch, #running-req: 3, #flux: 7, token usage: 0.60\n".encode()
     moment = at + timedelta(minutes=21, seconds=5)
+    text += (
+        f"[{printed(moment)} TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n".encode()
+    )
     text += _OUT_OF_MEMORY.format(at=printed(moment), function="forward_decode").encode()
     restart = later(STARTED, (moment - _first_time(STARTED)).total_seconds() + 40)
     text += restart.replace(b"available_gpu_mem=9.87 GB", b"available_gpu_mem=0.70 GB")
     moment = last_time(text) + timedelta(minutes=3)
     text += _OUT_OF_MEMORY.format(at=printed(moment), function="forward_extend").encode()
+    return quiet(text, rest)
+
+
+def imbalanced(minutes: float = 14, rest: float = 12) -> bytes:
+    """Two DP ranks: requests wait on the first and never on the second."""
+    at = last_time(STARTED)
+    text = STARTED
+    for second in range(0, round(60 * minutes), 5):
+        for rank, queued in ((0, 20), (1, 0)):
+            text += (
+                f"[{printed(at + timedelta(seconds=second))} DP{rank} TP{rank}] Decode batch, #running-req: 120, #token: 240000, token usage: 0.60, "
+                f"cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: {queued}\n"
+            ).encode()
+    return quiet(text, rest)
+
+
+def started(rest: float = 12) -> bytes:
+    """Three servers that do nothing, half an hour in all: too little memory left, almost none but no graphs to blame, too much."""
+    text = b""
+    for number, (gigabytes, without) in enumerate(((b"2.50", b"False"), (b"0.70", b"True"), (b"15.00", b"False"))):
+        told = STARTED.replace(b"available_gpu_mem=9.87", b"available_gpu_mem=" + gigabytes)
+        told = told.replace(b"'disable_cuda_graph': False", b"'disable_cuda_graph': " + without)
+        text += later(told, 13 * 60 * number)
     return quiet(text, rest)

@@ -23,7 +23,7 @@ import requests
 import yaml
 
 from conftest import wait_for
-from nights import failing, prolonged, restarted
+from nights import failing, imbalanced, prolonged, restarted, started
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS, AlarmClock, Span
@@ -35,14 +35,24 @@ ROOT = Path(__file__).parent.parent
 RULES = ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml"
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no Prometheus is installed")
 
+
+def capped() -> bytes:
+    """The retracting server of 0.5.9, had its conservativeness been as high as it has effect."""
+    told = prolonged("v0.5.9-retract")
+    assert b"schedule_conservativeness=0.1," in told
+    return told.replace(b"schedule_conservativeness=0.1,", b"schedule_conservativeness=1.5,")
+
+
 # name -> profile, log, and alerts that must be among those that fire: an agreement on silence proves little
 NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
     "retract": ("online", lambda: prolonged("retract"), {"SGLangRetractingTooOften"}),
-    "retract-0.5.9": ("online", lambda: prolonged("v0.5.9-retract"), {"SGLangRetractingTooOften"}),
+    "capped": ("online", capped, {"SGLangConservativenessIneffective"}),
     "big_queue": ("online", lambda: prolonged("big_queue"), {"SGLangRunningAtLimit", "SGLangQueueTooLong"}),
     "steady": ("online", lambda: prolonged("steady"), set()),
     "client_limited": ("offline", lambda: prolonged("client_limited"), {"SGLangClientTooSlow"}),
     "dp2": ("online", lambda: prolonged("dp2"), set()),
+    "imbalanced": ("online", imbalanced, {"SGLangDPImbalanced"}),
+    "started": ("online", started, {"SGLangMemoryReserveTooSmall", "SGLangMemoryReserveTooLarge"}),
     "restart_append": ("online", lambda: restarted("restart_append"), {"SGLangRestartLoop"}),
     "failing": (
         "online",
@@ -54,6 +64,7 @@ NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
             "SGLangOutOfMemoryDecode",
             "SGLangOutOfMemoryPrefill",
             "SGLangRequestsRejected",
+            "SGLangSchedulerStuck",
         },
     ),
 }

@@ -411,7 +411,7 @@ class _Evaluation:
                 return bool(reserves) and max(reserves) > limits.reserve_upper_gb
             return bool(reserves) and min(reserves) < limits.reserve_lower_gb
         if isinstance(condition, GraphMemory):
-            reserves = self._reserves
+            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._reserves
             return self._grew("graph_capture", _LONG) or (bool(reserves) and min(reserves) < limits.reserve_least_gb)
         if isinstance(condition, Failures):
             return any(self._grew(phase, _LONG) for phase in condition.phases)
