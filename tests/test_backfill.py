@@ -188,6 +188,7 @@ def test_a_log_without_dates_needs_its_day(tmp_path: Path) -> None:
         (["--job", ""], "--job=: give a name"),
         (["--output", "."], "is a directory; give a file"),
         (["--output", "no/such/file"], "there is no such directory"),
+        (["--output", "/dev/null"], "is no ordinary file"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, flags: list[str], words: str) -> None:
@@ -248,6 +249,23 @@ def test_a_file_larger_than_memory_may_hold_is_the_same_file(tmp_path: Path, mon
     monkeypatch.setattr(openmetrics, "MOST_HELD", 100)
     assert written("b") == at_once
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_link_goes_on_leading_where_it_led(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with OpenMetricsFile(tmp_path / "link", {}) as file:
+        file.add([family("one", 1.0)], 1.0)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text().endswith("# EOF\n")
+
+
+def test_a_log_may_come_from_standard_input(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", "backfill", "-", "--output", str(tmp_path / "x")],
+        input=START, capture_output=True, text=True, timeout=30, check=False, env=environment(),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "sglang_tuning_build_info" in (tmp_path / "x").read_text()
 
 
 def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ class _Alert:
             if self._fired is None and now - self._pending >= self._hold:
                 self._fired = now
             return None
+        if self._pending is None:
+            return None
         if self._fired is not None and self._keep:
             if self._over is None:
                 self._over = now
@@ -207,6 +209,7 @@ class _Shares:
 
     def __init__(self, seconds: dict[int | None, _Series[tuple[float, ...]]], window: float, now: float) -> None:
         self._gained = [0.0] * len(_TOLD)
+        self._serving: dict[Signal, float] = {}
         self.waiting: dict[int, float] = {}  # by DP rank
         for dp, series in seconds.items():
             found = series.within(window, now)
@@ -224,7 +227,10 @@ class _Shares:
                 self.waiting[dp] = sum(own.get(place, 0.0) for place in _WAITED) / watched
 
     def serving(self, signal: Signal) -> float:
-        return sum(self._gained[place] for place in _OF_SIGNAL[signal])
+        known = self._serving.get(signal)
+        if known is None:
+            known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
+        return known
 
     def share(self, condition: Share) -> float | None:
         serving = self.serving(condition.signal)
@@ -361,7 +367,7 @@ class _Evaluation:
     def __init__(self, clock: AlarmClock, state: ServerState, now: float) -> None:
         self._clock, self._state, self._now = clock, state, now
         self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
-        self._windows = {window: _Shares(clock._seconds, window, now) for window in (_LONG, _SHORT)}  # noqa: SLF001
+        self._windows: dict[float, _Shares] = {}
         self._rate = self._retraction_rate(_RETRACTIONS)
         self._lately = self._retraction_rate(_LATELY)
         if self._rate is not None:
@@ -427,15 +433,24 @@ class _Evaluation:
 
     def _share(self, condition: Share) -> bool:
         limit = self._limits.frequent_share
-        if self._windows[_LONG].serving(condition.signal) <= SERVING_SECONDS:
+        if self._over(_LONG).serving(condition.signal) <= SERVING_SECONDS:
             return False
-        shares = [self._windows[window].share(condition) for window in (_LONG, _SHORT)]
+        shares = (self._over(window).share(condition) for window in (_LONG, _SHORT))
         return all(share is not None and share > limit for share in shares)
+
+    def _over(self, window: float) -> _Shares:
+        known = self._windows.get(window)
+        if known is None:
+            known = self._windows[window] = _Shares(self._clock._seconds, window, self._now)  # noqa: SLF001
+        return known
 
     def _spread(self, condition: Spread) -> bool:
         limit = self._limits.frequent_share
-        waiting, lately = self._windows[_LONG].waiting.values(), self._windows[_SHORT].waiting.values()
-        if not waiting or not lately or self._windows[_LONG].serving("queue") <= SERVING_SECONDS:
+        waiting = self._over(_LONG).waiting.values()
+        if not waiting or self._over(_LONG).serving("queue") <= SERVING_SECONDS:
+            return False
+        lately = self._over(_SHORT).waiting.values()
+        if not lately:
             return False
         return max(waiting) > limit and min(waiting) < condition.hardly and max(lately) > limit
 
