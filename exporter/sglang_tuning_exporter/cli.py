@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, resolve, thresholds
@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_STATUS
     return status
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001 - argparse has no other name for it
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,34 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
 
-    backfill = commands.add_parser(
-        "backfill",
-        help="a server's log as metrics, for a Prometheus that was not there",
-        description="Write what the exporter would have exposed over a log as OpenMetrics with times, for"
-        " `promtool tsdb create-blocks-from openmetrics`.",
-    )
-    backfill.add_argument(
-        "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
-    )
-    backfill.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write it")
-    backfill.add_argument(
-        "--profile",
-        default=_variable("PROFILE", DEFAULT_PROFILE),
-        metavar="PROFILE",
-        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
-    )
-    backfill.add_argument(
-        "--threshold",
-        action="append",
-        metavar="NAME=VALUE",
-        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
-    )
-    backfill.add_argument("--job", default="sglang", metavar="NAME", help="the series' job (default sglang)")
-    backfill.add_argument(
-        "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
-    )
-    backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
-    backfill.set_defaults(run=_backfill)
+    _add_backfill(commands)
 
     replay = commands.add_parser("replay", help="serve a recorded SGLang as if it were live")
     replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
@@ -136,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--loop", action="store_true", help="start over at the end, as a restarted server would")
     replay.set_defaults(run=_replay)
+
+    _add_record(commands)
 
     notify = commands.add_parser(
         "notify", help="print Alertmanager's notifications as text", description="A webhook receiver that prints."
@@ -185,6 +163,59 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
     return parser
+
+
+def _add_backfill(commands: _Commands) -> None:
+    backfill = commands.add_parser(
+        "backfill",
+        help="a server's log as metrics, for a Prometheus that was not there",
+        description="Write what the exporter would have exposed over a log as OpenMetrics with times, for"
+        " `promtool tsdb create-blocks-from openmetrics`.",
+    )
+    backfill.add_argument(
+        "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
+    )
+    backfill.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write it")
+    backfill.add_argument(
+        "--profile",
+        default=_variable("PROFILE", DEFAULT_PROFILE),
+        metavar="PROFILE",
+        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
+    )
+    backfill.add_argument(
+        "--threshold",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
+    )
+    backfill.add_argument("--job", default="sglang", metavar="NAME", help="the series' job (default sglang)")
+    backfill.add_argument(
+        "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
+    )
+    backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
+    backfill.set_defaults(run=_backfill)
+
+
+def _add_record(commands: _Commands) -> None:
+    record = commands.add_parser(
+        "record",
+        help="record a live server for a bug report",
+        description="Write a live server's log and metrics into a directory that `replay` serves: without secrets, paths,"
+        " hosts, addresses, models' names and requests.",
+    )
+    record.add_argument("--sglang-url", required=True, metavar="URL", help="SGLang's address")
+    record.add_argument("--log-file", required=True, metavar="PATH", help="SGLang's log")
+    record.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new directory")
+    record.add_argument("--seconds", type=float, metavar="SECONDS", help="how long (default: until Ctrl-C)")
+    record.add_argument(
+        "--api-key-file", metavar="FILE", help="file with SGLang's --api-key [SGLANG_TUNING_API_KEY_FILE]"
+    )
+    record.add_argument(
+        "--keep-request-text",
+        action="store_true",
+        help="keep lines that may hold the text of requests (--log-requests, exceptions), their secrets taken out",
+    )
+    record.set_defaults(run=_record)
 
 
 def _log_to_stderr() -> None:
@@ -244,6 +275,30 @@ def _replay(arguments: argparse.Namespace) -> int:
         log_file=arguments.log_file,
         loop=arguments.loop,
     )
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    seconds = arguments.seconds
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UsageError(f"--seconds={seconds}: give a time above 0")
+    watched = argparse.ArgumentParser()
+    add_arguments(watched)
+    given = ["--sglang-url", arguments.sglang_url, "--log-file", arguments.log_file]
+    given += ["--api-key-file", arguments.api_key_file] if arguments.api_key_file is not None else []
+    config = resolve(watched.parse_args(given), os.environ)
+    from sglang_tuning_exporter import recorder  # noqa: PLC0415
+
+    assert config.sglang_url is not None
+    assert config.metrics_url is not None
+    recording = recorder.Recorder(
+        config.sglang_url,
+        config.metrics_url,
+        arguments.log_file,
+        arguments.output,
+        api_key=config.api_key,
+        keep_request_text=arguments.keep_request_text,
+    )
+    return recorder.run(recording, arguments.output, seconds)
 
 
 def _is_name(directory: str) -> bool:

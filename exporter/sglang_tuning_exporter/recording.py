@@ -179,8 +179,10 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
     scrapes = sorted(
         (int(match["ms"]) / 1000, files[file]) for file in files if (match := _SCRAPE_NAME.fullmatch(file))
     )
-    if scrapes and (
-        scrapes[0][0] - moments[-1].at > MAX_APART_SECONDS or moments[0].at - scrapes[-1][0] > MAX_APART_SECONDS
+    if (
+        about.get("one_clock") is not True
+        and scrapes
+        and (scrapes[0][0] - moments[-1].at > MAX_APART_SECONDS or moments[0].at - scrapes[-1][0] > MAX_APART_SECONDS)
     ):
         apart = moments[0].at - scrapes[0][0]
         raise UsageError(

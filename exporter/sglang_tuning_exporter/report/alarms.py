@@ -1,8 +1,7 @@
 """When the committed alerts would have fired over a log, told without a Prometheus. Pure.
 
 The rules' PromQL is followed figure by figure: `increase()` with its extrapolation over the samples that a Prometheus
-would hold, `for`, `keep_firing_for`, `unless`. A range holds the samples after its start, up to its end: Prometheus 3 reads
-it so, and so does every one whose evaluations do not fall on the very millisecond of a scrape. Inhibition is Alertmanager's.
+would hold, `for`, `keep_firing_for`, `unless`. Inhibition is Alertmanager's.
 """
 
 from __future__ import annotations
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state import ServerState
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
+# A Prometheus evaluates some fixed time after it scrapes, less than an interval; what it rounds in a range that is not yet
+# full depends on it.
+DELAY_SECONDS = 5.0
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
 _LONG, _SHORT = 600.0, 120.0  # the two windows of a share
@@ -92,8 +94,8 @@ class _Series(Generic[_T]):
             self.samples.popleft()
 
     def within(self, window: float, now: float) -> _Range[_T] | None:
-        """Give first and last sample of the window, and how many there are; None for less than two."""
-        start = now - window
+        """Give first and last sample of the window, and how many there are; None for less than two. Sampled at `now`, evaluated soon after."""
+        start, end = now + DELAY_SECONDS - window, now + DELAY_SECONDS
         samples = self.samples
         if not samples:
             return None
@@ -106,7 +108,7 @@ class _Series(Generic[_T]):
         count = len(samples) - place
         if count < 2:
             return None
-        return _Range(*samples[place], *samples[-1], count, start, now)
+        return _Range(*samples[place], *samples[-1], count, start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class _Alert:
             if self._fired is None and now - self._pending >= self._hold:
                 self._fired = now
             return None
+        if self._pending is None:
+            return None
         if self._fired is not None and self._keep:
             if self._over is None:
                 self._over = now
@@ -205,6 +209,7 @@ class _Shares:
 
     def __init__(self, seconds: dict[int | None, _Series[tuple[float, ...]]], window: float, now: float) -> None:
         self._gained = [0.0] * len(_TOLD)
+        self._serving: dict[Signal, float] = {}
         self.waiting: dict[int, float] = {}  # by DP rank
         for dp, series in seconds.items():
             found = series.within(window, now)
@@ -222,7 +227,10 @@ class _Shares:
                 self.waiting[dp] = sum(own.get(place, 0.0) for place in _WAITED) / watched
 
     def serving(self, signal: Signal) -> float:
-        return sum(self._gained[place] for place in _OF_SIGNAL[signal])
+        known = self._serving.get(signal)
+        if known is None:
+            known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
+        return known
 
     def share(self, condition: Share) -> float | None:
         serving = self.serving(condition.signal)
@@ -359,7 +367,7 @@ class _Evaluation:
     def __init__(self, clock: AlarmClock, state: ServerState, now: float) -> None:
         self._clock, self._state, self._now = clock, state, now
         self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
-        self._windows = {window: _Shares(clock._seconds, window, now) for window in (_LONG, _SHORT)}  # noqa: SLF001
+        self._windows: dict[float, _Shares] = {}
         self._rate = self._retraction_rate(_RETRACTIONS)
         self._lately = self._retraction_rate(_LATELY)
         if self._rate is not None:
@@ -409,7 +417,7 @@ class _Evaluation:
                 return bool(reserves) and max(reserves) > limits.reserve_upper_gb
             return bool(reserves) and min(reserves) < limits.reserve_lower_gb
         if isinstance(condition, GraphMemory):
-            reserves = self._reserves
+            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._reserves
             return self._grew("graph_capture", _LONG) or (bool(reserves) and min(reserves) < limits.reserve_least_gb)
         if isinstance(condition, Failures):
             return any(self._grew(phase, _LONG) for phase in condition.phases)
@@ -425,15 +433,24 @@ class _Evaluation:
 
     def _share(self, condition: Share) -> bool:
         limit = self._limits.frequent_share
-        if self._windows[_LONG].serving(condition.signal) <= SERVING_SECONDS:
+        if self._over(_LONG).serving(condition.signal) <= SERVING_SECONDS:
             return False
-        shares = [self._windows[window].share(condition) for window in (_LONG, _SHORT)]
+        shares = (self._over(window).share(condition) for window in (_LONG, _SHORT))
         return all(share is not None and share > limit for share in shares)
+
+    def _over(self, window: float) -> _Shares:
+        known = self._windows.get(window)
+        if known is None:
+            known = self._windows[window] = _Shares(self._clock._seconds, window, self._now)  # noqa: SLF001
+        return known
 
     def _spread(self, condition: Spread) -> bool:
         limit = self._limits.frequent_share
-        waiting, lately = self._windows[_LONG].waiting.values(), self._windows[_SHORT].waiting.values()
-        if not waiting or not lately or self._windows[_LONG].serving("queue") <= SERVING_SECONDS:
+        waiting = self._over(_LONG).waiting.values()
+        if not waiting or self._over(_LONG).serving("queue") <= SERVING_SECONDS:
+            return False
+        lately = self._over(_SHORT).waiting.values()
+        if not lately:
             return False
         return max(waiting) > limit and min(waiting) < condition.hardly and max(lately) > limit
 

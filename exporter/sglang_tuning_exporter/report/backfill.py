@@ -204,6 +204,8 @@ def _check_output(output: Path, logs: Logs) -> None:
     name = f"--output={shown(str(output))}"
     if output.is_dir():
         raise UsageError(f"{name}: is a directory; give a file")
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{name}: is no ordinary file; give one that can be written anew")
     if not output.parent.is_dir():
         raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
     if logs.read_from(output):

@@ -83,6 +83,14 @@ def _paced(block: bytes, pace: float) -> Iterator[bytes]:
     yield from _paced(block[middle:], pace)
 
 
+def _day_of(time: float | None, before: float | None) -> float | None:
+    """Give a time without a date the day of the last time known, as `_last_time` does."""
+    if time is None or before is None or time >= FIRST_DATED_SECOND:
+        return time
+    found = before // DAY * DAY + time
+    return found + DAY if found < before - DAY / 2 else found
+
+
 def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
     total: Counter[str] = Counter()
     for tally in tallies:
@@ -114,6 +122,10 @@ class Clock:
         self.now = -inf
         self.jumps = 0  # how often it was set back
         self._shift = self._shift_before = 0.0
+
+    def is_near(self, time: float | None) -> bool:
+        """Say whether a time follows within the jitter: nothing that is read afterwards can have been before it."""
+        return time is not None and 0 <= time + self._shift - self.now <= JITTER_SECONDS
 
     def read(self, time: float | None) -> float:
         """Take the printed time of the next line; `None` is the time of the line before."""
@@ -418,7 +430,13 @@ class Logs:
             for following in source.blocks():
                 before, block = block, following
                 for part in (block,) if self._pace is None else _paced(block, self._pace):
-                    for event in reader.feed_runs(part):
+                    events = reader.feed_runs(part)
+                    if not events and self._pace is not None:
+                        # Nothing but access lines, perhaps for hours: they move the time, if only by little at once.
+                        printed = _day_of(_first_time(part), last)
+                        if clock.is_near(printed):
+                            yield clock.read(printed), None
+                    for event in events:
                         last = event.time if event.time is not None else last
                         yield clock.read(event.time), event
                     self._taken[index] = (reader.counts.copy(), reader.unrecognised.copy())

@@ -51,7 +51,7 @@ class OpenMetricsFile:
     """
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
-        self._path = path
+        self._path = path.resolve()  # where a link leads
         self._labels = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
         self._families: dict[str, _Family] = {}
         self._held = 0
@@ -59,7 +59,7 @@ class OpenMetricsFile:
         self.samples = 0
 
     def __enter__(self) -> OpenMetricsFile:  # noqa: PYI034 - Python 3.10 has no Self
-        self._directory = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=self._path.resolve().parent))
+        self._directory = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=self._path.parent))
         return self
 
     def __exit__(

@@ -110,6 +110,10 @@ class Client:
         except ScrapeError:
             return []
 
+    def answer(self, path: str, timeout: float) -> str:
+        """Fetch what the server answers at `path` as it is, JSON with its secrets in it. Raises `ScrapeError`."""
+        return self._get(self._base_url + path, timeout, "application/json")
+
     def cut(self) -> None:
         """End the request under way, if any."""
         self._is_cut = True

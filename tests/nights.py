@@ -1,0 +1,133 @@
+"""Logs long enough for alerts: recordings played again and again with later times, and a written night of failures."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from sglang_tuning_exporter.recording import Recording, load
+from sglang_tuning_exporter.replay import packaged
+
+HERE = Path(__file__).parent
+# The start-up lines of a server on eight GPUs, 0.5.23, from server_args to ready.
+STARTED = b"".join((HERE / "data" / "logs" / "0.5.23.log").read_bytes().splitlines(keepends=True)[:18])
+_STAMP = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
+_FORM = "%Y-%m-%d %H:%M:%S"
+
+
+def printed(at: datetime) -> str:
+    return at.strftime(_FORM)
+
+
+def later(text: bytes, seconds: float) -> bytes:
+    """The same lines, printed so much later."""
+
+    def shift(match: re.Match[bytes]) -> bytes:
+        at = datetime.strptime(match[1].decode(), _FORM).replace(tzinfo=timezone.utc) + timedelta(seconds=seconds)
+        return b"[" + printed(at).encode()
+
+    return _STAMP.sub(shift, text)
+
+
+def recording(name: str) -> Recording:
+    return load(packaged(name) if name in {"retract", "steady"} else HERE / "recordings" / name)
+
+
+def last_time(text: bytes) -> datetime:
+    return datetime.strptime(_STAMP.findall(text)[-1].decode(), _FORM).replace(tzinfo=timezone.utc)
+
+
+def quiet(text: bytes, minutes: float) -> bytes:
+    """The log, and a health check so many minutes later: alerts end before it does."""
+    at = last_time(text) + timedelta(minutes=minutes)
+    return (
+        text.removesuffix(b"\n")
+        + b"\n"
+        + f'[{printed(at)}] INFO:     127.0.0.1:50000 - "GET /health HTTP/1.1" 200 OK\n'.encode()
+    )
+
+
+def prolonged(name: str, minutes: float = 16, rest: float = 14) -> bytes:
+    """A recording whose load goes on for so many minutes, and then a rest."""
+    played = recording(name)
+    texts = [line.text for line in played.lines]
+    begin, end = played.count_lines_until(played.start_of_load), played.count_lines_until(played.end_of_load)
+    load_, seconds = b"".join(texts[begin:end]), round(played.end_of_load - played.start_of_load) + 1
+    rounds = max(1, round(60 * minutes / seconds))
+    return quiet(b"".join(texts[:begin]) + b"".join(later(load_, seconds * n) for n in range(rounds)), rest)
+
+
+def restarted(name: str, minutes: float = 16, rest: float = 14) -> bytes:
+    """A recording played again and again from its very start: a server that is started every few minutes."""
+    whole = b"".join(line.text for line in recording(name).lines).removesuffix(b"\n") + b"\n"
+    length = round((last_time(whole) - _first_time(whole)).total_seconds()) + 20
+    rounds = max(1, round(60 * minutes / length))
+    return quiet(b"".join(later(whole, length * n) for n in range(rounds)), rest)
+
+
+def _first_time(text: bytes) -> datetime:
+    found = _STAMP.search(text)
+    assert found is not None
+    return datetime.strptime(found[1].decode(), _FORM).replace(tzinfo=timezone.utc)
+
+
+_OUT_OF_MEMORY = """\
+[{at} TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "/srv/sglang/scheduler.py", line 3012, in run_scheduler_process
+    scheduler.event_loop_overlap()
+  File "/srv/sglang/model_runner.py", line 2100, in {function}
+    return self.model.forward(batch)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 has a total capacity of 79.11 GiB.
+"""
+
+
+def failing(rest: float = 14) -> bytes:
+    """A night on GPUs: batches beyond the captured graphs, requests turned away, lines nobody knows, memory that runs out while it starts and decodes."""
+    text = STARTED
+    at = last_time(text)
+    for second in range(0, 21 * 60, 5):
+        moment = at + timedelta(seconds=second)
+        eager = second > 4 * 60
+        running = 400 if eager else 120
+        text += (
+            f"[{printed(moment)} TP0] Decode batch, #running-req: {running}, #token: {running * 2000}, token usage: 0.60, "
+            f"cuda graph: {not eager}, gen throughput (token/s): 4471.70, #queue-req: {40 if second > 600 else 0}\n"
+        ).encode()
+        if second > 500:
+            text += f'[{printed(moment)}] INFO:     10.0.0.7:41000 - "POST /generate HTTP/1.1" 503 Service Unavailable\n'.encode()
+        if second == 400:
+            text += f"[{printed(moment)} TP0] Decode batch, #running-req: 3, #flux: 7, token usage: 0.60\n".encode()
+    moment = at + timedelta(minutes=21, seconds=5)
+    text += (
+        f"[{printed(moment)} TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n".encode()
+    )
+    text += _OUT_OF_MEMORY.format(at=printed(moment), function="forward_decode").encode()
+    restart = later(STARTED, (moment - _first_time(STARTED)).total_seconds() + 40)
+    text += restart.replace(b"available_gpu_mem=9.87 GB", b"available_gpu_mem=0.70 GB")
+    moment = last_time(text) + timedelta(minutes=3)
+    text += _OUT_OF_MEMORY.format(at=printed(moment), function="forward_extend").encode()
+    return quiet(text, rest)
+
+
+def imbalanced(minutes: float = 14, rest: float = 12) -> bytes:
+    """Two DP ranks: requests wait on the first and never on the second."""
+    at = last_time(STARTED)
+    text = STARTED
+    for second in range(0, round(60 * minutes), 5):
+        for rank, queued in ((0, 20), (1, 0)):
+            text += (
+                f"[{printed(at + timedelta(seconds=second))} DP{rank} TP{rank}] Decode batch, #running-req: 120, #token: 240000, token usage: 0.60, "
+                f"cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: {queued}\n"
+            ).encode()
+    return quiet(text, rest)
+
+
+def started(rest: float = 12) -> bytes:
+    """Three servers that do nothing, half an hour in all: too little memory left, almost none but no graphs to blame, too much."""
+    text = b""
+    for number, (gigabytes, without) in enumerate(((b"2.50", b"False"), (b"0.70", b"True"), (b"15.00", b"False"))):
+        told = STARTED.replace(b"available_gpu_mem=9.87", b"available_gpu_mem=" + gigabytes)
+        told = told.replace(b"'disable_cuda_graph': False", b"'disable_cuda_graph': " + without)
+        text += later(told, 13 * 60 * number)
+    return quiet(text, rest)

@@ -1,0 +1,280 @@
+"""A log as the metrics that would have been scraped: the live exporter's own, and a file that every reader of OpenMetrics takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
+from prometheus_client.samples import Sample
+
+from conftest import config, environment
+from hours import Clock
+from nights import prolonged, recording
+from sglang_tuning_exporter import logbook
+from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.report import openmetrics
+from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
+from sglang_tuning_exporter.watcher import Watcher
+
+START = "[2025-11-20 11:40:00] The server is fired up and ready to roll!\n"
+BUSY = "[2025-11-20 11:4{at}] Decode batch, #running-req: 7, #token: 100, token usage: 0.50, cuda graph: True, gen throughput (token/s): 50.00, #queue-req: 3\n"
+
+
+def backfilled(directory: Path, log: bytes, *flags: str) -> list[Sample]:
+    source, output = directory / "server.log", directory / "night.om"
+    source.write_bytes(log)
+    assert main(["backfill", str(source), "--output", str(output), *flags]) == 0
+    return [sample for family in read(output) for sample in family.samples]
+
+
+def read(path: Path) -> list[Metric]:
+    return list(text_string_to_metric_families(path.read_text()))  # type: ignore[no-untyped-call]
+
+
+def values(samples: list[Sample], name: str, **labels: str) -> dict[float, float]:
+    """Time -> value of the one series with these labels."""
+    found = [sample for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
+    assert len({tuple(sample.labels.items()) for sample in found}) <= 1
+    return {moment(sample): sample.value for sample in found}
+
+
+def moment(sample: Sample) -> float:
+    assert sample.timestamp is not None
+    return float(sample.timestamp)
+
+
+def named(sample: Sample) -> str:
+    labels = sorted((name, text) for name, text in sample.labels.items() if name not in {"job", "instance"})
+    return f"{sample.name}{labels}"
+
+
+def refused(directory: Path, log: bytes, *flags: str) -> str:
+    source = directory / "server.log"
+    source.write_bytes(log)
+    ran = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", "backfill", str(source), *flags],
+        capture_output=True, text=True, timeout=30, check=False, env=environment(),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran
+    return ran.stderr
+
+
+def test_samples_stand_every_fifteen_seconds_from_before_the_first_line_to_after_the_last(tmp_path: Path) -> None:
+    samples = backfilled(tmp_path, (START + BUSY.format(at="0:50")).encode())
+    at = 1763638800.0  # 11:40:00
+    assert list(values(samples, "up")) == [at, at + 15, at + 30, at + 45, at + 60]
+
+
+def test_a_counter_starts_before_what_it_counts(tmp_path: Path) -> None:
+    log = b"[2025-11-20 11:40:00] server_args={'model_path': 'm', 'tp_size': 1}\n" + START.encode()
+    assert list(values(backfilled(tmp_path, log), "sglang_tuning_server_starts_total").values()) == [0.0, 1.0]
+
+
+def test_series_have_the_job_and_the_instance_that_are_given(tmp_path: Path) -> None:
+    samples = backfilled(tmp_path, START.encode(), "--job", "llm", "--instance", 'a "b"')
+    assert {(s.labels["job"], s.labels["instance"]) for s in samples} == {("llm", 'a "b"')}
+
+
+def test_sglangs_own_gauges_are_there_where_the_log_says_the_same(tmp_path: Path) -> None:
+    samples = backfilled(tmp_path, (START + BUSY.format(at="0:05") + BUSY.format(at="0:20")).encode())
+    at = 1763638800.0
+    told = {s.name: s.value for s in samples if s.name.startswith("sglang:") and moment(s) == at + 15}
+    assert told == {
+        "sglang:num_running_reqs": 7.0,
+        "sglang:num_queue_reqs": 3.0,
+        "sglang:token_usage": 0.5,
+        "sglang:gen_throughput": 50.0,
+    }
+
+
+def test_what_was_not_printed_yet_is_not_counted_yet(tmp_path: Path) -> None:
+    log = (
+        START
+        + "[2025-11-20 11:40:40 TP0] Decode batch, #running-req: 3, #flux: 7, token usage: 0.60\n"
+        + BUSY.format(at="0:50")
+    )
+    samples = backfilled(tmp_path, log.encode())
+    lines = values(samples, "sglang_tuning_log_lines_total", kind="decode")
+    unrecognised = values(samples, "sglang_tuning_log_unrecognised_total", kind="batch_key")
+    assert list(lines.values()) == [0, 0, 0, 1, 2]
+    assert list(unrecognised.values()) == [0, 0, 0, 1, 1]
+
+
+def test_the_boards_find_the_alerts(tmp_path: Path) -> None:
+    samples = backfilled(tmp_path, prolonged("big_queue", minutes=12, rest=1))
+    states = {(s.labels["alertname"], s.labels["alertstate"]) for s in samples if s.name == "ALERTS"}
+    assert ("SGLangRunningAtLimit", "pending") in states
+    assert ("SGLangRunningAtLimit", "firing") in states
+
+
+def test_the_series_of_the_live_exporter_and_the_backfilled_ones_are_the_same(tmp_path: Path) -> None:
+    """The same lines at the same times, once through a followed file and once through `backfill`, every fifteen seconds."""
+    log = b"".join(line.text for line in recording("retract").lines)
+    exposed: defaultdict[float, dict[str, float]] = defaultdict(dict)
+    for sample in backfilled(tmp_path, log):
+        exposed[moment(sample)][named(sample)] = sample.value
+    for at, page in live(tmp_path, log, sorted(exposed)):
+        ours = {series: value for series, value in page.items() if "last_line" not in series and "log_up" not in series}
+        theirs = {series: exposed[at].get(series) for series in ours}
+        assert ours == pytest.approx(theirs, abs=1e-6), at
+        others = {
+            series for series in exposed[at].keys() - page.keys() if not series.startswith(("sglang:", "up", "ALERTS"))
+        }
+        assert {series for series in others if "log_up" not in series} == set()
+
+
+def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float, dict[str, float]]]:
+    """What the exporter itself exposes when each line is printed at its time. Lines of one moment come one by one."""
+    followed = directory / "followed.log"
+    followed.touch()
+    clock = Clock(moments[0] - 1)
+    settings = config(log_file=(str(followed),))
+    pages = []
+    events: list[tuple[float, bytes]] = []
+    now = moments[0]
+    for line in log.splitlines(keepends=True):
+        now = max(now, _printed(line) or now)
+        events.append((now, line))
+    with clock.worn():
+        exporter = Watcher(settings)
+        exporter.log = logbook.Logbook(settings, clock=clock.monotonic)
+        exporter._read_log(exporter.log)
+        for at in moments[:-1]:  # the last comes after the log's end, where what waits is decided
+            while events and events[0][0] < at:
+                clock.now = events[0][0]
+                with followed.open("ab") as file:
+                    while events and events[0][0] == clock.now:
+                        file.write(events.pop(0)[1])
+                exporter._read_log(exporter.log)
+            clock.now = at
+            page = generate_latest(registry(exporter)).decode()
+            samples = (sample for family in plain_families(page) for sample in family.samples)
+            pages.append((at, {named(sample): sample.value for sample in samples}))
+        exporter.stop()
+    return pages
+
+
+def _printed(line: bytes) -> float | None:
+    from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix  # noqa: PLC0415
+
+    prefix = parse_plain_prefix(line)
+    return None if prefix is None else prefix.time
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_without_dates_needs_its_day(tmp_path: Path) -> None:
+    log = b"[11:40:00] The server is fired up and ready to roll!\n"
+    assert "--date 2025-01-31" in refused(tmp_path, log, "--output", str(tmp_path / "x"))
+    samples = backfilled(tmp_path, log, "--date", "2025-11-20")
+    assert min(values(samples, "up")) == 1763638800.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--date", "2025-11-20"], "the log prints its own days; leave --date out"),
+        (["--profile", "fast"], "give one of online"),
+        (["--job", ""], "--job=: give a name"),
+        (["--output", "."], "is a directory; give a file"),
+        (["--output", "no/such/file"], "there is no such directory"),
+        (["--output", "/dev/null"], "is no ordinary file"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, flags: list[str], words: str) -> None:
+    given = flags if "--output" in flags else ["--output", str(tmp_path / "x"), *flags]
+    assert words in refused(tmp_path, START.encode(), *given)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["server.log"]
+
+
+def test_a_day_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+    said = refused(
+        tmp_path, b"[11:40:00] The server is fired up\n", "--output", str(tmp_path / "x"), "--date", "2025-02-30"
+    )
+    assert "YYYY-MM-DD" in said
+
+
+def test_what_is_no_log_leaves_no_file(tmp_path: Path) -> None:
+    assert "no line of SGLang's" in refused(tmp_path, b"[2025-11-20 11:40:00] hello\n", "--output", str(tmp_path / "x"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["server.log"]
+
+
+def test_the_log_itself_is_not_overwritten(tmp_path: Path) -> None:
+    assert "is one of the logs" in refused(tmp_path, START.encode(), "--output", str(tmp_path / "server.log"))
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def family(name: str, value: float) -> GaugeMetricFamily:
+    made = GaugeMetricFamily(name, 'says "this"\nand \\ that', labels=["of"])
+    made.add_metric(["a"], value)
+    made.add_metric(['b"\n'], value + 1)
+    return made
+
+
+def test_families_and_series_stand_together_however_they_came(tmp_path: Path) -> None:
+    path = tmp_path / "x.om"
+    with OpenMetricsFile(path, {"job": "j"}) as file:
+        for at in (10.0, 20.5):
+            file.add([family("one", at), family("two", at)], at)
+    assert [line.split(" ")[0] for line in path.read_text().splitlines() if line[0] != "#"] == [
+        'one{job="j",of="a"}', 'one{job="j",of="a"}', 'one{job="j",of="b\\"\\n"}', 'one{job="j",of="b\\"\\n"}',
+        'two{job="j",of="a"}', 'two{job="j",of="a"}', 'two{job="j",of="b\\"\\n"}', 'two{job="j",of="b\\"\\n"}',
+    ]  # fmt: skip
+    assert path.read_text().splitlines()[2:4] == ['one{job="j",of="a"} 10 10', 'one{job="j",of="a"} 20.5 20.500']
+    assert path.read_text().endswith("# EOF\n")
+
+
+def test_a_file_larger_than_memory_may_hold_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(name: str) -> str:
+        with OpenMetricsFile(tmp_path / name, {}) as file:
+            for at in range(100):
+                counter = CounterMetricFamily("n", "n")
+                counter.add_metric([], at)
+                file.add([family("one", at), counter], at)
+        return (tmp_path / name).read_text()
+
+    at_once = written("a")
+    monkeypatch.setattr(openmetrics, "MOST_HELD", 100)
+    assert written("b") == at_once
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_link_goes_on_leading_where_it_led(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with OpenMetricsFile(tmp_path / "link", {}) as file:
+        file.add([family("one", 1.0)], 1.0)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text().endswith("# EOF\n")
+
+
+def test_a_log_may_come_from_standard_input(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", "backfill", "-", "--output", str(tmp_path / "x")],
+        input=START, capture_output=True, text=True, timeout=30, check=False, env=environment(),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "sglang_tuning_build_info" in (tmp_path / "x").read_text()
+
+
+def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with OpenMetricsFile(tmp_path / "x", {}) as file:
+            file.add([family("one", 1.0)], 1.0)
+            raise KeyboardInterrupt
+
+    attempt: Callable[[], None] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        attempt()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,281 @@
+"""A recording made of a live server is judged as the server was, and tells nothing about who runs it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, reply, wait_for
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.recorder import Recorder, Summary
+from sglang_tuning_exporter.recording import Recording, load
+from sglang_tuning_exporter.replay import ReplayServer, packaged
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+
+HERE = Path(__file__).parent
+NOON = 1763640000  # 2025-11-20 12:00:00 UTC
+SECRETS = {
+    "key": "sk-live-0123456789",
+    "admin": "admin-hunter2",
+    "model": "/models/acme/chat-70b",
+    "served": "acme-chat",
+    "host": "node7.acme.internal",
+    "address": "10.77.1.9",
+    "client": "203.0.113.77",
+    "tenant": "tenant-of-ours",
+    "request": "Minka the cat",
+    "folder": "/home/jo",
+    "machine": socket.gethostname()
+    if len(socket.gethostname()) > 3
+    else "a-longer-name.internal",  # else it is in every word
+}
+
+
+def printed(text: str) -> bytes:
+    return f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}{text}\n".encode()
+
+
+def told_log() -> bytes:
+    s = SECRETS
+    return b"".join(
+        (
+            printed(
+                f"] server_args={{'model_path': '{s['model']}', 'served_model_name': '{s['served']}', 'api_key': '{s['key']}',"
+                f" 'host': '{s['host']}', 'schedule_conservativeness': 0.3, 'dist_init_addr': '{s['address']}:5000'}}"
+            ),
+            printed(" TP0] max_total_num_tokens=1040384, max_running_requests=4096, available_gpu_mem=9.87 GB"),
+            printed("] The server is fired up and ready to roll!"),
+        )
+    )
+
+
+def grown_log() -> bytes:
+    s = SECRETS
+    frame = f'  File "{s["folder"]}/sglang/scheduler.py", line 3, in forward_decode\n'.encode()
+    return b"".join(
+        (
+            printed(f"] Receive: obj=GenerateReqInput(text='{s['request']}")
+            + f"{s['request']} goes on', rid='1')\n".encode(),
+            printed(f'] INFO:     {s["client"]}:9999 - "POST /generate?api_key={s["key"]} HTTP/1.1" 200 OK'),
+            printed(f"] Using {s['model']} of {s['served']} at {s['host']} ({s['address']}) with {s['admin']}"),
+            printed(f" TP0] Load weight end. type={s['served']}, avail mem=62.25 GB, mem usage=16.46 GB."),
+            b"[" + printed("")[1:20] + DECODE[20:],
+            b"[" + printed("")[1:20] + RETRACTION[20:],
+            printed(" TP0] Scheduler hit an exception: Traceback (most recent call last):"),
+            frame,
+            f"ValueError: {s['request']} on {s['machine']}\n".encode(),
+        )
+    )
+
+
+@pytest.fixture
+def server(sglang: FakeSGLang) -> FakeSGLang:
+    s = SECRETS
+    page = SERVING.replace(b'tp_rank="0"', f'tp_rank="0",tenant="{s["tenant"]}"'.encode())
+    page = page.replace(b"meta-llama/Llama-3.1-70B-Instruct", s["served"].encode())
+    info = {
+        "model_path": s["model"],
+        "served_model_name": s["served"],
+        "api_key": s["key"],
+        "admin_api_key": s["admin"],
+        "host": s["host"],
+        "version": "0.5.23",
+        "schedule_conservativeness": 0.3,
+        "launch_command": f"sglang serve --api-key {s['key']}",
+        "internal_states": [{"api_key": s["key"], "model_path": s["model"], "max_total_num_tokens": 1040384}],
+    }
+    loads = {"loads": [{"dp_rank": 0, "num_running_reqs": 3, "host": s["host"]}]}
+    sglang.answers["/metrics"] = reply(page)
+    sglang.answers["/server_info"] = reply(json.dumps(info).encode(), content_type="application/json")
+    sglang.answers["/v1/loads"] = reply(json.dumps(loads).encode(), content_type="application/json")
+    return sglang
+
+
+def recorder(server: FakeSGLang, log: Path, output: Path, *, keep_request_text: bool = False) -> Recorder:
+    return Recorder(
+        server.url, server.url + "/metrics", str(log), output, every=0.05, keep_request_text=keep_request_text
+    )
+
+
+@contextmanager
+def recording(made: Recorder) -> Iterator[list[Summary]]:
+    """It records while the block runs; its summary is there afterwards."""
+    told: list[Summary] = []
+    thread = threading.Thread(target=lambda: told.append(made.run()))
+    thread.start()
+    try:
+        yield told
+    finally:
+        made.stop()
+        thread.join(timeout=20)
+
+
+def recorded(server: FakeSGLang, directory: Path, *, keep_request_text: bool = False) -> tuple[Path, Summary]:
+    log, output = directory / "server.log", directory / "out"
+    log.write_bytes(told_log())
+    with recording(recorder(server, log, output, keep_request_text=keep_request_text)) as told:
+        wait_for(lambda: server.count("/metrics") > 2)
+        with log.open("ab") as file:
+            file.write(grown_log())
+        wait_for(lambda: b"#retracted_reqs" in (output / "server.log").read_bytes())
+    return output, told[0]
+
+
+def everything(directory: Path) -> bytes:
+    packed = (path.read_bytes() for path in directory.iterdir() if path.suffix == ".gz")
+    plain = (path.read_bytes() for path in directory.iterdir() if path.suffix != ".gz")
+    return b"\n".join([*map(gzip.decompress, packed), *plain, *(path.name.encode() for path in directory.iterdir())])
+
+
+def verdict(told: Recording) -> str:
+    """What log and scrapes together say, at the recording's own times."""
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    pieces = [(line.at, 0, line.text) for line in told.lines] + [(page.at, 1, page.text) for page in told.scrapes]
+    for at, is_page, text in sorted(pieces, key=lambda piece: piece[:2]):
+        if is_page:
+            state.observe_scrape(facts.read(text.decode()), at)
+        else:
+            for event in reader.feed(text):
+                state.observe(event, at)
+    state.advance(told.length_seconds)
+    return judge(past_of(state, told.length_seconds)).verdict
+
+
+@pytest.mark.parametrize("name", ["retract", "big_queue"])
+def test_a_recorded_replay_is_judged_as_the_recording_it_was_made_of(tmp_path: Path, name: str) -> None:
+    original = load(packaged(name) if name == "retract" else HERE / "recordings" / name)
+    log, output = tmp_path / "server.log", tmp_path / "out"
+    replay = ReplayServer(original, log_path=log, speed=40)
+    replay.start()
+    try:
+        made = Recorder(replay.url, replay.url + "/metrics", str(log), output, every=0.05)
+        with recording(made):
+            wait_for(lambda: replay.finished, seconds=30)
+            time.sleep(0.3)  # its last lines are read
+    finally:
+        replay.stop()
+    again = load(output)
+    assert verdict(again) == verdict(original)
+    assert again.rate_summary().retraction_lines == original.rate_summary().retraction_lines
+    assert again.sglang_version == "0.5.23"
+
+
+def test_no_secret_and_no_name_is_anywhere_in_the_folder(server: FakeSGLang, tmp_path: Path) -> None:
+    output, _ = recorded(server, tmp_path)
+    whole = everything(output)
+    assert [name for name, secret in SECRETS.items() if secret.encode() in whole] == []
+    assert f"127.0.0.1:{server.port}".encode() not in whole
+
+
+def test_the_figures_are_all_there(server: FakeSGLang, tmp_path: Path) -> None:
+    output, told = recorded(server, tmp_path)
+    whole = everything(output)
+    for figure in (
+        b"'schedule_conservativeness': 0.3",
+        b"#retracted_reqs: 5",
+        b"#token: 925941",
+        b"available_gpu_mem=9.87 GB",
+    ):
+        assert figure in whole
+    again = load(output)
+    assert again.server_info is not None
+    assert json.loads(again.server_info)["schedule_conservativeness"] == 0.3
+    assert json.loads((output / "loads.json").read_text())["loads"][0]["num_running_reqs"] == 3
+    assert facts.read(again.scrapes[0].text.decode()).ranks == facts.read(SERVING.decode()).ranks
+    assert told.scrapes == len(again.scrapes) > 2
+    assert told.left_out > 0
+
+
+def test_requests_are_kept_when_asked_for_and_secrets_still_are_not(server: FakeSGLang, tmp_path: Path) -> None:
+    output, _ = recorded(server, tmp_path, keep_request_text=True)
+    whole = everything(output)
+    assert SECRETS["request"].encode() in whole
+    kept = {"request", "tenant"}
+    assert [name for name, secret in SECRETS.items() if name not in kept and secret.encode() in whole] == []
+
+
+def test_the_start_is_kept_and_what_was_printed_long_ago_is_not(server: FakeSGLang, tmp_path: Path) -> None:
+    log, output = tmp_path / "server.log", tmp_path / "out"
+    log.write_bytes(told_log().replace(printed("")[:14], b"[2025-11-20 11") + DECODE * 50)
+    os.utime(log, (NOON, NOON))
+    with recording(recorder(server, log, output)):
+        wait_for(lambda: server.count("/metrics") > 1)
+    again = load(output)
+    assert sum(b"server_args=" in line.text for line in again.lines) == 1
+    assert not any(b"Decode batch" in line.text for line in again.lines)
+    assert again.length_seconds < 60
+
+
+def test_a_server_that_goes_away_is_away_in_the_recording(server: FakeSGLang, tmp_path: Path) -> None:
+    log, output = tmp_path / "server.log", tmp_path / "out"
+    log.write_bytes(told_log())
+    with recording(recorder(server, log, output)):
+        wait_for(lambda: server.count("/metrics") > 1)
+        server.stop()
+        wait_for(lambda: b"exit" in (output / "events.jsonl").read_bytes())
+        time.sleep(0.2)
+        asked = server.count("/metrics")
+        server.start()
+        wait_for(lambda: server.count("/metrics") > asked + 1)
+    assert [turn.condition for turn in load(output).turns] == ["ready", "away", "starting", "ready"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_recording_is_whole(server: FakeSGLang, tmp_path: Path, number: signal.Signals) -> None:
+    log, output = tmp_path / "server.log", tmp_path / "out"
+    log.write_bytes(told_log())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", server.url,
+         "--log-file", str(log), "--output", str(output)],
+        stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    wait_for(lambda: any(output.glob("*.prom.gz")), seconds=20)
+    process.send_signal(number)
+    said = process.communicate(timeout=20)[1].decode()
+    assert process.returncode == 0, said
+    assert f"replay {output}" in said
+    assert len(load(output).scrapes) >= 1
+    assert not [path for path in output.iterdir() if path.suffix == ".part"]
+
+
+def test_a_killed_recording_can_be_loaded(server: FakeSGLang, tmp_path: Path) -> None:
+    log, output = tmp_path / "server.log", tmp_path / "out"
+    log.write_bytes(told_log())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang_tuning_exporter", "record", "--sglang-url", server.url,
+         "--log-file", str(log), "--output", str(output)],
+        stderr=subprocess.DEVNULL, env=environment(),
+    )  # fmt: skip
+    wait_for(lambda: any(output.glob("*.prom.gz")), seconds=20)
+    process.kill()
+    process.wait(timeout=10)
+    assert len(load(output).scrapes) >= 1
+
+
+def test_a_folder_that_holds_something_is_left_alone(server: FakeSGLang, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    with pytest.raises(UsageError, match="is not empty; give a new directory"):
+        recorder(server, log, tmp_path).run()
+
+
+def test_a_log_that_is_not_there_is_a_users_mistake(server: FakeSGLang, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--log-file=.*missing; give the log of the running server"):
+        recorder(server, tmp_path / "none.log", tmp_path / "out").run()

@@ -1,0 +1,133 @@
+"""What may be shown of a server: figures stay, and nothing else that could tell who runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_tuning_exporter.scrub import LogScrubber, Scrubber
+
+AT = b"[2025-11-20 11:40:11"
+
+
+def kept(*lines: bytes, **how: bool) -> list[str]:
+    scrubber = LogScrubber(Scrubber(), **how)
+    found = [scrubber.line(line + b"\n") for line in lines]
+    return [line.decode().rstrip("\n") for line in found if line is not None]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " TP0] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: 4",
+        " TP0] Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237, #queue-req: 4",
+        "] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 124, #new_token_ratio: 0.0317 -> 0.5260",
+        "] The server is fired up and ready to roll!",
+        "] max_total_num_tokens=2048, chunked_prefill_size=4096, max_running_requests=1024, available_gpu_mem=21.07 GB",
+        " TP0] Load weight end. elapsed=12.31 s, type=LlamaForCausalLM, avail mem=62.25 GB, mem usage=16.46 GB.",
+    ],
+)
+def test_a_line_of_figures_stays_as_it_is(line: str) -> None:
+    assert kept(AT + line.encode()) == [AT.decode() + line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"] Receive: obj=GenerateReqInput(text='my cat is called Minka', rid='8f')",
+        b"] Finish: obj=GenerateReqInput(text='my cat is called Minka')",
+        b"] Tool call could not be parsed: Minka",
+    ],
+)
+def test_a_line_that_may_hold_a_request_is_left_out(line: bytes) -> None:
+    assert kept(AT + line, b"Minka, on a line of her own") == []
+
+
+def test_a_request_that_looks_like_a_line_of_the_servers_is_left_out() -> None:
+    asked = AT + b"] Receive: obj=GenerateReqInput(text='look:"
+    assert kept(asked, AT + b"] KV cache pool is full. Retract requests. Minka #retracted_reqs: 1') or so") == []
+
+
+def test_requests_stay_when_they_are_asked_for_but_not_their_secrets() -> None:
+    line = AT + b"] Receive: obj=GenerateReqInput(text='my cat', path='/home/jo/cat.txt')"
+    secret = AT + b"] Receive: obj=GenerateReqInput(text='api_key=sk-verysecret123')"
+    assert kept(line, secret, keep_request_text=True) == [
+        "[2025-11-20 11:40:11] Receive: obj=GenerateReqInput(text='my cat', path='/path')"
+    ]
+
+
+def test_an_access_line_tells_what_was_asked_and_answered_but_not_by_whom() -> None:
+    line = AT + b'] INFO:     203.0.113.9:41210 - "POST /generate?key=sk-1234567890 HTTP/1.1" 503 Service Unavailable'
+    own = AT + b'] INFO:     [2001:db8::7]:41210 - "GET /tenants/acme HTTP/1.1" 404 Not Found'
+    assert kept(line, own) == [
+        '[2025-11-20 11:40:11] INFO:     127.0.0.1:0 - "POST /generate HTTP/1.1" 503',
+        '[2025-11-20 11:40:11] INFO:     127.0.0.1:0 - "GET /path HTTP/1.1" 404',
+    ]
+
+
+def test_arguments_keep_figures_and_lose_names_and_secrets() -> None:
+    line = AT + (
+        b"] server_args={'model_path': '/models/secret-llama', 'served_model_name': 'acme-chat', 'api_key': 'sk-abc', 'host': '10.1.2.3',"
+        b" 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'node7:5000',"
+        b" 'tool_server': 'https://tools.acme.example/x', 'sidecar_args': ['--token', 'abc'], 'log_requests': True}"
+    )
+    [told] = kept(line)
+    assert told == (
+        "[2025-11-20 11:40:11] server_args={'model_path': 'model', 'served_model_name': 'model', 'host': '127.0.0.1',"
+        " 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'scrubbed',"
+        " 'tool_server': 'scrubbed', 'sidecar_args': ['scrubbed', 'scrubbed'], 'log_requests': True}"
+    )
+
+
+def test_a_name_once_learned_is_taken_out_everywhere() -> None:
+    scrubber = Scrubber()
+    scrubber.arguments({"model_path": "acme/chat-70b", "api_key": "abcd1234"})
+    assert scrubber.text("loading acme/chat-70b with abcd1234") == "loading model with <redacted>"
+
+
+def test_a_traceback_keeps_where_it_was_and_not_what_it_says() -> None:
+    lines = (
+        AT + b" TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        b'  File "/home/jo/sglang/scheduler.py", line 12, in forward_decode',
+        b"    raise ValueError(text)",
+        b"ValueError: cannot read: my cat is called Minka",
+    )
+    assert kept(*lines) == [
+        "[2025-11-20 11:40:11 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/path", line 12, in forward_decode',
+    ]
+
+
+def test_a_page_keeps_sglangs_series_and_numbers_foreign_labels() -> None:
+    page = (
+        "# HELP sglang:num_running_reqs of /models/x\n# TYPE sglang:num_running_reqs gauge\n"
+        'sglang:num_running_reqs{model_name="/models/x",tp_rank="0",tenant="acme"} 3.0\n'
+        'sglang:num_running_reqs{model_name="/models/x",tp_rank="0",tenant="other"} 4.0\n'
+        'sglang:num_running_reqs{model_name="/models/x",tp_rank="0",tenant="acme",le="+Inf"} 5.0\n'
+        'process_open_fds{host="node7"} 4\n'
+    )
+    assert Scrubber().page(page) == (
+        "# TYPE sglang:num_running_reqs gauge\n"
+        'sglang:num_running_reqs{model_name="model",tp_rank="0",tenant="scrubbed-1"} 3.0\n'
+        'sglang:num_running_reqs{model_name="model",tp_rank="0",tenant="scrubbed-2"} 4.0\n'
+        'sglang:num_running_reqs{model_name="model",tp_rank="0",tenant="scrubbed-1",le="+Inf"} 5.0\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("listens at 10.20.30.40:5000", "listens at 127.0.0.1"),
+        ("fe80::1%eth0 is away", "127.0.0.1 is away"),
+        ("tcp://node7.cluster:29500 refused", "http://host refused"),
+        ("cannot reach gpu-7.acme.internal", "cannot reach host"),
+        ("wrote ~/logs/x.txt", "wrote /path"),
+        ("used hf_abcdefgh1234", "used <redacted>"),
+        (
+            "at 11:40:11, 4471.70 token/s of 1.2.3, torch.bfloat16",
+            "at 11:40:11, 4471.70 token/s of 1.2.3, torch.bfloat16",
+        ),
+        ("at::native::sum and std::bad_alloc", "at::native::sum and std::bad_alloc"),
+    ],
+)
+def test_words_that_tell_a_place_are_replaced(text: str, scrubbed: str) -> None:
+    assert Scrubber().text(text) == scrubbed
