@@ -15,6 +15,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,7 @@ import yaml
 from conftest import wait_for
 from nights import failing, imbalanced, prolonged, restarted, started
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS, AlarmClock, Span
-from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS
 from sglang_tuning_exporter.stack import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -83,29 +81,23 @@ class Night:
 
 @dataclass(frozen=True)
 class Told:
-    """What the log says, and when the first and the last evaluation were."""
+    """What the report says, and when the first and the last evaluation were."""
 
     first: float
     last: float
-    spans: list[Span]
+    spans: list[tuple[str, float, float]]
 
 
-def told_by_the_log(path: Path, profile: str) -> Told:
-    """Read a log as the report does."""
-    analysis, clock = Analysis(PROFILES[profile]), AlarmClock(PROFILES[profile])
-    logs = Logs([str(path)], pace=EVALUATION_SECONDS)
-    first = 0.0
-    for moment, event in logs.events():
-        for at in clock.due(moment):
-            first = first or at
-            analysis.take(at, None)
-            clock.take(analysis.state, at, unrecognised=logs.unrecognised_taken.total())
-        analysis.take(moment, event)
-    for at in clock.rest():
-        analysis.state.settle(at)
-        clock.take(analysis.state, at, unrecognised=logs.unrecognised_taken.total())
-    assert clock.now is not None
-    return Told(first, clock.now, clock.spans())
+def told_by_the_report(log: Path, exposed: Path, profile: str) -> Told:
+    """Alerts of the report's JSON; the evaluations are the moments that were backfilled."""
+    output = log.with_suffix(".json")
+    assert main(["report", str(log), "--profile", profile, "--format", "json", "--output", str(output)]) in {0, 1}
+    moments = [float(line.split()[-1]) for line in exposed.read_text().splitlines() if line.startswith("up{")]
+    spans = []
+    for alert in json.loads(output.read_text())["alerts"]:
+        start, end = (datetime.fromisoformat(alert[key].replace("Z", "+00:00")).timestamp() for key in ("start", "end"))
+        spans.append((alert["alert"], start, end))
+    return Told(moments[0], moments[-1], spans)
 
 
 class Prometheus:
@@ -152,9 +144,9 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
     for name, (profile, make, _) in NIGHTS.items():
         log, exposed = directory / f"{name}.log", directory / f"{name}.om"
         log.write_bytes(make())
-        reported[name] = told_by_the_log(log, profile)
         flags = ["--profile", profile, "--instance", name, "--output", str(exposed)]
         assert main(["backfill", str(log), *flags]) == 0
+        reported[name] = told_by_the_report(log, exposed, profile)
         ran = subprocess.run(
             ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(exposed), f"{directory}/data"],
             capture_output=True, text=True, timeout=60, check=False,
@@ -167,7 +159,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
         prometheus.close()
     return {
         name: Night(
-            _by_alert(((each.alert, each.start, each.end) for each in told.spans), told),
+            _by_alert(told.spans, told),
             _by_alert(
                 (
                     (alert, start + told.first, end + told.first)

@@ -81,11 +81,11 @@ class Reading:
             if moment >= alarms.next_due:
                 for at in alarms.due(moment):
                     analysis.wait(at)
-                    alarms.take(state, at, unrecognised=self.logs.unrecognised)
+                    alarms.take(state, at, unrecognised=self.logs.unrecognised_taken.total())
             analysis.take(moment, event)
         analysis.conclude()
         for at in alarms.rest():
-            alarms.take(state, at, unrecognised=self.logs.unrecognised)
+            alarms.take(state, at, unrecognised=self.logs.unrecognised_taken.total())
 
     @property
     def input(self) -> Input:

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS
 from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
@@ -36,6 +37,7 @@ STDIN = "-"
 JITTER_SECONDS = 60.0
 
 _LINES_SEARCHED = 4096
+_LOOKED_AT = 1 << 16  # bytes that are looked through for a line with a time
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.gz)?$")
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
@@ -72,15 +74,55 @@ def _first_time(block: bytes) -> float | None:
 
 def _paced(block: bytes, pace: float) -> Iterator[bytes]:
     """Cut a block of whole lines where the printed time passes a multiple of `pace` seconds."""
-    first, last = _first_time(block), _last_time(block, -inf)
-    middle = block.find(b"\n", len(block) // 2) + 1
-    if middle in {0, len(block)}:
-        middle = block.rfind(b"\n", 0, len(block) // 2) + 1
-    if not middle or first is None or last is None or first // pace == last // pace:
-        yield block
-        return
-    yield from _paced(block[:middle], pace)
-    yield from _paced(block[middle:], pace)
+    start, size, last = 0, 1024, _last_time(block, -inf)
+    while start < len(block):
+        first = _first_time(block[start : start + _LOOKED_AT])
+        if first is None or last is None or first // pace == last // pace:
+            break
+        # Lines before `low` lie in this stretch of time; times rise, so the next stretch is found by halving.
+        low, high = start, len(block)
+        reach = start + 2 * size
+        while reach < high and (line := block.find(b"\n", reach) + 1) and line < high:
+            if (time := _time_at(block, low, line)) is not None and time // pace != first // pace:
+                high = line
+            else:
+                low, reach = line, line + 2 * (line - start)
+        while True:
+            middle = block.find(b"\n", (low + high) // 2) + 1
+            if not low < middle < high:
+                break
+            time = _time_at(block, low, middle)
+            if time is None or time // pace == first // pace:
+                low = middle
+            else:
+                high = middle
+        following = block.find(b"\n", low) + 1
+        end = following if start < following < high else high
+        yield block[start:end]
+        start, size = end, end - start
+    if start < len(block):
+        yield block[start:]
+
+
+def _time_at(block: bytes, low: int, start: int) -> float | None:
+    """Read the time of the line at `start`: nearly always its own, else that of the line before that has one, from `low` on."""
+    time, clock = printed_time(block[start : start + 200].partition(b"\n")[0])
+    if time is None and clock is None:
+        return _last_time(block[max(low, start - _LOOKED_AT) : start], -inf)
+    return clock if time is None else time
+
+
+def _drifts(block: bytes, known: Mapping[str, int], before: float | None) -> list[tuple[float, Counter[str]]]:
+    """Find when lines were printed that could not be read: from which time on the tally stands so. A reader of its own looks again."""
+    found: list[tuple[float, Counter[str]]] = []
+    reader, seen = LogReader(), 0
+    for part in _paced(block, EVALUATION_SECONDS):
+        reader.feed_runs(part)
+        now, time = sum(reader.unrecognised.values()), _day_of(_last_time(part, -inf), before)
+        if now != seen and time is not None:
+            found.append(((time // EVALUATION_SECONDS + 1) * EVALUATION_SECONDS, _sum([known, reader.unrecognised])))
+        seen = now
+    return found
 
 
 def _day_of(time: float | None, before: float | None) -> float | None:
@@ -298,7 +340,7 @@ class Logs:
         """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty.
 
         With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
-        `lines_taken` and `unrecognised_taken` are then those of the moment.
+        `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case.
         """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
@@ -430,7 +472,9 @@ class Logs:
             for following in source.blocks():
                 before, block = block, following
                 for part in (block,) if self._pace is None else _paced(block, self._pace):
+                    known = reader.unrecognised.copy()
                     events = reader.feed_runs(part)
+                    drifts = [] if self._pace or known == reader.unrecognised else _drifts(part, known, last)
                     if not events and self._pace is not None:
                         # Nothing but access lines, perhaps for hours: they move the time, if only by little at once.
                         printed = _day_of(_first_time(part), last)
@@ -438,6 +482,8 @@ class Logs:
                             yield clock.read(printed), None
                     for event in events:
                         last = event.time if event.time is not None else last
+                        while drifts and last is not None and last >= drifts[0][0]:
+                            self._taken[index] = (self._taken[index][0], drifts.pop(0)[1])
                         yield clock.read(event.time), event
                     self._taken[index] = (reader.counts.copy(), reader.unrecognised.copy())
             if last is not None:
