@@ -85,18 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LOG",
         help="logs from before: say what got better or worse since, and whether the change of arguments is the likely cause",
     )
-    report.add_argument(
-        "--profile",
-        default=_variable("PROFILE", DEFAULT_PROFILE),
-        metavar="PROFILE",
-        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
-    )
-    report.add_argument(
-        "--threshold",
-        action="append",
-        metavar="NAME=VALUE",
-        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
-    )
+    _add_judging(report)
     report.set_defaults(run=_report)
 
     _add_backfill(commands)
@@ -165,6 +154,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_judging(parser: argparse.ArgumentParser) -> None:
+    """Give a command over logs of the past the settings that figures are judged by."""
+    parser.add_argument(
+        "--profile",
+        default=_variable("PROFILE", DEFAULT_PROFILE),
+        metavar="PROFILE",
+        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
+    )
+    parser.add_argument(
+        "--threshold",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
+    )
+
+
 def _add_backfill(commands: _Commands) -> None:
     backfill = commands.add_parser(
         "backfill",
@@ -176,18 +181,7 @@ def _add_backfill(commands: _Commands) -> None:
         "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
     )
     backfill.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write it")
-    backfill.add_argument(
-        "--profile",
-        default=_variable("PROFILE", DEFAULT_PROFILE),
-        metavar="PROFILE",
-        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
-    )
-    backfill.add_argument(
-        "--threshold",
-        action="append",
-        metavar="NAME=VALUE",
-        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
-    )
+    _add_judging(backfill)
     backfill.add_argument("--job", default="sglang", metavar="NAME", help="the series' job (default sglang)")
     backfill.add_argument(
         "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
@@ -235,16 +229,20 @@ def _variable(name: str, default: str) -> str:
     return os.environ.get(ENVIRONMENT_PREFIX + name) or default
 
 
+def _own_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
+    own = arguments.threshold or _variable("THRESHOLD", "")
+    return thresholds("--threshold", own) if own else {}
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from sglang_tuning_exporter import report  # noqa: PLC0415
 
-    own = arguments.threshold or _variable("THRESHOLD", "")
     return report.run(
         arguments.logs,
         format=arguments.format,
         output=arguments.output,
         profile=arguments.profile,
-        own_thresholds=thresholds("--threshold", own) if own else {},
+        own_thresholds=_own_thresholds(arguments),
         against=arguments.against,
     )
 
@@ -252,7 +250,6 @@ def _report(arguments: argparse.Namespace) -> int:
 def _backfill(arguments: argparse.Namespace) -> int:
     from sglang_tuning_exporter.report import backfill  # noqa: PLC0415
 
-    own = arguments.threshold or _variable("THRESHOLD", "")
     return backfill.run(
         arguments.logs,
         output=arguments.output,
@@ -260,7 +257,7 @@ def _backfill(arguments: argparse.Namespace) -> int:
         job=arguments.job,
         instance=arguments.instance,
         date=arguments.date,
-        own_thresholds=thresholds("--threshold", own) if own else {},
+        own_thresholds=_own_thresholds(arguments),
     )
 
 

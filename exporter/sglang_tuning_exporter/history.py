@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from sglang_tuning_exporter.state import ServerState
 
@@ -50,10 +50,10 @@ class History:
         self._moments.append(
             Moment(
                 now,
-                _sum(rank.queued for rank in ranks),
+                added_up(rank.queued for rank in ranks),
                 max(usages, default=None),
-                _sum(rank.running for rank in ranks),
-                _sum(rank.generation_throughput for rank in ranks),
+                added_up(rank.running for rank in ranks),
+                added_up(rank.generation_throughput for rank in ranks),
                 gained[0] / sum(gained) if sum(gained) > 0 else None,
                 events,
             )
@@ -76,6 +76,7 @@ class History:
         ]
 
 
-def _sum(figures: Iterator[float | None]) -> float | None:
+def added_up(figures: Iterable[float | None]) -> float | None:
+    """Add up the figures that are told; None where none is."""
     told = [figure for figure in figures if figure is not None]
     return sum(told) if told else None

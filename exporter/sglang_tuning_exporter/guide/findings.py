@@ -51,6 +51,7 @@ class Judgement:
     verdict: Verdict
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
+    past: Past
 
     @property
     def changes(self) -> dict[str, object]:
@@ -84,7 +85,7 @@ def judge(past: Past) -> Judgement:
         check.diagnosis.id: check.evidence for check in checks if check.evidence is not None and check.evidence.holds
     }
     found = _findings(held, past)
-    return Judgement(_verdict(found, held, past), tuple(found), checks)
+    return Judgement(_verdict(found, held, past), tuple(found), checks, past)
 
 
 def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from sglang_tuning_exporter.history import LENGTH_SECONDS
+from sglang_tuning_exporter.history import LENGTH_SECONDS, added_up
 from sglang_tuning_exporter.signals import IDLE, UNKNOWN
 from sglang_tuning_exporter.web.sparkline import Band, sparkline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from sglang_tuning_exporter.guide.evidence import Past
     from sglang_tuning_exporter.guide.profiles import Profile
@@ -110,7 +110,7 @@ def _drawn(
 
 
 def _queue(schedulers: list[RankState], profile: Profile, history: History, now: float) -> Figure:
-    queued = _sum(rank.queued for rank in schedulers)
+    queued = added_up(rank.queued for rank in schedulers)
     waits = [wait for rank in schedulers if (wait := rank.queue_wait_seconds(now)) is not None and isfinite(wait)]
     if profile.queue_lower is not None:
         healthy = f"{profile.queue_lower:.0f} to {profile.queue_upper:.0f}"
@@ -149,15 +149,15 @@ def _usage(schedulers: list[RankState], profile: Profile, history: History) -> F
 
 
 def _running(state: ServerState, history: History) -> Figure:
-    running = _sum(rank.running for rank in state.schedulers)
-    limit = _sum(state.facts.running_limit(rank.dp) for rank in state.schedulers)
+    running = added_up(rank.running for rank in state.schedulers)
+    limit = added_up(state.facts.running_limit(rank.dp) for rank in state.schedulers)
     beside = f"of {limit:.0f}" if running is not None and limit else ""
     figure = Figure("Running requests", count(running), "near the limit while requests wait", beside=beside)
     return _drawn(figure, history.line(lambda moment: moment.running))
 
 
 def _throughput(state: ServerState, history: History) -> Figure:
-    generated = _sum(rank.generation_throughput for rank in state.schedulers)
+    generated = added_up(rank.generation_throughput for rank in state.schedulers)
     figure = Figure("Generated tokens/s", count(generated))
     return _drawn(figure, history.line(lambda moment: moment.throughput))
 
@@ -207,8 +207,3 @@ def _ratio(figure: float | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _sum(told: Iterable[float | None]) -> float | None:
-    known = [figure for figure in told if figure is not None]
-    return sum(known) if known else None

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.guide.document import (
     plain,
     shares,
 )
+from sglang_tuning_exporter.history import added_up
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def render(watcher: Watcher) -> bytes:
 def document(watcher: Watcher) -> Document:
     """Give the document of this moment. The span is the window that the findings look back over."""
     with watcher.view() as now:
-        past = watcher.past(now)
         judgement = watcher.judge(now)
+        past = judgement.past
         state, clock = watcher.state, time.time()
         totals, ranks = state.totals(), state.schedulers
         usages = [rank.usage for rank in ranks if rank.usage is not None]
@@ -56,8 +57,8 @@ def document(watcher: Watcher) -> Document:
                 "server_starts": state.starts,
             },
             "last": {
-                "running_requests": number(_sum([rank.running for rank in ranks])),
-                "queued_requests": number(_sum([rank.queued for rank in ranks])),
+                "running_requests": number(added_up(rank.running for rank in ranks)),
+                "queued_requests": number(added_up(rank.queued for rank in ranks)),
                 "token_usage": number(max(usages, default=None)),
                 "cuda_graph": next((rank.graph for rank in ranks if rank.graph is not None), None),
             },
@@ -73,8 +74,3 @@ def document(watcher: Watcher) -> Document:
             ],
             "checks": checks_document(judgement),
         }
-
-
-def _sum(figures: list[float | None]) -> float | None:
-    told = [figure for figure in figures if figure is not None]
-    return sum(told) if told else None

@@ -144,8 +144,8 @@ def seen(finding: Finding, health: ScrapeHealth) -> str:
 def render(watcher: Watcher, *, still: bool = False) -> str:
     """Write the page as HTML, to be loaded again by the browser unless it is held `still`. Every word from outside is escaped."""
     with watcher.view() as now:
-        past = watcher.past(now)
         judgement = watcher.judge(now)
+        past = judgement.past
         facts, health = watcher.state.facts, watcher.health
         command = command_document(judgement, facts)
         tiles, rows = figures(watcher.state, past, watcher.history, now), ranks(watcher.state)
