@@ -42,3 +42,14 @@ def test_what_is_told_without_a_rank_beside_dp_ranks_is_no_scheduler() -> None:
     state.observe_all(reader.feed(lines("10:00", WITH)))
     state.observe_all(reader.feed(lines("10:05", WITHOUT)[lines("10:05", WITHOUT).index(b"\n") + 1 :]))
     assert [rank.dp for rank in state.schedulers] == [0]
+
+
+def test_a_scheduler_that_the_new_start_has_not_has_no_limit() -> None:
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    for dp_size in (2, 1):
+        ranks = [f" DP{dp}" for dp in range(dp_size)]
+        start = f"server_args=ServerArgs(model_path='m', tp_size=1, dp_size={dp_size}, max_running_requests=8)\n"
+        state.observe_all(reader.feed(f"[2025-11-20 10:0{3 - dp_size}:00] {start}".encode()))
+        for rank in ranks:
+            state.observe_all(reader.feed(lines(f"10:1{3 - dp_size}", rank).split(b"\n", 1)[1]))
+    assert [state.facts.running_limit(dp) for dp in (0, 1)] == [8, None]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, Rank, RankFigures, ServerArgs
@@ -250,9 +251,14 @@ class ServerFacts:
         return None
 
     def running_limit(self, dp: int | None) -> float | None:
-        """Give how many requests one scheduler may run: its own line, else its share of the argument."""
+        """Give how many requests one scheduler may run: its own line, else its share of the argument.
+
+        A scheduler of an earlier start, beyond this one's `dp_size`, may run none: there is no figure for it.
+        """
         if dp in self.running_limits:
             return self.running_limits[dp]
+        if dp is not None and dp >= (self.arg("dp_size") or inf):
+            return None
         total = self.arg("max_running_requests")
         if total is None:
             return self.running_limits.get(None)
