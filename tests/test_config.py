@@ -81,15 +81,17 @@ def test_flag_beats_environment_beats_file_beats_default(name: str, winner: str,
     assert getattr(config, name) == (from_flag, from_variable, from_file, option.default)[rank]
 
 
-def test_the_key_file_comes_from_every_source_too(tmp_path: Path) -> None:
-    for name in ("flag", "variable", "stored"):
-        (tmp_path / name).write_text("secret\n")
-    file = written(tmp_path, f"log-file: x\napi-key-file: {tmp_path / 'stored'}\n")
-    variable = {"SGLANG_TUNING_API_KEY_FILE": str(tmp_path / "variable")}
-    assert resolved("--api-key-file", str(tmp_path / "flag"), file=file, **variable).api_key_file == tmp_path / "flag"
-    assert resolved(file=file, **variable).api_key_file == tmp_path / "variable"
-    assert resolved(file=file).api_key_file == tmp_path / "stored"
-    assert resolved("--log-file", "x").api_key_file is None
+@pytest.mark.parametrize("name", ["api_key_file", "web_config"])
+def test_a_file_that_must_exist_is_named_by_every_source_too(name: str, tmp_path: Path) -> None:
+    option = next(option for option in OPTIONS if option.name == name)
+    for source in ("flag", "variable", "stored"):
+        (tmp_path / source).write_text("secret\n")
+    file = written(tmp_path, f"log-file: x\n{name}: {tmp_path / 'stored'}\n")
+    variable = {option.variable: str(tmp_path / "variable")}
+    assert getattr(resolved(option.flag, str(tmp_path / "flag"), file=file, **variable), name) == tmp_path / "flag"
+    assert getattr(resolved(file=file, **variable), name) == tmp_path / "variable"
+    assert getattr(resolved(file=file), name) == tmp_path / "stored"
+    assert getattr(resolved("--log-file", "x"), name) is None
 
 
 def test_the_key_may_stand_in_the_environment_and_a_file_of_it_wins(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_the_key_may_stand_in_the_environment_and_a_file_of_it_wins(tmp_path: Pa
 
 
 def test_every_option_is_among_the_tested_ones() -> None:
-    assert set(VALUES) | {"api_key_file"} == {option.name for option in OPTIONS}
+    assert set(VALUES) | {"api_key_file", "web_config"} == {option.name for option in OPTIONS}
 
 
 def test_the_file_itself_may_be_named_by_a_variable(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Config:
     api_key_file: Path | None
     state_file: Path | None
     threshold: Mapping[str, float] = field(default_factory=dict)
+    web_config: Path | None = None
     # From that file or from the environment, never from a flag: arguments of a process can be read by anybody.
     api_key: str | None = field(default=None, repr=False)
 
@@ -153,6 +154,13 @@ def _state_file(key: str, value: Any) -> Path:
     path = Path(_word(value))
     if not path.name or path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"{key}={value}: give a path for a file in a directory that exists")
+    return path
+
+
+def _web_config(key: str, value: Any) -> Path:
+    path = Path(_word(value))
+    if not path.is_file():
+        raise UsageError(f"{key}={value}: give a web configuration file, such as Prometheus's exporters have")
     return path
 
 
@@ -271,6 +279,13 @@ OPTIONS: tuple[Option, ...] = (
         metavar="NAME=VALUE",
         help=f"a figure of your own in place of the profile's, may be given again: {', '.join(THRESHOLDS)}",
         repeatable=True,
+    ),
+    Option(
+        "web_config",
+        _web_config,
+        default=None,
+        metavar="FILE",
+        help="TLS, passwords and headers, in the format of every exporter's --web.config.file; read again when it changes",
     ),
 )
 assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for each in fields(Config))

@@ -6,14 +6,21 @@ import asyncio
 import logging
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 import uvicorn
 
+from sglang_tuning_exporter.access import wire
+from sglang_tuning_exporter.access.wire import Protocol
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.app import make_app
 
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.access.door import Door
+
 BACKLOG = 128
+MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more is answered 400
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -36,10 +43,14 @@ def bind(address: Address, key: str = "--listen-address") -> socket.socket:
     return listener
 
 
-def uvicorn_config(app: object) -> uvicorn.Config:
-    """Quiet, bounded, and without uvicorn's own logging set-up."""
-    return uvicorn.Config(
+def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
+    """Quiet, bounded, and without uvicorn's own logging set-up; TLS as the `door` says."""
+    config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
+        http=Protocol,
+        ws="none",  # with a library for it installed, an upgrade would go round what stands before the application
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -48,11 +59,15 @@ def uvicorn_config(app: object) -> uvicorn.Config:
         timeout_graceful_shutdown=2,
         limit_concurrency=64,
     )
+    config.load()
+    wire.set_headers(config, door)
+    config.ssl = None if door is None else door.listener_context()
+    return config
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, watcher: Watcher) -> None:
-        super().__init__(config)
+class _Server(wire.Server):
+    def __init__(self, config: uvicorn.Config, watcher: Watcher, door: Door | None) -> None:
+        super().__init__(config, door)
         self._watcher = watcher
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -60,18 +75,28 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _door(config: Config) -> Door | None:
+    if config.web_config is None:
+        return None
+    from sglang_tuning_exporter.access.door import Door  # noqa: PLC0415 - YAML and TLS are for those who ask for them
+
+    return Door(config.web_config)
+
+
 def serve(config: Config) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
+    door = _door(config)
     listener = bind(config.listen_address)
     watcher = Watcher(config)
-    server = _Server(uvicorn_config(make_app(watcher)), watcher)
+    server = _Server(uvicorn_config(make_app(watcher, door), door), watcher, door)
     # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
     # we end in order.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     watcher.start()
     host, port = listener.getsockname()[:2]
     sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))
-    logger.info("listening on http://%s, watching %s, profile %s", Address(host, port), sources, config.profile)
+    scheme = "https" if door is not None and door.is_tls else "http"
+    logger.info("listening on %s://%s, watching %s, profile %s", scheme, Address(host, port), sources, config.profile)
     try:
         asyncio.run(server.serve(sockets=[listener]))
     except KeyboardInterrupt:

@@ -100,9 +100,10 @@ class Watcher:
         self._informant: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
-            client = Client(config.sglang_url, config.metrics_url, config.api_key)
+            where = (config.sglang_url, config.metrics_url, config.api_key, config.api_key_file)
+            client = Client(*where)
             self._scraper = Scraper(client.metrics, self._take, client.cut)
-            self._informant = Client(config.sglang_url, config.metrics_url, config.api_key)
+            self._informant = Client(*where)
 
     def start(self) -> None:
         """Begin to watch."""

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.sglang.serverinfo import Load, ServerInfo, parse_loa
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 Reason: TypeAlias = Literal[
     "connection_refused",
@@ -64,15 +65,17 @@ class Client:
     read as an outage. One request at a time, ended by `cut` when its time is over, or by another thread.
     """
 
-    def __init__(self, base_url: str, metrics_url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, metrics_url: str, api_key: str | None = None, api_key_file: Path | None = None
+    ) -> None:
+        """Ask with `api_key`, or with what `api_key_file` holds at each request: keys are replaced while we run."""
         self._base_url, self._metrics_url = base_url, metrics_url
+        self._api_key, self._api_key_file = api_key, api_key_file
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.headers.update(
             {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
         )
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
         adapter = HTTPAdapter()
         adapter.poolmanager.pool_classes_by_scheme = _pools(self._opened)
         self._session.mount("http://", adapter)
@@ -152,8 +155,9 @@ class Client:
     def _ask(self, url: str, timeout: float, accept: str) -> str:
         for _ in range(2):
             self._session.close()  # a server may close a connection without having said so: none is used again
+            headers = {"Accept": accept, **self._authorization()}
             with self._session.get(
-                url, headers={"Accept": accept}, timeout=timeout, stream=True, allow_redirects=False
+                url, headers=headers, timeout=timeout, stream=True, allow_redirects=False
             ) as response:
                 if response.status_code in _REDIRECTS:
                     url = self._same_server(urljoin(url, response.headers.get("Location", "")))
@@ -161,6 +165,16 @@ class Client:
                 _check(response)
                 return _body(response)
         raise ScrapeError("http_status", "it answers with redirects only")
+
+    def _authorization(self) -> dict[str, str]:
+        if self._api_key_file is not None:
+            try:
+                key = self._api_key_file.read_text(encoding="ascii").strip()
+            except (OSError, ValueError):  # it is being replaced
+                key = ""
+            if key.isprintable() and key:
+                self._api_key = key
+        return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
     def _same_server(self, url: str) -> str:
         if urlsplit(url)[:2] != urlsplit(self._base_url)[:2]:

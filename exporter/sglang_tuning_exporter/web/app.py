@@ -9,16 +9,16 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import generate_latest
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.access.guard import Guard
 from sglang_tuning_exporter.metrics import registry
 from sglang_tuning_exporter.web import runbooks
 from sglang_tuning_exporter.web.findings import render as render_findings
 from sglang_tuning_exporter.web.page import render
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from prometheus_client.registry import CollectorRegistry
 
+    from sglang_tuning_exporter.access.door import Door
     from sglang_tuning_exporter.watcher import Watcher
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,16 +26,6 @@ TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # What is kept back of the scraper's patience for rendering and the way home.
 MARGIN_SECONDS = 0.5
 MARGIN_SHARE = 0.1
-_SAFE = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-    ),
-    "Cache-Control": "no-store",
-}
 
 
 def patience(announced: str | None, most: float) -> float:
@@ -58,19 +48,16 @@ def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) ->
     return generate_latest(families) + native.encode()
 
 
-def make_app(watcher: Watcher) -> FastAPI:
-    """Make the application.
+def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
+    """Make the application; with a `door`, for those alone whom it lets in.
 
     What waits for a scrape or for the state is a plain function and holds a thread; health is told by the loop itself.
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(watcher)
-
-    @app.middleware("http")
-    async def safe_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        response.headers.update(_SAFE)
-        return response
+    if door is not None:
+        families.register(door)
+    app.add_middleware(Guard, door=door)
 
     @app.api_route("/metrics", methods=["GET", "HEAD"], response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:

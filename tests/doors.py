@@ -1,0 +1,177 @@
+"""What tests of the web configuration share: certificates made now, Debian's node_exporter, and a client that tells what it met."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import queue
+import socket
+import ssl
+import subprocess
+import threading
+import warnings
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import bcrypt
+import trustme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODE_EXPORTER = "prometheus-node-exporter"
+
+
+def hashed(password: str, cost: int = 4) -> str:
+    """The cheapest hash that bcrypt has, unless a test is about the cost."""
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in one directory: the server's pair, its authority's, and clients' of two authorities."""
+
+    directory: Path
+    authority: trustme.CA
+    other: trustme.CA
+
+    @property
+    def ca(self) -> Path:
+        return self.directory / "ca.pem"
+
+    def issue(self, name: str, authority: trustme.CA, *identities: str) -> Path:
+        """A new certificate as NAME.pem and NAME.key."""
+        made = authority.issue_cert(*identities)
+        made.private_key_pem.write_to_path(self.directory / f"{name}.key")
+        (self.directory / f"{name}.pem").write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        return self.directory / f"{name}.pem"
+
+    def write(self, text: str, name: str = "web.yml") -> Path:
+        """A web configuration file in the same directory."""
+        path = self.directory / name
+        path.write_text(text)
+        return path
+
+    def client(self, name: str | None = None) -> ssl.SSLContext:
+        """A client that trusts the server's authority, with a certificate of its own or none."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if name is not None:
+            context.load_cert_chain(self.directory / f"{name}.pem", self.directory / f"{name}.key")
+        return context
+
+
+def certificates(directory: Path) -> Certificates:
+    made = Certificates(directory, trustme.CA(), trustme.CA())
+    made.authority.cert_pem.write_to_path(made.ca)
+    made.issue("server", made.authority, "localhost", "127.0.0.1")
+    made.issue("friend", made.authority, "prometheus.example", "friend@example.org")
+    made.issue("acquaintance", made.authority, "grafana.example")
+    made.issue("stranger", made.other, "prometheus.example")
+    return made
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a client met: a status, or none when the connection failed; the TLS version and suite that were agreed on."""
+
+    status: int | None
+    version: str | None = None
+    suite: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    serial: str | None = None
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+
+def basic(name: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+def ask(url: str, context: ssl.SSLContext | None = None, authorization: str | None = None, path: str = "/") -> Met:
+    """One request on a connection of its own."""
+    parts = urlsplit(url)
+    assert parts.hostname
+    assert parts.port
+    given = {} if authorization is None else {"Authorization": authorization}
+    try:
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as plain:
+            connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+            connection.sock = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
+            try:
+                connection.request("GET", path, headers=given)
+                answer = connection.getresponse()
+                answer.read()
+                secure = connection.sock if isinstance(connection.sock, ssl.SSLSocket) else None
+                certificate = (secure.getpeercert() or {}) if secure is not None else {}
+                cipher = secure.cipher() if secure is not None else None
+                return Met(
+                    answer.status,
+                    secure.version() if secure is not None else None,
+                    cipher[0] if cipher is not None else None,
+                    tuple(answer.getheaders()),
+                    str(certificate.get("serialNumber")),
+                )
+            finally:
+                connection.close()
+    except (OSError, http.client.HTTPException):
+        return Met(None)
+
+
+def limited(context: ssl.SSLContext, lowest: str, highest: str) -> ssl.SSLContext:
+    """The same client, that speaks these versions only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of versions that a test offers to be refused with
+        context.minimum_version, context.maximum_version = ssl.TLSVersion[lowest], ssl.TLSVersion[highest]
+        if lowest < "TLSv1_2":
+            context.set_ciphers("ALL:@SECLEVEL=0")
+    return context
+
+
+class NodeExporter:
+    """Debian's, on a free port, without a collector; `accepted` is whether it runs with its file."""
+
+    def __init__(self, file: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        self._process = subprocess.Popen(
+            [NODE_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--web.config.file={file}",
+             "--collector.disable-defaults"],
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=dict(os.environ),
+        )  # fmt: skip
+        self.said: list[str] = []
+        self._is_told: queue.Queue[bool] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._is_told.get(timeout=30)
+        # What Go's server finds wrong itself is told after it has said that it listens.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.3)
+        self.accepted = self._process.poll() is None
+        scheme = "https" if any("TLS is enabled" in line for line in self.said) else "http"
+        self.url = f"{scheme}://127.0.0.1:{port}"
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.said.append(line.decode())
+            if b"TLS is " in line:
+                self._is_told.put(True)  # noqa: FBT003 - that it was told
+        self._is_told.put(True)  # noqa: FBT003
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stderr is not None
+
+
+@contextmanager
+def node_exporter(file: Path) -> Iterator[NodeExporter]:
+    running = NodeExporter(file)
+    try:
+        yield running
+    finally:
+        running.end()

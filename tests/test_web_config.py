@@ -1,0 +1,588 @@
+"""The web configuration file, against Debian's node_exporter with the same file, and against a real Prometheus."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+import yaml
+from conftest import Exporter, Page, environment, running_exporter, wait_for
+from doors import Certificates, Met, NodeExporter, ask, basic, certificates, hashed, limited, node_exporter
+
+from sglang_tuning_exporter.access.document import CURVES, HEADERS, SUITES, Refused, parse
+from sglang_tuning_exporter.access.door import Door
+from sglang_tuning_exporter.access.guard import Bucket
+from sglang_tuning_exporter.access.passwords import MOST_REMEMBERED, Passwords
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.probe import is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HASH = hashed("right")
+PAIR = "cert_file: server.pem, key_file: server.key"
+VERIFIED = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
+
+# Each is a whole file. `{...}` is YAML's own.
+FILES = {
+    "users": f"basic_auth_users: {{prometheus: '{HASH}'}}",
+    "users with odd names": f"basic_auth_users: {{no: '{HASH}', 0123: '{HASH}', 'Žofie': '{HASH}'}}",
+    "no users": "basic_auth_users: {}",
+    "nothing after users": "basic_auth_users:",
+    "a password in clear": "basic_auth_users: {prometheus: secret}",
+    "no password": "basic_auth_users: {prometheus: }",
+    "a hash cut short": f"basic_auth_users: {{prometheus: '{HASH[:-3]}'}}",
+    "a hash of too low a cost": f"basic_auth_users: {{prometheus: '{HASH.replace('$04$', '$03$')}'}}",
+    "a list of users": "basic_auth_users: [prometheus]",
+    "one user twice": f"basic_auth_users: {{prometheus: '{HASH}', prometheus: '{HASH}'}}",
+    "a certificate and its key": f"tls_server_config: {{{PAIR}}}",
+    "no key": "tls_server_config: {cert_file: server.pem}",
+    "no certificate": "tls_server_config: {key_file: server.key}",
+    "empty paths": "tls_server_config: {cert_file: '', key_file: ''}",
+    "a certificate that is not there": "tls_server_config: {cert_file: absent.pem, key_file: server.key}",
+    "a key that is not there": "tls_server_config: {cert_file: server.pem, key_file: absent.key}",
+    "another certificate's key": "tls_server_config: {cert_file: server.pem, key_file: friend.key}",
+    "a certificate for a key": "tls_server_config: {cert_file: server.pem, key_file: server.pem}",
+    "text for a certificate": "tls_server_config: {cert_file: text.pem, key_file: server.key}",
+    "clients verified": f"tls_server_config: {{{PAIR}, {VERIFIED}}}",
+    "clients verified if they like": f"tls_server_config: {{{PAIR}, client_auth_type: VerifyClientCertIfGiven, client_ca_file: ca.pem}}",
+    "clients not asked": f"tls_server_config: {{{PAIR}, client_auth_type: NoClientCert}}",
+    "an authority and nobody asked": f"tls_server_config: {{{PAIR}, client_ca_file: ca.pem}}",
+    "an authority that is not there": f"tls_server_config: {{{PAIR}, {VERIFIED.replace('ca.pem', 'absent.pem')}}}",
+    "an invented way to ask": f"tls_server_config: {{{PAIR}, client_auth_type: Whatever, client_ca_file: ca.pem}}",
+    "TLS 1.3 at least": f"tls_server_config: {{{PAIR}, min_version: TLS13}}",
+    "TLS 1.2 at most": f"tls_server_config: {{{PAIR}, max_version: TLS12}}",
+    "an invented version": f"tls_server_config: {{{PAIR}, min_version: TLS14}}",
+    "a version as a figure": f"tls_server_config: {{{PAIR}, min_version: 1.2}}",
+    "all suites": f"tls_server_config: {{{PAIR}, cipher_suites: [{', '.join(SUITES)}]}}",
+    "an invented suite": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_WITH_NOTHING]}}",
+    "an insecure suite": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}}",
+    "the client's choice of suites": f"tls_server_config: {{{PAIR}, prefer_server_cipher_suites: false}}",
+    "no choice of suites": f"tls_server_config: {{{PAIR}, prefer_server_cipher_suites: perhaps}}",
+    **{f"curve {name}": f"tls_server_config: {{{PAIR}, curve_preferences: [{name}]}}" for name in CURVES},
+    "an invented curve": f"tls_server_config: {{{PAIR}, curve_preferences: [Curve25]}}",
+    "a key of another section": f"tls_server_config: {{{PAIR}, http2: true}}",
+    "a list for TLS": "tls_server_config: [server.pem]",
+    "HTTP/2 wanted": "http_server_config: {http2: true}",
+    "HTTP/2 not wanted": f"tls_server_config: {{{PAIR}}}\nhttp_server_config: {{http2: off}}",
+    "HTTP/2 perhaps": "http_server_config: {http2: perhaps}",
+    "every header": "http_server_config: {headers: {Content-Security-Policy: x, X-Frame-Options: deny, X-Content-Type-Options:"
+    " nosniff, X-XSS-Protection: '1', Strict-Transport-Security: max-age=9}}",
+    "a blank policy": "http_server_config: {headers: {Content-Security-Policy: ''}}",
+    "a blank frame option": "http_server_config: {headers: {X-Frame-Options: ''}}",
+    "frames by anybody": "http_server_config: {headers: {X-Frame-Options: allowall}}",
+    "frames denied loudly": "http_server_config: {headers: {X-Frame-Options: DENY}}",
+    "sniffing": "http_server_config: {headers: {X-Content-Type-Options: sniff}}",
+    "a header of one's own": "http_server_config: {headers: {Server: mine}}",
+    "a header in small letters": "http_server_config: {headers: {x-frame-options: deny}}",
+    "an unknown key": "tls_config: {}",
+    "a list": "- tls_server_config",
+    "a word": "tls_server_config",
+    "braces": "{}",
+    "not YAML": "basic_auth_users: {",
+    # From here on we differ; the tables below say how.
+    "nothing": "",
+    "a comment": "# soon",
+    "TLS 1.0": f"tls_server_config: {{{PAIR}, min_version: TLS10}}",
+    "TLS 1.1": f"tls_server_config: {{{PAIR}, min_version: TLS11}}",
+    "versions that exclude each other": f"tls_server_config: {{{PAIR}, min_version: TLS13, max_version: TLS12}}",
+    "a version without a certificate": "tls_server_config: {min_version: TLS13}",
+    "clients verified by everybody's authorities": f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert}}",
+    "an authority without a certificate": f"tls_server_config: {{{PAIR}, {VERIFIED.replace('ca.pem', 'text.pem')}}}",
+    "clients asked and not verified": f"tls_server_config: {{{PAIR}, client_auth_type: RequestClientCert, client_ca_file: ca.pem}}",
+    "any certificate at all": f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert, client_ca_file: ca.pem}}",
+    "several curves": f"tls_server_config: {{{PAIR}, curve_preferences: [X25519, CurveP256]}}",
+    "a suite that HTTP/2 lacks": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]}}",
+    "suites of TLS 1.3 alone": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_AES_128_GCM_SHA256]}}",
+}  # fmt: skip
+# node_exporter takes these, and we do not: nothing of them is kept to, or it would let in more than the file seems to.
+STRICTER = {
+    "nothing", "a comment", "TLS 1.0", "TLS 1.1", "versions that exclude each other", "a version without a certificate",
+    "clients verified by everybody's authorities", "an authority without a certificate",
+    "clients asked and not verified", "any certificate at all", "several curves",
+}  # fmt: skip
+# It refuses these because of HTTP/2, which we do not speak.
+LOOSER = {"a suite that HTTP/2 lacks", "suites of TLS 1.3 alone"}
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = certificates(tmp_path_factory.mktemp("certified"))
+    (made.directory / "text.pem").write_text("not a certificate\n")
+    return made
+
+
+@contextmanager
+def ours(file: Path) -> Iterator[Exporter]:
+    log = file.parent / "server.log"
+    log.touch()
+    with running_exporter("--log-file", str(log), "--web-config", str(file)) as exporter:
+        yield exporter
+
+
+def accepted(file: Path) -> bool:
+    try:
+        Door(file)
+    except UsageError as error:
+        assert str(error).startswith(f"--web-config={file}: ")
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_named(certified: Certificates) -> None:
+    files = {name: certified.write(text, f"{number}.yml") for number, (name, text) in enumerate(FILES.items())}
+
+    def theirs(file: Path) -> bool:
+        with node_exporter(file) as running:
+            return running.accepted
+
+    with ThreadPoolExecutor(4) as pool:
+        judged = dict(zip(files, pool.map(theirs, files.values()), strict=True))
+    assert {name for name, valid in judged.items() if valid} == {
+        name for name, file in files.items() if accepted(file) and name not in LOOSER
+    } | STRICTER
+    assert {name for name in LOOSER if judged[name] or not accepted(files[name])} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"tls_server_config: {{{PAIR}, key: x}}", "tls_server_config.key and key_file: give one of them"),
+        (f"tls_server_config: {{{PAIR}, client_allowed_sans: [a]}}", "client_allowed_sans: add client_auth_type"),
+        ("rate_limit: {interval: 1s}", "rate_limit.burst: missing"),
+        ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval=soon: give a time"),
+        ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst=0: give a number above 0"),
+        ("http_server_config: {headers: {Content-Security-Policy: \"a\\r\\nSet-Cookie: b\"}}", "one line of plain text"),
+        ("basic_auth_users: {'a:b': x}", "with a colon"),
+        ("? [a, b]\n: c", "give a plain word as a key"),
+        ("a: &a [*a]", "unknown key"),
+        ("\x00", "not YAML"),
+    ],
+)  # fmt: skip
+def test_a_slip_is_one_sentence_with_its_remedy(text: str, words: str) -> None:
+    with pytest.raises(Refused, match=re.escape(words)) as refused:
+        parse(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_serve_ends_with_status_2_and_one_line_that_shows_no_secret(certified: Certificates) -> None:
+    canary = "canary-3f7a"
+    slips = [
+        f"basic_auth_users: {{me: {canary}}}",
+        f"basic_auth_users: {{me: {canary}: {canary}}}",
+        f"basic_auth_users: [{canary}",
+    ]
+    slips += [f"tls_server_config:\n  cert: '{canary}'\n  key: '{canary}'", f"basic_auth_users:\n  me: '{canary}\n"]
+    for slip in slips:
+        file = certified.write(slip, "slip.yml")
+        ran = subprocess.run(
+            [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--log-file", "x", "--web-config", str(file)],
+            capture_output=True, text=True, timeout=30, check=False, env=environment(),
+        )  # fmt: skip
+        assert ran.returncode == 2
+        assert ran.stderr.count("\n") == 1
+        assert canary not in ran.stderr
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it_on_the_terminal(certified: Certificates) -> None:
+    subprocess.run(
+        ["openssl", "rsa", "-aes128", "-passout", "pass:word", "-in", "server.key", "-out", "locked.key"],
+        cwd=certified.directory, check=True, capture_output=True,
+    )  # fmt: skip
+    file = certified.write("tls_server_config: {cert_file: server.pem, key_file: locked.key}", "locked.yml")
+    with pytest.raises(UsageError, match="the key has a password"):
+        Door(file)
+
+
+GUARDED = f"tls_server_config: {{{PAIR}}}\nbasic_auth_users: {{prometheus: '{HASH}', other: '{hashed('its own')}'}}\n"
+
+
+def test_the_same_requests_are_let_in_and_turned_away_as_by_node_exporter(certified: Certificates) -> None:
+    file = certified.write(GUARDED)
+    requests_made = {
+        "nobody": None,
+        "right": basic("prometheus", "right"),
+        "right again": basic("prometheus", "right"),
+        "wrong": basic("prometheus", "wrong"),
+        "another's": basic("prometheus", "its own"),
+        "unknown": basic("nobody", "right"),
+        "no name": basic("", "right"),
+        "no password": basic("prometheus", ""),
+        "other letters": basic("Prometheus", "right"),
+        "small scheme": basic("prometheus", "right").replace("Basic", "basic"),
+        "another scheme": basic("prometheus", "right").replace("Basic", "Bearer"),
+        "no colon": "Basic cHJvbWV0aGV1cw==",
+        "not base64": "Basic %%%",
+        "no credentials": "Basic",
+        "long": basic("prometheus", "right" * 1000),
+        "not UTF-8": "Basic /////w==",
+        "a NUL": basic("prometheus", "right\x00"),
+        "a space before": " " + basic("prometheus", "right"),
+    }
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        assert exporter.url.startswith("https://")
+        for path in ("/", "/metrics", "/-/healthy", "/absent", "/runbooks/%2e%2e"):
+            for name, authorization in requests_made.items():
+                met = ask(exporter.url, certified.client(), authorization, path).status
+                expected = ask(theirs.url, certified.client(), authorization, "/").status
+                assert expected in {200, 401}
+                assert (met == 401) == (expected == 401), f"{name} at {path}"
+                assert (expected == 200) == (name in {"right", "right again", "small scheme", "a space before"}), name
+        refused = ask(exporter.url, certified.client())
+        assert refused.header("WWW-Authenticate")[0].startswith("Basic ")
+        assert ask(exporter.url.replace("https", "http")).status is None, "it spoke without TLS"
+
+
+VERSIONS = [("TLSv1", "TLSv1_1"), ("TLSv1_2", "TLSv1_2"), ("TLSv1_3", "TLSv1_3"), ("TLSv1_2", "TLSv1_3")]
+ONE_SUITE = "cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "",
+        "min_version: TLS13",
+        "max_version: TLS12",
+        f"max_version: TLS12, {ONE_SUITE}",
+        "curve_preferences: [CurveP384]",
+    ],
+)
+def test_the_same_versions_and_suites_are_agreed_on_as_by_node_exporter(settings: str, certified: Certificates) -> None:
+    file = certified.write(f"tls_server_config: {{{PAIR}, {settings}}}", "versions.yml")
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        for versions in VERSIONS:
+            met = ask(exporter.url, limited(certified.client(), *versions))
+            expected = ask(theirs.url, limited(certified.client(), *versions))
+            assert (met.status, met.version) == (expected.status, expected.version), versions
+            assert versions != ("TLSv1", "TLSv1_1") or met.status is None
+            if ONE_SUITE in settings:
+                assert met.suite == expected.suite
+
+
+def test_a_client_with_one_curve_is_answered_only_if_it_is_the_one_that_is_given(certified: Certificates) -> None:
+    file = certified.write(f"tls_server_config: {{{PAIR}, curve_preferences: [CurveP384]}}", "curve.yml")
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        for curve, answered in (("secp384r1", 200), ("prime256v1", None)):
+            client = certified.client()
+            client.set_ecdh_curve(curve)
+            assert ask(exporter.url, client).status == ask(theirs.url, client).status == answered
+
+
+@pytest.mark.parametrize("policy", ["RequireAndVerifyClientCert", "VerifyClientCertIfGiven", "NoClientCert"])
+def test_the_same_client_certificates_are_let_in_as_by_node_exporter(policy: str, certified: Certificates) -> None:
+    authority = "" if policy == "NoClientCert" else ", client_ca_file: ca.pem"
+    file = certified.write(f"tls_server_config: {{{PAIR}, client_auth_type: {policy}{authority}}}", "clients.yml")
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        met = {name: ask(exporter.url, certified.client(name)).status for name in (None, "friend", "stranger")}
+        assert met == {name: ask(theirs.url, certified.client(name)).status for name in met}
+        assert met["friend"] == 200
+        assert (met[None] == 200) == (policy != "RequireAndVerifyClientCert")
+        assert (met["stranger"] == 200) == (policy == "NoClientCert")
+
+
+@pytest.mark.parametrize("san", ["prometheus.example", "friend@example.org"])
+def test_of_verified_clients_those_alone_are_let_in_whose_name_is_listed(san: str, certified: Certificates) -> None:
+    file = certified.write(
+        f"tls_server_config: {{{PAIR}, {VERIFIED}, client_allowed_sans: [nobody, {san}]}}", "sans.yml"
+    )
+    with ours(file) as exporter:
+        assert ask(exporter.url, certified.client("friend")).status == 200
+        for name in ("acquaintance", "stranger", None):
+            assert ask(exporter.url, certified.client(name)).status is None
+        assert not [line for line in exporter.said if "Traceback" in line]
+
+
+def test_certificates_may_stand_in_the_file_itself_and_leave_no_file_behind(
+    certified: Certificates, tmp_path: Path
+) -> None:
+    text = {kind: (certified.directory / name).read_text() for kind, name in
+            (("cert", "server.pem"), ("key", "server.key"), ("client_ca", "ca.pem"))}  # fmt: skip
+    file = tmp_path / "web.yml"
+    file.write_text(yaml.safe_dump({"tls_server_config": {**text, "client_auth_type": "RequireAndVerifyClientCert"}}))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "server.log").touch()
+    flags = ("--log-file", str(tmp_path / "server.log"), "--web-config", str(file))
+    with running_exporter(*flags, TMPDIR=str(tmp_path / "tmp")) as exporter:
+        assert ask(exporter.url, certified.client("friend")).status == 200
+        assert ask(exporter.url, certified.client()).status is None
+        assert list((tmp_path / "tmp").iterdir()) == []
+        with pytest.raises(AssertionError):
+            assert "PRIVATE KEY" not in text["key"]
+        held = [os.readlink(link) for link in Path(f"/proc/{exporter.process.pid}/fd").iterdir()]
+        assert not [name for name in held if "memfd" in name]
+
+
+def test_the_headers_of_the_file_stand_in_place_of_ours_on_every_answer(certified: Certificates) -> None:
+    file = certified.write(
+        "http_server_config: {headers: {X-Frame-Options: sameorigin, Content-Security-Policy: '',"
+        " Strict-Transport-Security: max-age=9}}\n"
+        f"basic_auth_users: {{prometheus: '{HASH}'}}", "headers.yml",
+    )  # fmt: skip
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        for authorization, status in ((basic("prometheus", "right"), 200), (None, 401)):
+            met, expected = (ask(url, None, authorization) for url in (exporter.url, theirs.url))
+            assert met.status == expected.status == status
+            for name in ("X-Frame-Options", "Strict-Transport-Security"):
+                assert met.header(name) == expected.header(name) != []
+            assert met.header("Content-Security-Policy") == []
+            assert met.header("X-Content-Type-Options") == ["nosniff"], "of those that the file leaves alone ours stay"
+    assert {"X-Frame-Options", "Strict-Transport-Security", "Content-Security-Policy"} < set(HEADERS)
+
+
+def test_a_new_password_and_a_new_certificate_hold_without_a_restart(certified: Certificates, tmp_path: Path) -> None:
+    own = certificates(tmp_path)
+    file = own.write(GUARDED)
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        before = ask(exporter.url, own.client(), basic("prometheus", "right"))
+        assert before.status == 200
+        own.issue("server", own.authority, "localhost", "127.0.0.1")
+        own.write(GUARDED.replace(HASH, hashed("new")))
+        wait_for(lambda: ask(exporter.url, own.client(), basic("prometheus", "new")).status == 200, 8)
+        for url in (exporter.url, theirs.url):
+            assert ask(url, own.client(), basic("prometheus", "new")).status == 200
+            assert ask(url, own.client(), basic("prometheus", "right")).status == 401
+            assert ask(url, own.client(), basic("prometheus", "new")).serial not in {before.serial, None, "None"}
+
+
+def test_a_connection_opened_under_the_old_rules_ends_with_them(certified: Certificates, tmp_path: Path) -> None:
+    own = certificates(tmp_path)
+    file = own.write(f"tls_server_config: {{{PAIR}, {VERIFIED}}}")
+    with ours(file) as exporter:
+        port = int(exporter.url.rpartition(":")[2])
+        kept = http.client.HTTPSConnection("localhost", port, context=own.client("friend"), timeout=10)
+        kept.request("GET", "/-/healthy")
+        assert kept.getresponse().read()
+        own.other.cert_pem.write_to_path(own.directory / "new.pem")
+        own.write(f"tls_server_config: {{{PAIR}, {VERIFIED.replace('ca.pem', 'new.pem')}}}")
+        wait_for(lambda: ask(exporter.url, own.client("stranger")).status == 200, 8)
+        assert ask(exporter.url, own.client("friend")).status is None
+        assert kept.sock.recv(1) == b"", "whoever was let in by the old authority is still connected"
+        kept.close()
+
+
+def scraped(exporter: Exporter, client: ssl.SSLContext | None) -> Page:
+    """Its page over TLS and with the password, as text."""
+    host, port = exporter.url.rpartition("//")[2].split(":")
+    connection = http.client.HTTPSConnection("localhost", int(port), context=client, timeout=10)
+    assert host
+    try:
+        connection.request("GET", "/metrics", headers={"Authorization": basic("prometheus", "right")})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return Page(answer.read().decode())
+    finally:
+        connection.close()
+
+
+def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_is_told(tmp_path: Path) -> None:
+    own = certificates(tmp_path)
+    file = own.write(GUARDED)
+    with ours(file) as exporter:
+        assert scraped(exporter, own.client()).value("sglang_tuning_web_config_up") == 1
+        breaks = {
+            "not YAML": GUARDED + "rate_limit: {",
+            "it is empty": "",
+            "unknown key": GUARDED + "typo: 1\n",
+            "absent.pem": GUARDED.replace("server.pem", "absent.pem"),
+            "TLS begins and ends with a restart": f"basic_auth_users: {{prometheus: '{HASH}'}}",
+        }
+        for said, text in breaks.items():
+            own.write(text)
+            wait_for(lambda said=said: any(said in line for line in exporter.said), 8)  # type: ignore[misc]
+            assert ask(exporter.url, own.client()).status == 401
+            assert ask(exporter.url, own.client(), basic("prometheus", "wrong")).status == 401
+            assert scraped(exporter, own.client()).value("sglang_tuning_web_config_up") == 0
+        file.unlink()
+        wait_for(lambda: any("No such file" in line for line in exporter.said), 8)
+        assert ask(exporter.url, own.client()).status == 401
+        own.write(GUARDED)
+        wait_for(lambda: scraped(exporter, own.client()).value("sglang_tuning_web_config_up") == 1, 8)
+        errors = [line for line in exporter.said if " ERROR " in line]
+        assert len(errors) == len(breaks) + 1, "each problem is told once"
+        assert HASH not in "".join(exporter.said)
+
+
+def test_a_file_emptied_while_it_is_written_lets_nobody_in_where_node_exporter_does(tmp_path: Path) -> None:
+    own = certificates(tmp_path)
+    file = own.write(f"basic_auth_users: {{prometheus: '{HASH}'}}")
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        file.write_text("")
+        wait_for(lambda: any("it is empty" in line for line in exporter.said), 8)
+        assert ask(exporter.url).status == 401
+        assert ask(theirs.url).status == 200
+
+
+def test_what_was_missing_is_taken_over_when_it_comes(tmp_path: Path) -> None:
+    own = certificates(tmp_path)
+    file = own.write(GUARDED)
+    door = Door(file)
+    own.write(GUARDED.replace("server.", "later."))
+    assert [door.renew(), door.renew()] == [False, False]
+    own.issue("later", own.authority, "localhost")
+    assert door.renew()
+    assert not door.renew()
+
+
+def test_a_prometheus_scrapes_over_tls_with_a_password(certified: Certificates, tmp_path: Path) -> None:
+    file = certified.write(GUARDED, "prometheus-web.yml")
+    (tmp_path / "password").write_text("right")
+    with ours(file) as exporter:
+        target = exporter.url.rpartition("//")[2]
+        job = {
+            "job_name": "sglang", "scheme": "https", "scrape_interval": "1s", "scrape_timeout": "1s",
+            "basic_auth": {"username": "prometheus", "password_file": str(tmp_path / "password")},
+            "tls_config": {"ca_file": str(certified.ca), "server_name": "localhost"},
+            "static_configs": [{"targets": [target]}],
+        }  # fmt: skip
+        barred = {**job, "job_name": "barred", "basic_auth": {"username": "prometheus", "password": "wrong"}}
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [job, barred]}))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        with (tmp_path / "said").open("wb") as said:
+            process = subprocess.Popen(
+                ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--web.listen-address=127.0.0.1:{port}",
+                 f"--storage.tsdb.path={tmp_path / 'data'}"], stdout=said, stderr=said,
+            )  # fmt: skip
+        try:
+            wait_for(lambda: targets(port) == {"sglang": ("up", ""), "barred": ("down", "401 Unauthorized")}, 20)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def targets(port: int) -> dict[str, tuple[str, str]]:
+    """Health and the end of the last error of each job, as Prometheus tells; empty before it answers."""
+    try:
+        found = requests.get(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5).json()["data"]["activeTargets"]
+    except requests.RequestException:
+        return {}
+    return {each["labels"]["job"]: (each["health"], each["lastError"].rpartition("status ")[2]) for each in found}
+
+
+def test_more_requests_than_the_rate_are_answered_429_and_passwords_do_not_matter(certified: Certificates) -> None:
+    file = certified.write(
+        f"rate_limit: {{interval: 1h, burst: 3}}\nbasic_auth_users: {{prometheus: '{HASH}'}}", "rate.yml"
+    )
+    with ours(file) as exporter:
+        met = [ask(exporter.url, None, basic("prometheus", "right")).status for _ in range(5)]
+    assert met == [200, 200, 200, 429, 429]
+
+
+def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() -> None:
+    limit = parse("rate_limit: {interval: 500ms, burst: 2}").rate_limit
+    other = parse("rate_limit: {interval: 1m30s, burst: 1}").rate_limit
+    assert limit is not None
+    assert other is not None
+    assert (limit.interval, other.interval) == (0.5, 90.0)
+    assert parse("rate_limit: {interval: 0, burst: 2}").rate_limit is None
+    bucket = Bucket()
+    assert [bucket.gives(limit, 0.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.gives(limit, 0.5), bucket.gives(limit, 0.6)] == [True, False]
+    assert [bucket.gives(limit, 99.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.gives(other, 99.0), bucket.gives(other, 99.0)] == [True, False]
+
+
+def test_a_right_password_is_remembered_while_its_hash_is_the_same_and_a_wrong_one_never() -> None:
+    passwords, users = Passwords(), {"a": HASH}
+    right, wrong = basic("a", "right"), basic("a", "wrong")
+    assert passwords.remembers(users, right) is None
+    assert passwords.verify(users, right)
+    assert passwords.remembers(users, right) is True
+    assert not passwords.verify(users, wrong)
+    assert passwords.remembers(users, wrong) is None
+    assert passwords.remembers({"a": hashed("right")}, right) is None
+    assert passwords.remembers({}, right) is None
+    assert passwords.remembers(users, None) is False
+
+
+def test_no_more_than_a_hundred_passwords_are_remembered_and_none_of_them_in_clear() -> None:
+    passwords = Passwords()
+    users = {str(number): HASH for number in range(MOST_REMEMBERED + 5)}
+    for name in users:
+        assert passwords.verify(users, basic(name, "right"))
+    remembered = [name for name in users if passwords.remembers(users, basic(name, "right"))]
+    assert remembered == list(users)[5:]
+    assert b"right" not in b"".join(passwords._right)
+
+
+def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:
+    passwords, users = Passwords(), {"a": HASH, "b": hashed("x", 6)}
+    assert not passwords.verify(users, basic("nobody", "right"))
+    (stand_in,) = passwords._nobody.values()
+    assert stand_in[:7] == users["b"][:7].encode()
+    assert not passwords.verify(users, basic("nobody", "."))
+
+
+def test_a_password_counts_as_far_as_bcrypt_reads_it_as_with_node_exporter(certified: Certificates) -> None:
+    file = certified.write(f"basic_auth_users: {{a: '{hashed('p' * 72)}'}}", "long.yml")
+    with ours(file) as exporter, node_exporter(file) as theirs:
+        for password in ("p" * 72, "p" * 73, "p" * 71):
+            met, expected = (ask(url, None, basic("a", password)).status for url in (exporter.url, theirs.url))
+            assert met == expected == (401 if len(password) < 72 else 200)
+
+
+def test_a_handshake_that_nobody_goes_on_with_is_ended(certified: Certificates) -> None:
+    file = certified.write(GUARDED)
+    with ours(file) as exporter:
+        port = int(exporter.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+            begin = time.monotonic()
+            assert silent.recv(1) == b""
+            # asyncio's own patience is a minute.
+            assert time.monotonic() - begin < 30
+        assert ask(exporter.url, certified.client(), basic("prometheus", "right")).status == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"tls_server_config: {{{PAIR}}}",
+        f"tls_server_config: {{{PAIR}, {VERIFIED}}}",
+        GUARDED,
+        f"basic_auth_users: {{a: '{HASH}'}}",
+    ],
+)
+def test_the_health_check_of_the_container_sees_life_behind_every_door(text: str, certified: Certificates) -> None:
+    with ours(certified.write(text, "probed.yml")) as exporter:
+        host, port = exporter.url.rpartition("//")[2].split(":")
+        assert is_alive(host, int(port))
+        ran = subprocess.run(
+            [sys.executable, "-m", "sglang_tuning_exporter.probe"], check=False, timeout=20,
+            env=environment(SGLANG_TUNING_LISTEN_ADDRESS=f"0.0.0.0:{port}"),
+        )  # fmt: skip
+        assert ran.returncode == 0
+    assert not is_alive(host, int(port))
+
+
+def test_the_health_check_takes_a_silent_port_and_a_broken_answer_for_death() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not is_alive("127.0.0.1", silent.getsockname()[1], 0.3)
+
+
+def test_without_a_file_neither_bcrypt_nor_the_yaml_parser_is_loaded() -> None:
+    script = (
+        "import sys, sglang_tuning_exporter.serving, sglang_tuning_exporter.web.app;"
+        "print(*({'bcrypt', 'sglang_tuning_exporter.access.door'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == ""
+
+
+def test_the_twin_is_a_real_node_exporter(certified: Certificates) -> None:
+    with node_exporter(certified.write("{}", "open.yml")) as running:
+        assert isinstance(running, NodeExporter)
+        assert "node_exporter_build_info" in requests.get(running.url + "/metrics", timeout=10).text
+    assert Met(200) != Met(None)
