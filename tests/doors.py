@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import logging
 import os
 import queue
 import socket
@@ -19,6 +20,14 @@ from urllib.parse import urlsplit
 
 import bcrypt
 import trustme
+from conftest import config, wait_for
+
+from sglang_tuning_exporter.access import wire
+from sglang_tuning_exporter.access.door import Door
+from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.serving import bind, uvicorn_config
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.web.app import make_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,7 +154,8 @@ class NodeExporter:
         )  # fmt: skip
         self.said: list[str] = []
         self._is_told: queue.Queue[bool] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         self._is_told.get(timeout=30)
         # What Go's server finds wrong itself is told after it has said that it listens.
         with suppress(subprocess.TimeoutExpired):
@@ -165,7 +175,50 @@ class NodeExporter:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._listener.join(timeout=10)
         assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+class Ours(logging.Handler):
+    """Ours on a free port of this process, with what it logs."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.door = Door(file)
+        watcher = Watcher(config(log_file=(str(file.parent / "server.log"),)))
+        self._server = wire.Server(uvicorn_config(make_app(watcher, self.door), self.door), self.door)
+        self._listener = bind(Address("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"{'https' if self.door.is_tls else 'http'}://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(f"{record.levelname} {record.getMessage()}")
+
+    def start(self) -> None:
+        logger = logging.getLogger("sglang_tuning_exporter")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        self._thread.start()
+        wait_for(lambda: self._server.started)
+
+    def end(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        self._listener.close()
+        logging.getLogger("sglang_tuning_exporter").removeHandler(self)
+
+
+@contextmanager
+def ours(file: Path) -> Iterator[Ours]:
+    running = Ours(file)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.end()
 
 
 @contextmanager

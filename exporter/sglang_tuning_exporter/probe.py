@@ -27,10 +27,17 @@ def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # It is asked whether it is there, on the loopback, and is told nothing.
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=trusting)
     try:
-        return _status(http.client.HTTPSConnection(host, port, timeout=seconds, context=trusting)) in ALIVE
+        connection.connect()
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # it answers, and asks for a certificate
+        return "ALERT" in (error.reason or "")  # below TLS 1.3 it asks for a certificate before the handshake has ended
+    except OSError:
+        return False
+    try:
+        return _status(connection) in ALIVE
+    except (ssl.SSLError, http.client.RemoteDisconnected, ConnectionError):
+        return True  # it has shaken hands, and has hung up for want of a certificate
     except (http.client.HTTPException, OSError):
         return False
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.access.door import Door
 
 HANDSHAKE_SECONDS = 10.0
+REQUEST_SECONDS = 2.0
 
 
 class Protocol(H11Protocol):
@@ -28,7 +29,11 @@ class Protocol(H11Protocol):
         text = msg.encode()
         own = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
         own += [(b"content-length", str(len(text)).encode()), (b"connection", b"close")]
-        for event in (h11.Response(status_code=400, headers=own, reason=b"Bad Request"), h11.Data(data=text), h11.EndOfMessage()):
+        for event in (
+            h11.Response(status_code=400, headers=own, reason=b"Bad Request"),
+            h11.Data(data=text),
+            h11.EndOfMessage(),
+        ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -58,10 +63,18 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _renewed(self) -> None:
-        """Answer by the new rules: connections that were opened under the old ones end after the answer under way."""
+        """Answer by the new rules: connections that were let in by the old ones end after the answer under way."""
         set_headers(self.config, self._door)
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        if self.config.ssl is not None:
+            loop = asyncio.get_running_loop()
+            for connection in list(self.server_state.connections):
+                # One that has just been made is about to ask, and is not to be turned away for it.
+                is_new = getattr(connection, "cycle", None) is None
+                loop.call_later(REQUEST_SECONDS if is_new else 0.0, self._end, connection)
+
+    def _end(self, connection: asyncio.Protocol) -> None:
+        if connection in self.server_state.connections:
+            connection.shutdown()  # type: ignore[attr-defined]  # each of uvicorn's protocols has it
 
 
 def set_headers(config: uvicorn.Config, door: Door | None) -> None:

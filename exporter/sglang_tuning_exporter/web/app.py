@@ -14,6 +14,7 @@ from sglang_tuning_exporter.metrics import registry
 from sglang_tuning_exporter.web import runbooks
 from sglang_tuning_exporter.web.findings import render as render_findings
 from sglang_tuning_exporter.web.page import render
+from sglang_tuning_exporter.web.routes import reading
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -59,26 +60,26 @@ def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
         families.register(door)
     app.add_middleware(Guard, door=door)
 
-    @app.api_route("/metrics", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+    @reading(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
         timeout = patience(request.headers.get(TIMEOUT_HEADER), watcher.config.scrape_timeout)
         return Response(exposition(watcher, families, timeout), media_type=TEXT_FORMAT)
 
-    @app.api_route("/api/v1/findings", methods=["GET", "HEAD"])
+    @reading(app, "/api/v1/findings")
     def findings() -> Response:
         return Response(render_findings(watcher), media_type="application/json")
 
-    @app.api_route("/-/healthy", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+    @reading(app, "/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> str:
         return "sglang-tuning-exporter is healthy.\n"
 
-    @app.api_route("/-/ready", methods=["GET", "HEAD"], response_class=PlainTextResponse)
+    @reading(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
     async def ready() -> Response:
         if watcher.running:
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
-    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
+    @reading(app, "/", response_class=HTMLResponse)
     def page(request: Request) -> Response:
         text = render(watcher, still="still" in request.query_params)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names from outside may hold lone surrogates

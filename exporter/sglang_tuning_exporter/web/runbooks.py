@@ -20,6 +20,7 @@ from markdown_it import MarkdownIt
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.generate import runbooks
 from sglang_tuning_exporter.guide.findings import Finding, judge
+from sglang_tuning_exporter.web.routes import reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,16 +47,27 @@ def router(watcher: Watcher) -> APIRouter:
     """Make the routes: the index, and a page for each alert."""
     routes = APIRouter()
 
-    @routes.api_route("/runbooks", methods=["GET", "HEAD"])
+    @reading(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
     async def folder() -> Response:
         return RedirectResponse("runbooks/")  # the links there are relative to it
 
-    @routes.api_route("/runbooks/", methods=["GET", "HEAD"])
+    @reading(routes, "/runbooks/", response_class=HTMLResponse)
     def index(request: Request) -> Response:
         return HTMLResponse(render_index(request.headers.get("Host", "")))
 
-    @routes.api_route("/runbooks/{alert}", methods=["GET", "HEAD"])
-    def page(alert: str, request: Request) -> Response:
+    # Declared here, because a parameter of the function would promise a 422 that no word can lead to.
+    named = {"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}
+    absent = {"description": "No such alert", "content": {"application/json": {}}}
+
+    @reading(
+        routes,
+        "/runbooks/{alert}",
+        response_class=HTMLResponse,
+        responses={404: absent},
+        openapi_extra={"parameters": [named]},
+    )
+    def page(request: Request) -> Response:
+        alert = str(request.path_params["alert"])
         text = render(watcher, alert, request.headers.get("Host", ""))
         if text is None:
             raise HTTPException(404)

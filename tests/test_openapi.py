@@ -1,0 +1,94 @@
+"""The application keeps to its own description, whatever a client makes up: requests by schemathesis, to a real port."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+import schemathesis
+from conftest import watched_retractions, web
+from hypothesis import HealthCheck, given, settings
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from sglang_tuning_exporter.web.app import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sglang_tuning_exporter.watcher import Watcher
+
+
+@pytest.fixture(scope="module")
+def watcher(tmp_path_factory: pytest.TempPathFactory) -> Watcher:
+    return watched_retractions(tmp_path_factory.mktemp("watched"), sglang_url=None)
+
+
+@pytest.fixture(scope="module")
+def description(watcher: Watcher) -> dict[str, object]:
+    return make_app(watcher).openapi()
+
+
+@pytest.fixture(scope="module")
+def address(watcher: Watcher) -> Iterator[str]:
+    with web(watcher) as address:
+        yield address
+
+
+def test_every_answer_is_one_that_the_description_has(description: dict[str, object], address: str) -> None:
+    asked = set()
+    for operation in (found.ok() for found in schemathesis.openapi.from_dict(description).get_all_operations()):
+
+        @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy())
+        def keeps_to_it(case: schemathesis.Case) -> None:
+            asked.add(case.operation.path)
+            case.call_and_validate(
+                base_url=address,
+                allow_redirects=False,
+                checks=[status_code_conformance, content_type_conformance,
+                        response_schema_conformance],
+            )  # fmt: skip
+
+        keeps_to_it()
+    paths = description["paths"]
+    assert isinstance(paths, dict)
+    assert asked == set(paths)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_a_method_that_the_description_has_not_is_405_everywhere(
+    method: str, description: dict[str, object], address: str
+) -> None:
+    paths = description["paths"]
+    assert isinstance(paths, dict)
+    for path in paths:
+        answer = requests.request(method, address + path, timeout=10)
+        assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_the_description_names_every_page_and_promises_no_validation(description: dict[str, object]) -> None:
+    paths = description["paths"]
+    assert isinstance(paths, dict)
+    assert set(paths) == {
+        "/", "/metrics", "/api/v1/findings", "/-/healthy", "/-/ready", "/runbooks", "/runbooks/", "/runbooks/{alert}",
+    }  # fmt: skip
+    assert {method for operations in paths.values() for method in operations} == {"get"}
+    assert "422" not in str(paths)
+
+
+def test_the_description_itself_is_not_served(address: str) -> None:
+    for path in ("/openapi.json", "/docs", "/redoc"):
+        assert requests.get(address + path, timeout=10).status_code == 404
+
+
+def test_an_exporter_that_is_not_ready_says_so_as_described(watcher: Watcher, address: str) -> None:
+    assert not watcher.running
+    answer = requests.get(address + "/-/ready", timeout=10)
+    assert answer.status_code == 503
+    assert answer.headers["Content-Type"].startswith("text/plain")
