@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Programs the tests and the demo run for real, and the Debian packages that bring them.
-PROGRAMS := promtool prometheus-alertmanager amtool chromium chromedriver
-PACKAGES := prometheus prometheus-alertmanager chromium chromium-driver python3-venv
+PROGRAMS := promtool prometheus-alertmanager amtool prometheus-node-exporter chromium chromedriver
+PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium chromium-driver python3-venv
 
 .PHONY: help
 help: ## list the targets
@@ -35,11 +35,16 @@ demo: system install ## a recorded SGLang that retracts, and the notification it
 	$(BIN)/sglang-tuning-exporter demo $(DEMO)
 
 .PHONY: check
-check: install ## style, types, and generated files
+check: install ## style, types, insecure calls, and generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit -q -c pyproject.toml -r exporter
 	$(BIN)/sglang-tuning-exporter generate --check
+
+.PHONY: audit
+audit: install ## known vulnerabilities of what is installed; asks PyPI's database, so it needs the network
+	$(BIN)/python -m pip freeze --exclude-editable | $(BIN)/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
 .PHONY: test
 test: system install ## every test, with real Prometheus, Alertmanager and Chromium

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import bcrypt
 import trustme
-from conftest import config, wait_for
 
+from conftest import config, wait_for
 from sglang_tuning_exporter.access import wire
 from sglang_tuning_exporter.access.door import Door
 from sglang_tuning_exporter.config import Address

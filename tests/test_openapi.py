@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
 import schemathesis
-from conftest import watched_retractions, web
 from hypothesis import HealthCheck, given, settings
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
 
+from conftest import watched_retractions, web
 from sglang_tuning_exporter.web.app import make_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sglang_tuning_exporter.watcher import Watcher
 
@@ -42,11 +42,13 @@ def address(watcher: Watcher) -> Iterator[str]:
 
 def test_every_answer_is_one_that_the_description_has(description: dict[str, object], address: str) -> None:
     asked = set()
-    for operation in (found.ok() for found in schemathesis.openapi.from_dict(description).get_all_operations()):
+    for found in schemathesis.openapi.from_dict(description).get_all_operations():
+        assert isinstance(found, Ok)
+        operation = found.ok()
 
         @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
-        def keeps_to_it(case: schemathesis.Case) -> None:
+        def keeps_to_it(case: schemathesis.Case[Any]) -> None:
             asked.add(case.operation.path)
             case.call_and_validate(
                 base_url=address,

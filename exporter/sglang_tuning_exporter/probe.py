@@ -18,36 +18,40 @@ ALIVE = frozenset({200, 401, 429})
 
 def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:
     """Whether an exporter answers there, in the clear or by TLS; `seconds` for each try."""
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
-        return _status(http.client.HTTPConnection(host, port, timeout=seconds)) in ALIVE
+        return _status(connection) in ALIVE
     except (http.client.BadStatusLine, ConnectionResetError, BrokenPipeError):
-        pass  # it hangs up on those who do not begin with a handshake
+        return _shakes_hands(host, port, seconds)  # it hangs up on those who do not begin with a handshake
     except (http.client.HTTPException, OSError):
         return False
+    finally:
+        connection.close()
+
+
+def _shakes_hands(host: str, port: int, seconds: float) -> bool:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # It is asked whether it is there, on the loopback, and is told nothing.
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=trusting)
+    has_shaken = False
     try:
         connection.connect()
-    except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # below TLS 1.3 it asks for a certificate before the handshake has ended
-    except OSError:
-        return False
-    try:
+        has_shaken = True
         return _status(connection) in ALIVE
-    except (ssl.SSLError, http.client.RemoteDisconnected, ConnectionError):
-        return True  # it has shaken hands, and has hung up for want of a certificate
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # it wants a certificate, and says so
+    except (http.client.RemoteDisconnected, ConnectionError):
+        return has_shaken  # it wants one, and hung up after the handshake
     except (http.client.HTTPException, OSError):
         return False
+    finally:
+        connection.close()
 
 
 def _status(connection: http.client.HTTPConnection) -> int:
-    try:
-        connection.request("GET", "/-/healthy")
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    connection.request("GET", "/-/healthy")
+    return connection.getresponse().status
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
+import subprocess  # nosec B404 # the demo runs Prometheus and Alertmanager
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], output: Path) -> None:
         self.name, self.output = name, output
         with output.open("wb") as sink:
-            self._child = subprocess.Popen(  # noqa: S603 - programs of this machine with arguments of ours
+            self._child = subprocess.Popen(  # noqa: S603 # nosec B603 # programs of this machine with arguments of ours
                 list(command),
                 stdout=sink,
                 stderr=subprocess.STDOUT,

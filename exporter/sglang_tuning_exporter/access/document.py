@@ -125,7 +125,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 def parse(text: str) -> WebConfig:
     """Read the text of a web configuration file. Raises `Refused`."""
     try:
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506 - a BaseLoader, which makes nothing but text, lists and mappings
+        content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506 # a BaseLoader, which makes nothing but text, lists and mappings
     except yaml.MarkedYAMLError as error:
         # Without the line itself, which PyYAML would show: it may be a password's.
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""

@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
 
     def _end(self, connection: asyncio.Protocol) -> None:
         if connection in self.server_state.connections:
-            connection.shutdown()  # type: ignore[attr-defined]  # each of uvicorn's protocols has it
+            connection.shutdown()
 
 
 def set_headers(config: uvicorn.Config, door: Door | None) -> None:

@@ -31,7 +31,7 @@ from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 # Go templates own the curly braces, so ours are square.
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.generate"),
-    autoescape=False,  # noqa: S701 - YAML, made from the table alone
+    autoescape=False,  # noqa: S701 # nosec B701 # YAML, made from the table alone
     undefined=StrictUndefined,
     variable_start_string="[[",
     variable_end_string="]]",
