@@ -529,6 +529,17 @@ def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:
     assert not passwords.verify(users, basic("nobody", "."))
 
 
+def test_who_is_known_does_not_wait_for_those_who_guess(certified: Certificates) -> None:
+    file = certified.write(f"basic_auth_users: {{a: '{hashed('right', 11)}'}}", "guessed.yml")
+    with ours(file) as exporter, ThreadPoolExecutor(8) as pool:
+        assert ask(exporter.url, None, basic("a", "right"), "/-/healthy").status == 200
+        guesses = [pool.submit(ask, exporter.url, None, basic("a", f"guess {number}")) for number in range(8)]
+        wait_for(lambda: any(guess.done() for guess in guesses), 30)
+        assert ask(exporter.url, None, basic("a", "right"), "/-/healthy").status == 200
+        assert not all(guess.done() for guess in guesses), "the known one was answered after all guesses"
+        assert 200 not in {guess.result().status for guess in guesses}
+
+
 def test_a_password_counts_as_far_as_bcrypt_reads_it_as_with_node_exporter(certified: Certificates) -> None:
     file = certified.write(f"basic_auth_users: {{a: '{hashed('p' * 72)}'}}", "long.yml")
     with ours(file) as exporter, node_exporter(file) as theirs:

@@ -165,5 +165,5 @@ class Door(Collector):
 
 def _told(config: WebConfig) -> str:
     words = ["no TLS" if config.tls is None else f"TLS, client_auth_type {config.tls.client_auth_type}"]
-    words.append(f"{len(config.users)} users" if config.users else "no passwords")
+    words.append(f"passwords for {len(config.users)}" if config.users else "no passwords")
     return ", ".join(words)

@@ -23,7 +23,9 @@ class Passwords:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
-        self._lock = threading.Lock()  # one bcrypt at a time: who guesses costs one core at most
+        self._lock = (
+            threading.Lock()
+        )  # never held during a bcrypt: whoever is remembered does not wait for those who guess
         self._nobody: dict[int, bytes] = {}
 
     def remembers(self, users: Mapping[str, str], header: str | None) -> bool | None:
@@ -32,8 +34,8 @@ class Passwords:
         if parsed is None:
             return False
         name, password = parsed
+        known = self._digest(name, users.get(name, ""), password)
         with self._lock:
-            known = self._digest(name, users.get(name, ""), password)
             if name in users and known in self._right:
                 self._right.move_to_end(known)
                 return True
@@ -48,19 +50,18 @@ class Passwords:
             return False
         name, password = parsed
         hashed = users.get(name)
+        against = hashed.encode() if hashed is not None else self._hash_of_nobody(users)
+        try:
+            is_right = bcrypt.checkpw(password[:BCRYPT_BYTES], against)
+        except ValueError:  # a NUL, which bcrypt does not take
+            is_right = False
+        if hashed is None or not is_right:
+            return False
         with self._lock:
-            try:
-                is_right = bcrypt.checkpw(
-                    password[:BCRYPT_BYTES], hashed.encode() if hashed is not None else self._hash_of_nobody(users)
-                )
-            except ValueError:  # a NUL, which bcrypt does not take
-                is_right = False
-            if hashed is None or not is_right:
-                return False
             self._right[self._digest(name, hashed, password)] = None
             if len(self._right) > MOST_REMEMBERED:
                 self._right.popitem(last=False)
-            return True
+        return True
 
     def _digest(self, name: str, hashed: str, password: bytes) -> bytes:
         """One that holds only while the user's hash is the same."""
