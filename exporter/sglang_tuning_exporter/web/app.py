@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
-from prometheus_client import generate_latest
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from starlette.datastructures import MutableHeaders
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.metrics import page as own_page
 from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.web import runbooks
 from sglang_tuning_exporter.web.findings import render as render_findings
-from sglang_tuning_exporter.web.page import render
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from prometheus_client.registry import CollectorRegistry
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from sglang_tuning_exporter.watcher import Watcher
 
@@ -55,7 +53,24 @@ def patience(announced: str | None, most: float) -> float:
 def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) -> bytes:
     """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
     native = watcher.scrape(timeout)
-    return generate_latest(families) + native.encode()
+    return (own_page(families) + native).encode()
+
+
+class SafeHeaders:
+    """Adds the headers of `_SAFE` to every answer. FastAPI's own way to say so runs a task and a queue for each request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and its answer back."""
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_SAFE)
+            await send(message)
+
+        await self._app(scope, receive, safely)
 
 
 def make_app(watcher: Watcher) -> FastAPI:
@@ -66,11 +81,7 @@ def make_app(watcher: Watcher) -> FastAPI:
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(watcher)
 
-    @app.middleware("http")
-    async def safe_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        response.headers.update(_SAFE)
-        return response
+    app.add_middleware(SafeHeaders)
 
     @app.api_route("/metrics", methods=["GET", "HEAD"], response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
@@ -91,10 +102,44 @@ def make_app(watcher: Watcher) -> FastAPI:
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
-    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
-    def page(request: Request) -> Response:
-        text = render(watcher, still="still" in request.query_params)
-        return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names from outside may hold lone surrogates
-
-    app.include_router(runbooks.router(watcher))
+    app.include_router(_pages(watcher))
     return app
+
+
+def _pages(watcher: Watcher) -> APIRouter:
+    """Make the routes that people read.
+
+    What writes them is loaded with the first reader: templates and Markdown take 5 MB, and most sidecars are only scraped.
+    """
+    routes = APIRouter()
+
+    @routes.api_route("/", methods=["GET", "HEAD"])
+    def page(request: Request) -> Response:
+        from sglang_tuning_exporter.web.page import render  # noqa: PLC0415
+
+        return _html(render(watcher, still="still" in request.query_params))
+
+    @routes.api_route("/runbooks", methods=["GET", "HEAD"])
+    async def folder() -> Response:
+        return RedirectResponse("runbooks/")  # the links there are relative to it
+
+    @routes.api_route("/runbooks/", methods=["GET", "HEAD"])
+    def index(request: Request) -> Response:
+        from sglang_tuning_exporter.web.runbooks import render_index  # noqa: PLC0415
+
+        return _html(render_index(request.headers.get("Host", "")))
+
+    @routes.api_route("/runbooks/{alert}", methods=["GET", "HEAD"])
+    def runbook(alert: str, request: Request) -> Response:
+        from sglang_tuning_exporter.web.runbooks import render  # noqa: PLC0415
+
+        text = render(watcher, alert, request.headers.get("Host", ""))
+        if text is None:
+            raise HTTPException(404)
+        return _html(text)
+
+    return routes
+
+
+def _html(text: str) -> Response:
+    return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names and paths may hold lone surrogates

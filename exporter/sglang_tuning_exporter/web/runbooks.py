@@ -12,8 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
@@ -40,28 +38,6 @@ _TONES = {"critical": "bad", "warning": "warn", "info": "info"}
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
-
-
-def router(watcher: Watcher) -> APIRouter:
-    """Make the routes: the index, and a page for each alert."""
-    routes = APIRouter()
-
-    @routes.api_route("/runbooks", methods=["GET", "HEAD"])
-    async def folder() -> Response:
-        return RedirectResponse("runbooks/")  # the links there are relative to it
-
-    @routes.api_route("/runbooks/", methods=["GET", "HEAD"])
-    def index(request: Request) -> Response:
-        return HTMLResponse(render_index(request.headers.get("Host", "")))
-
-    @routes.api_route("/runbooks/{alert}", methods=["GET", "HEAD"])
-    def page(alert: str, request: Request) -> Response:
-        text = render(watcher, alert, request.headers.get("Host", ""))
-        if text is None:
-            raise HTTPException(404)
-        return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # a path may hold lone surrogates
-
-    return routes
 
 
 def render(watcher: Watcher, alert: str, host: str) -> str | None:
