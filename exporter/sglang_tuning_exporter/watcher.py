@@ -32,7 +32,9 @@ QUIET_POLL_SECONDS = 0.25
 QUIET_AFTER_SECONDS = 5.0
 # A scrape waits so long for the log to be read first: what was written before it is in it, and a flood does not hold it up.
 FRESH_SECONDS = 0.05
-LOOK_SECONDS = 1.0  # between two looks whether SGLang should be asked for something
+# Between two looks whether SGLang should be asked for something; the first leaves time for somebody else's scrape.
+LOOK_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 0.25
 SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
 # First and longest pause: every /server_info leaves a line in the log that is being read.
 INFO_RETRY_SECONDS = (15.0, 300.0)
@@ -241,13 +243,13 @@ class Watcher:
                     self.state.facts.apply_load(load.dp, load.max_running_requests)
 
     def _scrape_when_alone(self) -> None:
-        pause = min(LOOK_SECONDS, self._self_scrape_seconds)
-        while not self._stopping.is_set():
+        pause = FIRST_LOOK_SECONDS
+        while not self._stopping.wait(pause):
+            pause = min(LOOK_SECONDS, self._self_scrape_seconds)
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= self._self_scrape_seconds:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
             self._remember()
-            self._stopping.wait(pause)
 
     def _remember(self) -> None:
         with self._lock:
