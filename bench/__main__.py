@@ -1,31 +1,33 @@
-"""Print one table of figures, each beside its peer's in the same run: `python -m bench [megabytes]`."""
+"""Print tables of figures, each beside its peer's in the same run: `python -m bench [PART …] [--megabytes N] [--write]`."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import platform
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import corpus, equivalence, exposition, measure, mtail
+from bench import chain, corpus, equivalence, exposition, idle, latency, measure, mtail, processes
+from bench.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MEGABYTES = 60
 LARGE = ("mtail", "parse into state", "parse into events")  # a smaller process's peak is that of its parent
+DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_ABOUT = """# Benchmarks
+
+Made by `make bench`: every figure beside a peer's in the same run. Ratios travel from machine to machine, seconds do not.
+"""
 
 
-def _print(text: str = "") -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _row(*cells: str) -> None:
-    _print("| " + " | ".join(cells) + " |")
-
-
-def _log_rows(directory: Path, megabytes: int) -> list[str]:
+def _log(directory: Path, megabytes: int) -> Table:
     log = corpus.write(directory / "server.log", megabytes * 1_000_000)
     commands: dict[str, Sequence[str]] = {}
     peer = mtail.command(log.path)
@@ -40,16 +42,21 @@ def _log_rows(directory: Path, megabytes: int) -> list[str]:
     }
     used = measure.best_of(commands)
     base = used["mtail"].cpu if "mtail" in used else None
+    table = Table(
+        "Reading a log",
+        f"A log of {log.lines:,} lines, {log.size / 1e6:.0f} MB and {log.starts} starts, made of recordings, read once by each. mtail "
+        f"{processes.version('mtail')} runs a program that keeps the same counters and gauges. CPU seconds, user and system, best of {measure.RUNS}, in turn; "
+        "ours without the interpreter's start.",
+        ["what", "CPU", "speed", "against mtail", "peak memory"],
+    )
     for name, usage in used.items():
         told = json.loads(usage.output) if name.startswith("parse") else {}
         cpu, peak = told.get("cpu", usage.cpu), told.get("peak", usage.peak)
         ratio = "" if base is None else f"{base / cpu:.1f}x" if cpu else "-"
-        speed = f"{log.lines / max(cpu, 0.001):,.0f}"
-        _row(f"log: {name}", f"{cpu:.2f}", f"{speed} lines/s", ratio, f"{peak / 2**20:.0f} MB" if name in LARGE else "")
-    return [
-        f"Log: {log.lines:,} lines, {log.size / 1e6:.0f} MB, {log.starts} starts. Best of {measure.RUNS}, in turn.",
-        _compared(log.path, directory, used),
-    ]
+        memory = f"{peak / 2**20:.0f} MB" if name in LARGE else ""
+        table.rows.append([name, f"{cpu:.2f} s", f"{log.lines / max(cpu, 0.001):,.0f} lines/s", ratio, memory])
+    table.notes.append(_compared(log.path, directory, used))
+    return table
 
 
 def _compared(log: Path, directory: Path, used: dict[str, measure.Usage]) -> str:
@@ -69,22 +76,64 @@ def _compared(log: Path, directory: Path, used: dict[str, measure.Usage]) -> str
     )
 
 
+def _page() -> Table:
+    samples, size, theirs, ours, figures, again = exposition.measure()
+    table = Table(
+        "Reading a page",
+        f"One page of {samples:,} samples, {size / 1e6:.2f} MB, {exposition.RANKS} DP ranks. CPU seconds, best of {exposition.RUNS}. "
+        "A page that is laid out as the one before it is read by place; the last row is all that a scrape does with it, series to pass on included.",
+        ["what", "CPU", "speed", "against prometheus_client"],
+    )
+    rows = (
+        ("prometheus_client", theirs),
+        ("scan", ours),
+        ("scan and figures", figures),
+        ("the same server's next page", again),
+    )
+    for name, seconds in rows:
+        table.rows.append([name, f"{seconds:.4f} s", f"{samples / seconds:,.0f} samples/s", f"{theirs / seconds:.1f}x"])
+    return table
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}."
+
+
 def main() -> None:
-    """Measure and print."""
-    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else MEGABYTES
-    _row("what", "CPU s", "speed", "against the peer", "peak memory")
-    _row("---", "---:", "---:", "---:", "---:")
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            notes = _log_rows(Path(directory), megabytes)
-        except equivalence.DifferentError as error:
-            sys.exit(f"the two are not comparable, they found different things:\n{error}")
-    samples, size, theirs, ours, figures = exposition.measure()
-    for name, seconds in (("prometheus_client", theirs), ("scan", ours), ("scan and figures", figures)):
-        _row(f"page: {name}", f"{seconds:.4f}", f"{samples / seconds:,.0f} samples/s", f"{theirs / seconds:.1f}x", "")
-    _print()
-    for note in [*notes, f"Page: {samples:,} samples, {size / 1e6:.2f} MB, {exposition.RANKS} DP ranks."]:
-        _print(note)
+    """Measure, print, and write `docs/benchmarks.md` when asked to."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="log, page, idle, scrapes, lines, chain (default: all)"
+    )
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES, help=f"how long the log is (default {MEGABYTES})")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, of all parts")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        parts: dict[str, Callable[[], Table]] = {
+            "idle": lambda: idle.measure(directory),
+            "scrapes": lambda: latency.scrapes(directory),
+            "lines": lambda: latency.lines(directory),
+            "chain": lambda: chain.measure(directory),
+            "log": lambda: _log(directory, given.megabytes),
+            "page": _page,
+        }
+        wanted = given.parts or list(parts)
+        if unknown := [part for part in wanted if part not in parts]:
+            parser.error(f"{unknown[0]}: give one of {', '.join(parts)}")
+        texts = [_ABOUT, _machine() + "\n"]
+        for part in wanted:
+            begin = time.monotonic()
+            sys.stderr.write(f"{part} …")
+            sys.stderr.flush()
+            try:
+                texts.append(parts[part]().text())
+            except equivalence.DifferentError as error:
+                sys.exit(f"the two are not comparable, they found different things:\n{error}")
+            sys.stderr.write(f" {time.monotonic() - begin:.0f} s\n")
+    sys.stdout.write("\n".join(texts))
+    if given.write and not given.parts:
+        DOCUMENT.write_text("\n".join(texts), encoding="utf-8")
 
 
 if __name__ == "__main__":

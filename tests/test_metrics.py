@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import requests
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from conftest import (
     RETRACTION,
@@ -25,7 +28,9 @@ from conftest import (
     web,
 )
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.metrics.families import PREFIX
+from sglang_tuning_exporter.metrics import page as own_page
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.metrics.families import PREFIX, gauge, info, text
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.signals import SIGNALS, STATES
 from sglang_tuning_exporter.watcher import Watcher
@@ -245,3 +250,33 @@ def test_promtool_finds_nothing_wrong_with_ours_and_can_read_all(passthrough: bo
     assert PREFIX not in said, said
     if not passthrough:
         assert (ended.returncode, said) == (0, "")
+
+
+@pytest.mark.parametrize("serving", [SERVING, SERVING_WITH_DP_RANKS], ids=["one scheduler", "DP ranks"])
+def test_our_page_is_what_the_library_would_write(serving: bytes, sglang: FakeSGLang, tmp_path: Path) -> None:
+    sglang.answers["/metrics"] = reply(serving)
+    watcher = watched_retractions(tmp_path, sglang_url=sglang.url)
+    watcher.scrape(5)
+    collected = list(registry(watcher).collect())  # seconds go by between two pages
+    assert text(collected) == generate_latest(_Given(collected)).decode()
+    assert own_page(registry(watcher)).count("# TYPE") == len(collected)
+
+
+@pytest.mark.parametrize("word", ['a"b', "a\\b", "a\nb", "ä", "", "x" * 300])
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e6, 123456789.125, 1e21, float("inf"), float("-inf"), float("nan"), 7])
+def test_any_label_and_figure_is_written_as_the_library_would(word: str, value: float) -> None:
+    family = gauge("x", word or "words", "b", "a")
+    family.add_metric([word, "1"], value)
+    family.add_metric(["other", word], value)
+    families = [family, info("y", "words", {"z": word, "a": word})]
+    assert text(families) == generate_latest(_Given(families)).decode()
+
+
+class _Given(Collector):
+    """These families, as a registry would give them."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families

@@ -21,6 +21,7 @@ from conftest import (
     running_exporter,
     wait_for,
 )
+from sglang_tuning_exporter import watcher as watching_module
 from sglang_tuning_exporter.watcher import Inquiry, Watcher
 
 if TYPE_CHECKING:
@@ -164,11 +165,38 @@ def test_both_halves_are_said(sglang: FakeSGLang, tmp_path: Path) -> None:
 def test_it_scrapes_by_itself_only_while_nobody_else_does(sglang: FakeSGLang) -> None:
     with watching(sglang_url=sglang.url, self_scrape_seconds=1.0) as watcher:
         wait_for(lambda: sglang.count("/metrics") == 1)
+        watcher.scrape(5)  # may still be that one, and share its answer
+        before = sglang.count("/metrics")
         for _ in range(10):
             watcher.scrape(5)
             time.sleep(0.1)
-        assert sglang.count("/metrics") == 11
-        wait_for(lambda: sglang.count("/metrics") == 12)
+        assert sglang.count("/metrics") == before + 10
+        wait_for(lambda: sglang.count("/metrics") == before + 11)
+
+
+def test_a_scrape_has_the_log_read_first(sglang: FakeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("POLL_SECONDS", "QUIET_POLL_SECONDS"):
+        monkeypatch.setattr(watching_module, pause, 3600.0)
+    monkeypatch.setattr(watching_module, "FRESH_SECONDS", 10.0)
+    log = tmp_path / "server.log"
+    log.touch()
+    with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
+        for number in range(3):
+            append(log, _another(number))
+            watcher.scrape(10)
+            assert watcher.state.totals().counts["retraction_events"] == number + 1
+
+
+def test_a_scrape_does_not_wait_for_a_flood_to_be_read(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    flood = DECODE * (60_000_000 // len(DECODE))
+    with watching(log_file=(str(log),)) as watcher:
+        append(log, flood)
+        watcher.scrape(10)
+        assert watcher.log is not None
+        assert watcher.log.lines["decode"] < flood.count(b"\n")
+        wait_for(lambda: watcher.log is not None and watcher.log.lines["decode"] == flood.count(b"\n"), seconds=60)
 
 
 def test_without_an_address_nothing_is_scraped(tmp_path: Path, sglang: FakeSGLang) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.guide.evidence import Past, past_of
@@ -15,7 +16,7 @@ from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.history import History
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.server import version_tuple
-from sglang_tuning_exporter.sglang import exposition, facts
+from sglang_tuning_exporter.sglang.layout import PageReader
 from sglang_tuning_exporter.sources.scrape import Client, Outcome, Scraper
 from sglang_tuning_exporter.state import ServerState
 
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.config import Config
 
+# Between two looks at the log: while lines come, and once none has come for a while. A log that is copied and truncated
+# loses what was written since the last look, so the first pause is short.
 POLL_SECONDS = 0.1
+QUIET_POLL_SECONDS = 0.25
+QUIET_AFTER_SECONDS = 5.0
+# A scrape waits so long for the log to be read first: what was written before it is in it, and a flood does not hold it up.
+FRESH_SECONDS = 0.05
+# Between two looks whether SGLang should be asked for something; the first leaves time for somebody else's scrape.
+LOOK_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 0.25
 SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
 # First and longest pause: every /server_info leaves a line in the log that is being read.
 INFO_RETRY_SECONDS = (15.0, 300.0)
@@ -86,7 +96,9 @@ class Watcher:
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # who waits for the log to be read
         self._native = ""
+        self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
         self.running = False
@@ -118,6 +130,7 @@ class Watcher:
         """End both threads and close the log; requests under way are cut off."""
         self.running = False
         self._stopping.set()
+        self._readers.put(threading.Event())
         if self._scraper is not None and self._informant is not None:
             self._scraper.stop()
             self._informant.cut()
@@ -143,12 +156,20 @@ class Watcher:
             yield now
 
     def scrape(self, timeout: float) -> str:
-        """Scrape SGLang, within `timeout` seconds; its series made safe to append to ours, empty when it is away."""
-        if self._scraper is None:
-            return ""
-        outcome = self._scraper.scrape(timeout)
+        """Scrape SGLang, within `timeout` seconds; its series made safe to append to ours, empty when it is away.
+
+        What stood in the log when this was called has been read when it returns, unless that takes long.
+        """
+        read = threading.Event()
+        begin = time.monotonic()
+        if self.log is not None and self.running:
+            self._readers.put(read)
+        else:
+            read.set()
+        outcome = self._scraper.scrape(timeout) if self._scraper is not None else None
+        read.wait(max(0.0, begin + min(FRESH_SECONDS, timeout) - time.monotonic()))
         with self._lock:
-            return "" if outcome.text is None else self._native
+            return "" if outcome is None or outcome.text is None else self._native
 
     def past(self, now: float) -> Past:
         """Give what the table's conditions look at; call it inside `view`."""
@@ -189,8 +210,7 @@ class Watcher:
             with self._lock:
                 self._failed(outcome)
             return
-        scrape = facts.read(outcome.text)
-        native = exposition.passthrough(outcome.text) if self.config.passthrough else ""
+        scrape, native = self._pages.read(outcome.text)
         with self._lock:
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
@@ -224,7 +244,9 @@ class Watcher:
                     self.state.facts.apply_load(load.dp, load.max_running_requests)
 
     def _scrape_when_alone(self) -> None:
-        while not self._stopping.wait(0.25):
+        pause = FIRST_LOOK_SECONDS
+        while not self._stopping.wait(pause):
+            pause = min(LOOK_SECONDS, self._self_scrape_seconds)
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= self._self_scrape_seconds:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
@@ -236,10 +258,26 @@ class Watcher:
 
     def _follow(self) -> None:
         assert self.log is not None
-        while not self._stopping.wait(POLL_SECONDS):
+        pause, seen, seen_at = POLL_SECONDS, self.log.last_line_at, time.monotonic()
+        while not self._stopping.is_set():
+            waiting = self._wait_for_reader(pause)
             self._remember()
             while self._read_log(self.log) and not self._stopping.is_set():
                 pass
+            for read in waiting:
+                read.set()
+            if self.log.last_line_at != seen:
+                seen, seen_at = self.log.last_line_at, time.monotonic()
+            pause = POLL_SECONDS if time.monotonic() - seen_at < QUIET_AFTER_SECONDS else QUIET_POLL_SECONDS
+
+    def _wait_for_reader(self, seconds: float) -> list[threading.Event]:
+        """Give who wants the log read now; nobody after `seconds`."""
+        waiting = []
+        with suppress(Empty):
+            waiting.append(self._readers.get(timeout=seconds))
+            while True:
+                waiting.append(self._readers.get_nowait())
+        return waiting
 
     def _read_log(self, log: Logbook) -> bool:
         starts = self.state.starts

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from sglang_tuning_exporter.metrics.families import text
 from sglang_tuning_exporter.metrics.findings import findings
 from sglang_tuning_exporter.metrics.schedulers import schedulers
 from sglang_tuning_exporter.metrics.server import failures, memory, server, thresholds
@@ -40,6 +41,11 @@ class WatcherCollector(Collector):
                 *agreement(watcher, now),
             ]
         return (family for family in families if family.samples)
+
+
+def page(families: CollectorRegistry) -> str:
+    """Write everything that a registry of ours collects now as Prometheus's text format 0.0.4."""
+    return text(families.collect())
 
 
 def registry(watcher: Watcher) -> CollectorRegistry:

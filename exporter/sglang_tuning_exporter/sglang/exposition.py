@@ -68,6 +68,20 @@ def scan(text: str) -> Page:
     return Page(found, broken)
 
 
+def plain(text: str) -> list[tuple[str, str]] | None:
+    """Names and raw labels of a page's samples in their order, where each line but comments is one as servers print it: else None.
+
+    On such a page the value is what stands behind a line's last blank, and nothing but the value decides what it is.
+    """
+    found: list[tuple[str, str]] = []
+    for name, raw, value, other in _LINES.findall(text):
+        if not other and _is_sound(raw, value):
+            found.append((name, raw))
+        elif not other.startswith("#"):
+            return None
+    return found
+
+
 def samples(text: str) -> list[Sample]:
     """Every sample of a page as (name, raw labels, value); raw labels go to `labels`."""
     return scan(text).samples

@@ -30,7 +30,7 @@ from sglang_tuning_exporter.sglang.histograms import Histogram
 from sglang_tuning_exporter.sglang.histograms import read as read_histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 Series = list[tuple["Mapping[str, str]", float]]
 
@@ -204,30 +204,41 @@ def describe() -> list[tuple[str, str, str, str]]:
     ]
 
 
-def read(text: str) -> Scrape:
-    """Read one page of `/metrics`.
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which samples of a page tell something, by their number in the page's order: of the same labels, the same at every scrape."""
 
-    What the page does not tell is None. A page without SGLang's series gives no ranks.
-    """
-    series: dict[str, Series] = {}
-    members: dict[str, list[tuple[str, float]]] = {}
+    series: Mapping[str, list[tuple[Mapping[str, str], int]]]  # by family, without prefix
+    members: Mapping[str, list[tuple[str, int]]]  # of histograms, labels as they stand between the braces
+    unrecognised: int
+
+
+def find(samples: Iterable[tuple[str, str]]) -> Places:
+    """Say where on a page the figures are; `samples` are its names and raw labels."""
+    series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
+    members: dict[str, list[tuple[str, int]]] = {}
     families: dict[str, str | None] = {}  # name as printed -> name without prefix, None for what is not SGLang's
-    homes: dict[str, tuple[Series | None, list[tuple[str, float]] | None]] = {}  # where the samples of a name go
-    for printed, raw, value in scan(text).samples:
-        home = homes.get(printed)
-        if home is None:
+    for number, (printed, raw) in enumerate(samples):
+        if printed not in families:
             name = native_name(printed)
             own = name.startswith("sglang:") and not printed.startswith("sglang_tuning_")
-            families[printed] = family = name[7:] if own else None
-            home = homes[printed] = (
-                series.setdefault(family, []) if family in _WANTED and family else None,
-                members.setdefault(family, []) if family in _HISTOGRAM_MEMBERS and family else None,
-            )
-        if home[0] is not None and math.isfinite(value):
-            home[0].append((labels(raw), value))
-        if home[1] is not None:
-            home[1].append((raw, value))
-    series = {family: found for family, found in series.items() if found}
+            families[printed] = name[7:] if own else None
+        family = families[printed]
+        if family in _WANTED and family:
+            series.setdefault(family, []).append((labels(raw), number))
+        if family in _HISTOGRAM_MEMBERS and family:
+            members.setdefault(family, []).append((raw, number))
+    return Places(series, members, _unrecognised(name for name in families.values() if name is not None))
+
+
+def take(places: Places, values: Sequence[float]) -> Scrape:
+    """Make of the values of a page's samples what they tell. What the page does not tell is None."""
+    found = {
+        family: [(label, value) for label, number in told if math.isfinite(value := values[number])]
+        for family, told in places.series.items()
+    }
+    series = {family: told for family, told in found.items() if told}
+    members = {name: [(raw, values[number]) for raw, number in told] for name, told in places.members.items()}
     return Scrape(
         ranks=_ranks(series),
         model_name=_model_name(series),
@@ -238,8 +249,14 @@ def read(text: str) -> Scrape:
         inter_token=_histogram("inter_token", members),
         request_latency=_histogram("request_latency", members),
         queue_time=_histogram("queue_time", members),
-        unrecognised=_unrecognised(name for name in families.values() if name is not None),
+        unrecognised=places.unrecognised,
     )
+
+
+def read(text: str) -> Scrape:
+    """Read one page of `/metrics`. A page without SGLang's series gives no ranks."""
+    samples = scan(text).samples
+    return take(find((name, raw) for name, raw, _ in samples), [value for _, _, value in samples])
 
 
 def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:

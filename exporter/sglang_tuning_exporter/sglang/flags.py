@@ -77,13 +77,14 @@ def _flag(arg: str, row: list[Any]) -> Flag:
 
 
 @lru_cache(maxsize=1)
-def _names() -> tuple[frozenset[str], ...]:
-    """By release, the names of its arguments that are no secrets: those are never among what was read."""
+def _names() -> dict[str, int]:
+    """In which releases an argument that is no secret is known, a bit each: secrets are never among what was read."""
     table = _table()
-    return tuple(
-        frozenset(arg for arg in table.rows if not is_secret(arg) and table.flag(arg, place))
-        for place in range(len(table.releases))
-    )
+    return {
+        arg: sum(1 << place for place in range(len(table.releases)) if table.flag(arg, place))
+        for arg in table.rows
+        if not is_secret(arg)
+    }
 
 
 def releases() -> tuple[str, ...]:
@@ -115,12 +116,12 @@ def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
     cut after its first words.
     """
     table, known = _table(), _names()
-    told = {arg for arg in args if arg in table.rows and not is_secret(arg)}
+    told = [known[arg] for arg in args if arg in known]
     if len(told) < 5:
         return None
-    foreign = [len(told - names) for names in known]
-    fitting = [place for place, count in enumerate(foreign) if count == min(foreign)]
-    missing = {place: len(known[place] - told) for place in fitting}
+    fits = [sum(releases >> place & 1 for releases in told) for place in range(len(table.releases))]
+    fitting = [place for place, count in enumerate(fits) if count == max(fits)]
+    missing = {place: sum(releases >> place & 1 for releases in known.values()) - fits[place] for place in fitting}
     fewest = min(missing.values())
     if fewest <= _MISSING_OF_A_WHOLE_LINE:
         fitting = [place for place in fitting if missing[place] == fewest]

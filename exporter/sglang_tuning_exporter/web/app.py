@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
-from prometheus_client import generate_latest
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.access.guard import Guard
+from sglang_tuning_exporter.metrics import page as own_page
 from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.web import runbooks
 from sglang_tuning_exporter.web.findings import render as render_findings
-from sglang_tuning_exporter.web.page import render
 from sglang_tuning_exporter.web.routes import reading
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def patience(announced: str | None, most: float) -> float:
 def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) -> bytes:
     """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
     native = watcher.scrape(timeout)
-    return generate_latest(families) + native.encode()
+    return (own_page(families) + native).encode()
 
 
 def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
@@ -79,10 +77,53 @@ def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
-    @reading(app, "/", response_class=HTMLResponse)
-    def page(request: Request) -> Response:
-        text = render(watcher, still="still" in request.query_params)
-        return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names from outside may hold lone surrogates
-
-    app.include_router(runbooks.router(watcher))
+    app.include_router(_pages(watcher))
     return app
+
+
+def _pages(watcher: Watcher) -> APIRouter:
+    """Make the routes that people read.
+
+    What writes them is loaded with the first reader: templates and Markdown take 5 MB, and most sidecars are only scraped.
+    """
+    routes = APIRouter()
+    # Declared here, because a parameter of the function would promise a 422 that no word can lead to.
+    named = {"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}
+    absent = {"description": "No such alert", "content": {"application/json": {}}}
+
+    @reading(routes, "/", response_class=HTMLResponse)
+    def page(request: Request) -> Response:
+        from sglang_tuning_exporter.web.page import render  # noqa: PLC0415
+
+        return _html(render(watcher, still="still" in request.query_params))
+
+    @reading(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
+    async def folder() -> Response:
+        return RedirectResponse("runbooks/")  # the links there are relative to it
+
+    @reading(routes, "/runbooks/", response_class=HTMLResponse)
+    def index(request: Request) -> Response:
+        from sglang_tuning_exporter.web.runbooks import render_index  # noqa: PLC0415
+
+        return _html(render_index(request.headers.get("Host", "")))
+
+    @reading(
+        routes,
+        "/runbooks/{alert}",
+        response_class=HTMLResponse,
+        responses={404: absent},
+        openapi_extra={"parameters": [named]},
+    )
+    def runbook(request: Request) -> Response:
+        from sglang_tuning_exporter.web.runbooks import render  # noqa: PLC0415
+
+        text = render(watcher, str(request.path_params["alert"]), request.headers.get("Host", ""))
+        if text is None:
+            raise HTTPException(404)
+        return _html(text)
+
+    return routes
+
+
+def _html(text: str) -> Response:
+    return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names and paths may hold lone surrogates

@@ -12,15 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.generate import runbooks
 from sglang_tuning_exporter.guide.findings import Finding, judge
-from sglang_tuning_exporter.web.routes import reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,39 +38,6 @@ _TONES = {"critical": "bad", "warning": "warn", "info": "info"}
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
-
-
-def router(watcher: Watcher) -> APIRouter:
-    """Make the routes: the index, and a page for each alert."""
-    routes = APIRouter()
-
-    @reading(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
-    async def folder() -> Response:
-        return RedirectResponse("runbooks/")  # the links there are relative to it
-
-    @reading(routes, "/runbooks/", response_class=HTMLResponse)
-    def index(request: Request) -> Response:
-        return HTMLResponse(render_index(request.headers.get("Host", "")))
-
-    # Declared here, because a parameter of the function would promise a 422 that no word can lead to.
-    named = {"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}
-    absent = {"description": "No such alert", "content": {"application/json": {}}}
-
-    @reading(
-        routes,
-        "/runbooks/{alert}",
-        response_class=HTMLResponse,
-        responses={404: absent},
-        openapi_extra={"parameters": [named]},
-    )
-    def page(request: Request) -> Response:
-        alert = str(request.path_params["alert"])
-        text = render(watcher, alert, request.headers.get("Host", ""))
-        if text is None:
-            raise HTTPException(404)
-        return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # a path may hold lone surrogates
-
-    return routes
 
 
 def render(watcher: Watcher, alert: str, host: str) -> str | None:

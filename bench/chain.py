@@ -1,0 +1,165 @@
+"""From a condition to the webhook: the whole chain beside the shortest one that Prometheus and Alertmanager allow."""
+
+from __future__ import annotations
+
+import queue
+import random
+import statistics
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from bench.table import Table
+from sglang_tuning_exporter.stack import LOOPBACK, Stack, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRIALS = 6
+TIME_SCALE = 60.0
+INTERVAL = "1s"
+ALERT = "SGLangOutOfMemoryDecode"
+MINIMAL = "Minimal"
+PATIENCE_SECONDS = 60.0
+# What SGLang prints when memory runs out while it generates; the alert looks back ten minutes and has no `for`.
+FAILURE = """\
+[2025-11-20 11:30:{:02} TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "/srv/sglang/managers/scheduler.py", line 2111, in run_scheduler_process
+    scheduler.event_loop_overlap()
+  File "/srv/sglang/managers/schedule_batch.py", line 1100, in prepare_for_decode
+    self.out_cache_loc = self.alloc_token_slots(bs)
+RuntimeError: Decode out of memory. Try to lower your batch size.
+Try to allocate {} tokens.
+"""
+
+
+class _Flag:
+    """A page with one gauge, which is turned by hand."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        flag = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = f"# TYPE condition gauge\ncondition {flag.value}\n".encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+class _Minimal(Stack):
+    """The gauge in the exporter's place and one rule in that of all others; intervals and grouping are the real chain's."""
+
+    def __init__(self, directory: Path, flag: _Flag, **settings: Any) -> None:
+        super().__init__(directory, sglang_url=None, log_file=None, profile="online", **settings)
+        self.exporter_url = f"http://{LOOPBACK}:{flag.server.server_address[1]}"
+        self._folder = directory
+
+    def _start_exporter(self) -> None:
+        pass
+
+    def _write_rules(self) -> None:
+        super()._write_rules()
+        rule = {"alert": MINIMAL, "expr": "condition > 0", "for": "0m", "labels": {"severity": "critical"}}
+        rules = self._folder / "alerts" / "rules" / "sglang-tuning.rules.yml"
+        rules.write_text(yaml.safe_dump({"groups": [{"name": "minimal", "rules": [rule]}]}), encoding="utf-8")
+        path = self._folder / "alerts" / "alertmanager.yml"
+        configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
+        kept = {key: configuration[key] for key in ("global", "route")} | {"receivers": configuration["receivers"][:1]}
+        path.write_text(yaml.safe_dump(kept), encoding="utf-8")
+
+
+class _Heard:
+    """When a webhook heard of an alert."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._arrived: queue.Queue[tuple[str, float]] = queue.Queue()
+
+    def take(self, message: Any) -> None:
+        now = time.monotonic()
+        for alert in message["alerts"]:
+            if alert["labels"]["alertname"] == self._name:
+                self._arrived.put((alert["status"], now))
+
+    def wait(self, status: str) -> float:
+        """Give the moment at which it was told so. Raises `TimeoutError`."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        try:
+            while True:
+                told, at = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+                if told == status:
+                    return at
+        except queue.Empty:
+            raise TimeoutError(f"{self._name} was not {status} within {PATIENCE_SECONDS:.0f} s") from None
+
+
+def measure(directory: Path) -> Table:
+    """Let both fire at the same moments."""
+    table = Table(
+        "From a condition to the webhook",
+        f"A traceback of an out-of-memory is written to the log; `serve` reads it, Prometheus scrapes and evaluates the committed rules every "
+        f"{INTERVAL}, Alertmanager groups and posts. All durations of rules and grouping are divided by {TIME_SCALE:.0f} (`generate "
+        f"--time-scale`), so its `group_wait` of 30 s is 0.5 s. Beside it a gauge on a static page is turned at the same moment: one rule, the same `for`, "
+        f"intervals and grouping, a Prometheus and an "
+        f"Alertmanager of its own. {TRIALS} times, at random phases of the intervals.",
+        ["chain", "median", "shortest", "longest", "against the shortest chain"],
+    )
+    if program("prometheus") is None or program("alertmanager") is None:
+        table.notes.append("Prometheus or Alertmanager is not installed, so there is no figure.")
+        return table
+    taken = list(_trials(directory))
+    base = statistics.median(each[1] for each in taken)
+    for name, figures in (("ours", [each[0] for each in taken]), ("shortest", [each[1] for each in taken])):
+        middle = statistics.median(figures)
+        ratio = f"{middle - base:+.2f} s, {middle / base:.2f}x"
+        table.rows.append([name, f"{middle:.2f} s", f"{min(figures):.2f} s", f"{max(figures):.2f} s", ratio])
+    return table
+
+
+def _trials(directory: Path) -> Iterator[tuple[float, float]]:
+    """Seconds until each webhook was told, ours first."""
+    for name in ("ours", "shortest"):
+        (directory / name).mkdir()
+    log, flag = directory / "chain.log", _Flag()
+    log.touch()
+    ours, shortest = _Heard(ALERT), _Heard(MINIMAL)
+    settings: dict[str, Any] = {"time_scale": TIME_SCALE, "scrape_interval": INTERVAL}
+    chains = (
+        Stack(directory / "ours", sglang_url=None, log_file=log, profile="online", on_message=ours.take, **settings),
+        _Minimal(directory / "shortest", flag, on_message=shortest.take, **settings),
+    )
+    choose = random.Random(1)
+    try:
+        for chain in chains:
+            chain.start()
+        time.sleep(5)  # a counter is seen to rise only where it was seen before
+        for number in range(TRIALS):
+            time.sleep(choose.uniform(0, 1))
+            begin = time.monotonic()
+            flag.value = 1
+            with log.open("a", encoding="utf-8") as file:
+                file.write(FAILURE.format(number, 100 + number))
+            yield ours.wait("firing") - begin, shortest.wait("firing") - begin
+            flag.value = 0
+            ours.wait("resolved")
+            shortest.wait("resolved")
+            time.sleep(3)  # until Alertmanager has forgotten the group, or the next would not wait for its `group_wait`
+    finally:
+        for chain in chains:
+            chain.stop()
+        flag.server.shutdown()
+        flag.server.server_close()

@@ -1,0 +1,68 @@
+"""An SGLang that only answers, at a constant cost, in a process of its own: `python -m bench.server RANKS`."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from bench.exposition import RECORDED, page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOOPBACK = "127.0.0.1"
+_COUNTERS = re.compile(r"^(sglang:(?:generation_tokens|realtime_tokens)_total\S* )(\S+)$", re.MULTILINE)
+
+
+def _answer(body: bytes, content_type: str, status: str = "200 OK") -> bytes:
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode() + body
+
+
+def _pages(ranks: int) -> list[bytes]:
+    """Make two pages of a server at work: one that never moves tells nothing new and would be read at less cost."""
+    text = page(ranks)
+    moved = _COUNTERS.sub(lambda match: f"{match[1]}{float(match[2]) + 7}", text)
+    return [_answer(each.encode(), "text/plain; version=0.0.4; charset=utf-8") for each in (text, moved)]
+
+
+def serve(ranks: int) -> None:
+    """Answer one connection after the other until killed; the port is the first line of the output."""
+    pages = _pages(ranks)
+    info = _answer(gzip.decompress((RECORDED / "server_info.json.gz").read_bytes()), "application/json")
+    missing = _answer(b"{}", "application/json", "404 Not Found")
+    listener = socket.create_server((LOOPBACK, 0), backlog=64)
+    print(listener.getsockname()[1], flush=True)
+    asked = 0
+    while True:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            head = b""
+            while b"\r\n\r\n" not in head and (piece := connection.recv(65536)):
+                head += piece
+            path = head.split(b" ", 2)[1] if head.count(b" ") > 1 else b""
+            asked += path == b"/metrics"
+            connection.sendall({b"/metrics": pages[asked % 2], b"/server_info": info}.get(path, missing))
+
+
+@contextmanager
+def running(ranks: int) -> Iterator[str]:
+    """Such a server on a free port; its address."""
+    process = subprocess.Popen([sys.executable, "-m", "bench.server", str(ranks)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://{LOOPBACK}:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
