@@ -31,6 +31,7 @@ from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.metrics import registry
 from sglang_tuning_exporter.recording import from_files
 from sglang_tuning_exporter.report import page as report_page
+from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.sglang import exposition, facts
@@ -271,7 +272,7 @@ def check_report(data: bytes) -> None:
     with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
         try:
             reading = report.Reading(Logs([str(path)]), PROFILES["offline"])
-            document = report.build(reading.input, reading.analysis)
+            document = build_document(reading.input, reading.analysis)
         except UsageError as error:
             assert ": " in str(error), error
             return
