@@ -10,7 +10,7 @@ PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: install
 install: $(VENV)/installed ## a virtual environment with the exporter and its development tools
@@ -55,7 +55,9 @@ bench: system install ## figures against peers, in one run
 	$(BIN)/python -m bench
 
 .PHONY: fuzz
-fuzz: install ## ten million spoiled lines, ten minutes at most
+fuzz: install ## hostile input for everything that comes from the world, ten minutes; FUZZ="--seconds 60 --target lines"
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: 'atheris>=2.3' || true
 	$(BIN)/python -m fuzz $(FUZZ)
 
 .PHONY: dist
