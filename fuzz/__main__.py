@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import logging
 import random
 import re
 import subprocess
@@ -79,6 +80,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="repeat a run")
     parser.add_argument("--target", nargs="+", choices=names, default=names, help=f"which: {', '.join(names)}")
     arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # a seed may be a damaged file, which is said aloud
     print(f"seed {arguments.seed}", flush=True)
     targets = [TARGETS[name] for name in arguments.target if name != SPOILED]
     if targets and importlib.util.find_spec("atheris") is None:

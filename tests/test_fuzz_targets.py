@@ -62,9 +62,10 @@ def test_no_spoiled_input_does_what_must_not_happen(name: str) -> None:
     tried()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.parent.name}/{case.name}")
-def test_what_was_found_once_stays_mended(case: Path) -> None:
-    TARGETS[case.parent.name].check(case.read_bytes())
+def test_what_was_found_once_stays_mended() -> None:
+    assert {case.parent.name for case in CASES} <= TARGETS.keys()
+    for case in CASES:
+        TARGETS[case.parent.name].check(case.read_bytes())
 
 
 def test_a_check_sees_a_secret() -> None:
