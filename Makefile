@@ -10,7 +10,7 @@ PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: install
 install: $(VENV)/installed ## a virtual environment with the exporter and its development tools
@@ -64,8 +64,57 @@ bench-system: system
 	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -q -y --no-install-recommends $(BENCH_PROGRAMS) >/dev/null || true; fi
 
 .PHONY: fuzz
-fuzz: install ## ten million spoiled lines, ten minutes at most
+fuzz: install ## hostile input for everything that comes from the world, ten minutes; FUZZ="--seconds 60 --target lines"
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: 'atheris>=2.3' || true
 	$(BIN)/python -m fuzz $(FUZZ)
+
+.PHONY: dist
+dist: install ## the sdist and the wheel of HEAD in dist/, built twice and compared byte for byte
+	rm -rf dist && $(BIN)/python -m release build dist
+	$(BIN)/python -m twine check --strict dist/*
+
+.PHONY: release-check
+release-check: install ## whether this commit can be released: one version everywhere, a dated changelog, archives that reproduce
+	$(BIN)/python -m release check $(if $(TAG),--tag $(TAG))
+	$(MAKE) dist
+
+# LOWEST=1 installs each dependency at the lowest version that pyproject.toml allows.
+WHEEL := build/wheel-$(notdir $(PYTHON))$(if $(LOWEST),-lowest)
+.PHONY: test-wheel
+test-wheel: system dist ## every test against the installed wheel; make test-wheel PYTHON=python3.13 LOWEST=1 TESTS=…
+	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/venv && mkdir $(WHEEL)/tree
+	tar -xzf dist/*.tar.gz -C $(WHEEL)/tree --strip-components=1
+	$(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[test]"
+	if [ -n "$(LOWEST)" ]; then cd $(WHEEL)/tree && ../venv/bin/python -m release lowest >lowest.txt && \
+	  ../venv/bin/python -m pip install --quiet --disable-pip-version-check -r lowest.txt; fi
+	cd $(WHEEL)/tree && ../venv/bin/python -c 'import sglang_tuning_exporter as e; assert "site-packages" in e.__file__, e.__file__'
+	cd $(WHEEL)/tree && ../venv/bin/python -m pytest $(TESTS)
+
+.PHONY: release-notes
+release-notes: install ## what the changelog says of this version
+	@$(BIN)/python -m release notes
+
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' exporter/sglang_tuning_exporter/__init__.py)
+IMAGE := sglang-tuning-exporter:$(VERSION)
+.PHONY: image
+image: ## the image of docker-compose.yml
+	docker build -f exporter/Dockerfile -t $(IMAGE) .
+
+# The exporter and the recorded server of the demo, as docker-compose.yml confines them; `--wait` asks their health checks.
+OWN := exporter replay notifications
+.PHONY: test-image
+test-image: image ## whether the image comes up healthy, read-only and not as root, and sees its server
+	docker compose --profile demo config --quiet
+	docker compose --profile demo up --detach --no-build --wait --wait-timeout 120 $(OWN)
+	[ "$$(docker compose exec -T exporter id -u)" = 10001 ]
+	! docker compose exec -T exporter sh -c ': >/written' 2>/dev/null
+	docker compose exec -T exporter sh -c ': >/var/lib/sglang-tuning/written && rm /var/lib/sglang-tuning/written'
+	curl --fail --silent --show-error --retry 20 --retry-delay 1 --retry-all-errors http://127.0.0.1:9741/-/ready
+	curl --fail --silent --show-error http://127.0.0.1:9741/metrics | grep -x 'sglang_tuning_up 1.0'
+	docker run --rm --read-only --cap-drop ALL $(IMAGE) --version | grep -x 'sglang-tuning-exporter $(VERSION)'
+	docker run --rm --read-only --cap-drop ALL --tmpfs /out:uid=10001 $(IMAGE) generate --output /out | grep alerts/prometheus.yml
+	docker compose --profile demo down --volumes
 
 .PHONY: generate
 generate: install ## rules, Alertmanager's configuration and dashboards from the table of diagnoses

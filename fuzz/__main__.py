@@ -1,80 +1,104 @@
-"""`python -m fuzz [--lines N] [--seconds S] [--seed N]`: spoiled lines through reader, state, findings and exposition. Exit status 1 on a failure.
+"""`python -m fuzz [--seconds S] [--seed N] [--target NAME …]`: hostile input for everything that comes from the world.
 
-No line may raise, read alone or with the usual lines of its second, both ways must read the same kinds of lines, and
-memory may not grow: all is checked at every block.
+First spoiled log lines by the million, then each target of `fuzz/targets.py` led by coverage (atheris, where there is a wheel of it for this Python). The
+time is for all together. What a target must not do is written in its check; an input that does it is kept under `build/fuzz/<target>/`: put it under
+`tests/data/fuzz/<target>/`, where a test tries it again, and mend what it found. Exit status 1 when something was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.util
+import logging
 import random
-import resource
+import re
+import subprocess
 import sys
-import time
-import traceback
+from pathlib import Path
 
-from fuzz.lines import mutators, seeds
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from fuzz import spoiled
+from fuzz.targets import FOUND, TARGETS, Target
 
-BLOCK_LINES = 2000
-# What the interpreter's arenas may take on top after the first blocks have warmed every cache.
-GROWTH_MIB = 64
+SPOILED = "spoiled"
+BUILT = Path("build/fuzz")
+# A page of any size must be read in a moment; ten seconds is a loop or an expression that backtracks.
+_UNIT_SECONDS, _MEMORY_MIB = 10, 2048
 
 
-def run(lines: int, seconds: float, seed: int) -> int:
-    """Feed spoiled lines until `lines` or `seconds` are reached. Returns the exit status."""
-    rng = random.Random(seed)
-    clean = [line[:4000] for line in seeds()]
-    ways = mutators(rng, clean)
-    reader, state = LogReader(), ServerState(PROFILES["offline"], 0.0)
-    live_reader, live_state = LogReader(), ServerState(PROFILES["offline"], 0.0)
-    begin, done, now, events = time.monotonic(), 0, 0.0, 0
-    warm = 0
-    while done < lines and time.monotonic() - begin < seconds:
-        block = b"".join(rng.choice(ways)(rng.choice(clean)) + b"\n" for _ in range(BLOCK_LINES))
-        now += 1.0
-        try:
-            for event in reader.feed(block):
-                state.observe(event, now)
-                events += 1
-            live_state.observe_all(live_reader.feed_runs(block), now)
-            for each in (state, live_state):
-                judge(past_of(each, now))
-            if live_reader.counts != reader.counts:
-                message = f"in runs {live_reader.counts}, alone {reader.counts}"
-                raise AssertionError(message)  # noqa: TRY301 - reported as any other failure
-        except Exception:  # noqa: BLE001 - any exception is what is looked for
-            traceback.print_exc()
-            print(f"failed: seed {seed}, after {done} lines; the block is in fuzz-failure.log", file=sys.stderr)
-            with open("fuzz-failure.log", "wb") as file:  # noqa: PTH123
-                file.write(block)
-            return 1
-        done += BLOCK_LINES
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        warm = memory if done <= 50 * BLOCK_LINES else warm
-        if memory - warm > GROWTH_MIB:
-            print(f"failed: memory grew from {warm} to {memory} MiB after {done} lines, seed {seed}", file=sys.stderr)
-            return 1
-        if sys.stderr.isatty() and done % (50 * BLOCK_LINES) == 0:
-            print(f"\r{done:,} lines, {events:,} events, {memory} MiB", end="", file=sys.stderr)
-    took = time.monotonic() - begin
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"{done:,} spoiled lines, {events:,} events, no exception, {warm} → {memory} MiB, {took:.0f} s, seed {seed}")
+def led(target: Target, seconds: float, seed: int) -> int:
+    """Run one target under atheris for this long. Returns 0, or 1 when something was found."""
+    place = BUILT / target.name
+    corpus = place / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for seeded in target.seeds():
+        (corpus / hashlib.sha256(seeded).hexdigest()[:16]).write_bytes(seeded[: target.longest])
+    words = place / "words.txt"
+    words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
+    known = FOUND / target.name
+    flags = [
+        *(f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", f"-max_len={target.longest}", f"-dict={words}"),
+        *(
+            f"-timeout={_UNIT_SECONDS}",
+            f"-rss_limit_mb={_MEMORY_MIB}",
+            f"-artifact_prefix={place}/",
+            "-print_final_stats=1",
+        ),
+    ]
+    directories = [str(corpus), *([str(known)] if known.is_dir() else [])]
+    log = place / "log.txt"
+    with log.open("wb") as sink:
+        ran = subprocess.run(
+            [sys.executable, "-m", "fuzz.led", target.name, *flags, *directories],
+            stdout=sink, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+    text = log.read_text(errors="replace")
+    if ran.returncode:
+        print(text[-4000:], file=sys.stderr)
+        print(f"{target.name}: found something with seed {seed}; the input is under {place}/", file=sys.stderr)
+        return 1
+    done = re.findall(r"^#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+)", text, re.MULTILINE)
+    ran_units, covered, _ = done[-1] if done else ("?", "?", "")
+    print(
+        f"{target.name}: {ran_units} inputs in {seconds:.0f} s, {covered} edges, nothing found, seed {seed}", flush=True
+    )
     return 0
 
 
+def _escaped(word: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in word)
+
+
 def main() -> int:
-    """Read the flags."""
-    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("--lines", type=int, default=10_000_000, help="stop after this many (default ten million)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop after this long (default 600)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="repeat a run")
+    """Read the flags and run."""
+    names = (SPOILED, *TARGETS)
+    parser = argparse.ArgumentParser(
+        prog="python -m fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="for all targets together (default 600)")
+    parser.add_argument("--lines", type=int, default=10_000_000, help="spoiled lines at most (default ten million)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="repeat a run")
+    parser.add_argument("--target", nargs="+", choices=names, default=names, help=f"which: {', '.join(names)}")
     arguments = parser.parse_args()
-    return run(arguments.lines, arguments.seconds, arguments.seed)
+    logging.disable(logging.CRITICAL)  # a seed may be a damaged file, which is said aloud
+    print(f"seed {arguments.seed}", flush=True)
+    targets = [TARGETS[name] for name in arguments.target if name != SPOILED]
+    if targets and importlib.util.find_spec("atheris") is None:
+        version = ".".join(map(str, sys.version_info[:2]))
+        print(
+            f"atheris is not installed for Python {version} (pip install atheris, where there is a wheel): "
+            f"left out {', '.join(target.name for target in targets)}",
+            file=sys.stderr,
+        )
+        targets = []
+    share = arguments.seconds / max(1, len(targets) + (SPOILED in arguments.target))
+    found = 0
+    if SPOILED in arguments.target:
+        found |= spoiled.run(arguments.lines, share, arguments.seed)
+    for number, target in enumerate(targets, 1):
+        found |= led(target, share, arguments.seed + number)
+    return found
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sglang_tuning_exporter import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
@@ -64,7 +66,7 @@ def test_the_images_are_built_on_a_pinned_python() -> None:
 
 
 def test_the_services_of_ours_share_one_image_and_exactly_one_of_them_builds_it() -> None:
-    assert {SERVICES[name]["image"] for name in OWN} == {"sglang-tuning-exporter:0.1.0"}
+    assert {SERVICES[name]["image"] for name in OWN} == {f"sglang-tuning-exporter:{__version__}"}
     assert [name for name in SERVICES if "build" in SERVICES[name]] == ["exporter"]
     assert (ROOT / SERVICES["exporter"]["build"]["dockerfile"]).is_file()
 
@@ -304,8 +306,7 @@ def test_the_build_sees_the_package_and_nothing_else() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
-    assert {"pyproject.toml", "README.md", "LICENSE", "exporter", "alerts", "dashboards"} <= allowed
-    assert allowed.isdisjoint({".env", ".git", ".venv", "tests"})
+    assert allowed == {"pyproject.toml", "README.md", "LICENSE", "exporter"}
 
 
 def test_the_dockerfile_builds_with_what_a_plain_engine_brings() -> None:

@@ -340,4 +340,3 @@ def test_a_browser_shows_a_runbook(address: str, tmp_path: Path) -> None:
 
 def test_the_package_carries_the_prose_of_every_row() -> None:
     assert {row.id for row in DIAGNOSES if row.alert} <= set(PROSE)
-    assert '"runbooks/*.md"' in (ROOT / "pyproject.toml").read_text()

@@ -165,7 +165,7 @@ def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
         ("a-directory", "cannot be used: not a regular file"),
         ("a-pipe", "cannot be used: not a regular file"),
         ("x" * 300, "cannot be used: File name too long"),
-        ("nul\0byte", "cannot be used: embedded null byte"),
+        ("nul\0byte", "cannot be used: no file has a name with a NUL byte in it"),
     ],
 )
 def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""From the one table to files: alert rules, Alertmanager's configuration and templates, dashboards. Everything generated is committed and checked."""
+"""From the one table to files: alert rules, configuration and templates, runbooks, dashboards. Everything generated is committed and checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.generate import alerts, boards, diagnoses, runbooks, tables
+from sglang_tuning_exporter.generate import alerts, boards, carried, diagnoses, runbooks, tables
 from sglang_tuning_exporter.generate.alerts import DEFAULT_LINKS, Links
 
 
@@ -16,6 +16,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         **alerts.files(time_scale, links),
         **runbooks.files(),
         **boards.files(),
+        **carried.files(),
         "docs/sources.md": tables.sources_page(),
         "docs/diagnoses.md": diagnoses.page(),
     }

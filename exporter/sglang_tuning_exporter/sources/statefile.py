@@ -47,8 +47,11 @@ class StateFile:
         except BlockingIOError:
             self.problem = "another exporter uses it"
             self.release()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self.problem = f"cannot be used: {_words(error)}"
+            self.release()
+        except ValueError:  # each Python has other words for it
+            self.problem = "cannot be used: no file has a name with a NUL byte in it"
             self.release()
         return self.held
 
@@ -102,5 +105,5 @@ class StateFile:
             self._lock = None
 
 
-def _words(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

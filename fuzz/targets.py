@@ -1,0 +1,423 @@
+"""What is fed and what must hold: for each kind of input from the world a check that raises on whatever must not happen.
+
+A check takes any bytes, says nothing where they are refused as they should be, and is the same for a test, for a found case that is tried again, and for
+the fuzzer that is led by coverage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_tuning_exporter import report
+from sglang_tuning_exporter.config import OPTIONS, Address, Config, UsageError, resolve
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.logbook import Logbook
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.recording import from_files
+from sglang_tuning_exporter.report import page as report_page
+from sglang_tuning_exporter.report.document import build as build_document
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.terminal import render as as_text
+from sglang_tuning_exporter.sglang import exposition, facts
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.serverargs import holds_secret, is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.serverinfo import parse_loads, parse_server_info
+from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.web.findings import render as as_json
+from sglang_tuning_exporter.web.page import render as as_page
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+RECORDINGS = ROOT / "exporter" / "sglang_tuning_exporter" / "recordings"
+FOUND = DATA / "fuzz"
+PART = b"\n%%%% "  # begins a file inside an input that stands for several
+
+Check = Callable[[bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One kind of input. `seeds` are real ones; `words` mean something to whoever reads it; `longest` in bytes."""
+
+    name: str
+    check: Check
+    seeds: Callable[[], list[bytes]]
+    words: tuple[bytes, ...]
+    longest: int = 8192
+
+
+def settings(**given: Any) -> Config:
+    """Settings of an exporter that watches nobody but was told to."""
+    defaults: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    defaults |= {"sglang_url": "http://127.0.0.1:9", "listen_address": Address("127.0.0.1", 0)}
+    return Config(**(defaults | given))
+
+
+@contextmanager
+def scratch(name: str, data: bytes) -> Iterator[Path]:
+    """Make a file of these bytes in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
+        path = Path(directory) / name
+        path.write_bytes(data)
+        yield path
+
+
+def tell(watcher: Watcher) -> None:
+    """Have it say everything that it says: its metrics must be readable, its page and its JSON must be written."""
+    families = list(text_string_to_metric_families(generate_latest(registry(watcher)).decode()))
+    series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]
+    assert len(set(series)) == len(series), "one series twice"
+    as_page(watcher, still=False).encode("utf-8", "backslashreplace")
+    json.loads(as_json(watcher), parse_constant=_no_constant)
+
+
+def _no_constant(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def check_lines(data: bytes) -> None:
+    """Lines alone, in runs, and cut into two blocks give the same; none is lost, none raises."""
+    lines = data.split(b"\n")
+    alone, runs, parts = LogReader(), LogReader(), LogReader()
+    events = alone.feed(data)
+    together = runs.feed_runs(data)
+    assert [line for each in together for line in (each.events() if isinstance(each, BatchRun) else [each])] == events
+    tallies = (alone.counts, alone.unrecognised, alone.suspicious)
+    assert (runs.counts, runs.unrecognised, runs.suspicious) == tallies
+    assert sum(alone.counts.values()) == len(lines) - (not lines[-1])
+    cut = len(b"\n".join(lines[: len(lines) // 2])) + 1 if len(lines) > 1 else 0
+    assert parts.feed(data[:cut]) + parts.feed(data[cut:]) == events
+    assert (parts.counts, parts.unrecognised, parts.suspicious) == tallies
+    state = ServerState(PROFILES["offline"], 0.0)
+    state.observe_all(together, 1.0)
+    judge(past_of(state, 2.0))
+    single = ServerState(PROFILES["offline"], 0.0)
+    for event in events:
+        assert event.time is None or math.isfinite(event.time)
+        single.observe(event, 1.0)
+    assert single.saved(2.0) == state.saved(2.0)
+    assert "NaN" not in json.dumps(state.saved(2.0))
+
+
+def known(text: str) -> list[tuple[str, str, str]]:
+    """Every sample as prometheus_client reads it. Raises `ValueError` where that refuses the page."""
+    return sorted(
+        (sample.name, repr(sorted(sample.labels.items())), repr(float(sample.value)))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    )
+
+
+def check_exposition(data: bytes) -> None:
+    """What passes through is always a page, and the client library reads the samples that we read."""
+    text = data.decode("utf-8", "replace")
+    page, passed = exposition.scan(text), exposition.passthrough(text)
+    read = sorted(
+        (name, repr(sorted(exposition.labels(raw).items())), repr(value)) for name, raw, value in page.samples
+    )
+    assert exposition.scan(passed).broken == 0
+    assert exposition.passthrough(passed) == passed
+    theirs = known(passed)
+    assert theirs == sorted(
+        (name, repr(sorted(exposition.labels(raw).items())), repr(value))
+        for name, raw, value in exposition.samples(passed)
+    )
+    if page.broken == 0:
+        try:
+            theirs = known(text)
+        except Exception:  # noqa: BLE001 - that parser raises many things; we read what it refuses
+            pass
+        else:
+            assert theirs == read
+    watcher = Watcher(settings())
+    now = time.monotonic()
+    for at in (0.0, 5.0):
+        watcher.state.observe_scrape(facts.read(text), now + at)
+    tell(watcher)
+
+
+def harmless(value: object) -> None:
+    """Raise for a key or a word that may hold a secret."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            assert not is_secret(str(key)), key
+            harmless(inner)
+    elif isinstance(value, (list, tuple)):
+        assert not holds_secret(" ".join(word for word in value if isinstance(word, str))), value
+        for inner in value:
+            harmless(inner)
+    elif isinstance(value, str):
+        assert not holds_secret(value), value
+
+
+def check_server_info(data: bytes) -> None:
+    """No answer raises, and no secret is kept of any."""
+    watcher = Watcher(settings())
+    info = parse_server_info(data)
+    if info is not None:
+        harmless(info.args)
+        watcher.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+    for load in parse_loads(data):
+        watcher.state.facts.apply_load(load.dp, load.max_running_requests)
+    tell(watcher)
+
+
+def check_server_args(data: bytes) -> None:
+    """No line of arguments raises, and no secret is kept of any; the same in a log."""
+    text = data.decode("utf-8", "replace")
+    arguments = parse_server_args(text)
+    if arguments is not None:
+        harmless(arguments)
+    watcher = Watcher(settings())
+    now = time.monotonic()
+    line = b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ") + b"\n"
+    for event in LogReader().feed(line):
+        watcher.state.observe(event, now)
+    harmless(dict(watcher.state.facts.args))
+    tell(watcher)
+
+
+def check_config(data: bytes) -> None:
+    """A file is settings, or one line that says what is wrong with it."""
+    nothing = argparse.Namespace(**{option.name: None for option in OPTIONS})
+    with scratch("exporter.yml", data) as path:
+        nothing.config = str(path)
+        try:
+            config = resolve(nothing, {})
+        except UsageError as error:
+            assert ": " in str(error), error
+            return
+    assert config.sglang_url or config.log_file
+    PROFILES[config.profile].with_thresholds(config.threshold)
+    assert repr(config)
+
+
+def check_state_file(data: bytes) -> None:
+    """Any state file is gone on from or left aside, and what is then saved is gone on from again."""
+    with scratch("state.json", data) as path:
+        log = path.with_name("server.log")
+        log.write_bytes(_line() * 3)
+        given = settings(log_file=(str(log),), state_file=path, sglang_url=None)
+        saved = []
+        for _ in range(2):
+            state = ServerState(PROFILES["online"], 0.0)
+            book = Logbook(given, clock=lambda: 1.0)
+            try:
+                book.restore(state, 1.0)
+                book.poll(state, nullcontext())
+                judge(past_of(state, 2.0))
+                saved.append((state.saved(2.0)["ranks"], dict(book.lines)))
+            finally:
+                book.close()
+        assert saved[0] == saved[1], "a restart changed what had been counted"
+
+
+@cache
+def _line() -> bytes:
+    return (
+        b"[2025-11-20 11:40:13] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, cuda graph: True, "
+        b"gen throughput (token/s): 4471.70, #queue-req: 4\n"
+    )
+
+
+def parts(data: bytes) -> dict[str, bytes]:
+    """The files of an input: each begins with `%%%% NAME` on a line of its own."""
+    found: dict[str, bytes] = {}
+    for part in (b"\n" + data).split(PART)[1:]:
+        name, _, text = part.partition(b"\n")
+        found[name.decode("utf-8", "replace")] = text
+    return found
+
+
+def check_recording(data: bytes) -> None:
+    """Any directory is a recording in order of time, or one line that says why not."""
+    try:
+        recording = from_files(parts(data), name="x")
+    except UsageError as error:
+        assert ": " in str(error), error
+        return
+    positions = [[line.at for line in recording.lines], [scrape.at for scrape in recording.scrapes]]
+    for at in positions:
+        assert at == sorted(at)
+        assert all(0 <= each < math.inf for each in at)
+    assert 0 <= recording.length_seconds < math.inf
+    for position in (-1.0, 0.0, recording.length_seconds / 2, recording.length_seconds + 1):
+        recording.scrape_at(position)
+        recording.condition_at(position)
+        assert 0 <= recording.count_lines_until(position) <= len(recording.lines)
+    recording.rate_summary()
+
+
+def check_report(data: bytes) -> None:
+    """Any log, plain or packed, gets a report in every form, or one line that says why not."""
+    packed = data[:1] == b"\x1f"
+    with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
+        try:
+            reading = report.Reading(Logs([str(path)]), PROFILES["offline"])
+            document = build_document(reading.input, reading.analysis)
+        except UsageError as error:
+            assert ": " in str(error), error
+            return
+        json.dumps(document, allow_nan=False)
+        as_text(document)
+        report_page.render(document, reading.analysis)
+
+
+def _texts(*patterns: str) -> list[bytes]:
+    return [path.read_bytes() for pattern in patterns for path in sorted(DATA.glob(pattern))]
+
+
+def _log_seeds() -> list[bytes]:
+    found = []
+    for text in _texts("logs/*.log"):
+        lines = text.splitlines(keepends=True)
+        found += [b"".join(lines[at : at + 12]) for at in range(0, len(lines), 12)]
+    return found
+
+
+def _page_seeds() -> list[bytes]:
+    found = []
+    for text in _texts("metrics/*.prom"):
+        lines = text.splitlines(keepends=True)
+        found += [b"".join(lines[at : at + 40]) for at in range(0, len(lines), 160)]
+    return found
+
+
+def _info_seeds() -> list[bytes]:
+    recorded = [gzip.decompress(path.read_bytes()) for path in sorted(RECORDINGS.glob("*/server_info.json.gz"))]
+    load = {
+        "dp_rank": 0,
+        "num_running_reqs": 3,
+        "max_running_requests": 48,
+        "memory": {"weight_gb": 1.5},
+        "queues": {"waiting": 2},
+    }
+    return [*recorded, json.dumps({"loads": [load, {**load, "dp_rank": 1}]}).encode(), _small_info()]
+
+
+def _small_info() -> bytes:
+    memory = {"weight": 14.9, "kvcache": 40.1, "graph": 1.2, "startup_available": 7.1, "token_capacity": 400000}
+    states = [{"last_gen_throughput": 12.5, "memory_usage": memory, "effective_max_running_requests_per_dp": 48}]
+    args = {
+        "model_path": "m",
+        "tp_size": 2,
+        "dp_size": 1,
+        "schedule_conservativeness": 1.0,
+        "mem_fraction_static": 0.88,
+    }
+    return json.dumps(
+        {**args, "api_key": "x", "version": "0.5.9", "status": "ready", "internal_states": states}
+    ).encode()
+
+
+def _config_seeds() -> list[bytes]:
+    return [
+        b"sglang_url: http://127.0.0.1:30000\nlog_file: [/var/log/a.log, '-']\nprofile: offline\n",
+        b"sglang-url: http://[::1]:30000/\nlisten_address: '[::]:9741'\nscrape_timeout: 2.5\npassthrough: no\n",
+        b"log_file: /var/log/*.log\nthreshold: {queue_upper: 500, time_to_first_token_seconds: 1}\nfrom_start: true\n",
+        b"log_file: x\nthreshold: [queue_upper=500, queue_wait=2]\nmetrics_path: /m\nstate_file: /tmp/state.json\n",
+        b"a: &a [1, 2]\nb: *a\n? [x]\n: !!float 1e3\n...\n---\n2025-01-31: !!binary aGk=\n",
+    ]
+
+
+def _state_seeds() -> list[bytes]:
+    state = ServerState(PROFILES["online"], 0.0)
+    for text in _texts("logs/0.5.23.log"):
+        state.observe_all(LogReader().feed_runs(text), 1.0)
+    with scratch("state.json", b"") as path:
+        log = path.with_name("server.log")
+        log.write_bytes(_line() * 4)
+        book = Logbook(
+            settings(log_file=(str(log),), state_file=path, sglang_url=None, from_start=True), clock=lambda: 1.0
+        )
+        book.poll(state, nullcontext())
+        book.close()
+        return [path.read_bytes(), b'{"schema": 1}', b'{"schema": 1, "positions": {"patterns": [], "files": []}}']
+
+
+def _recording_seeds() -> list[bytes]:
+    log = b"".join(_texts("logs/0.5.9.log", "logs/0.5.7.log")[0].splitlines(keepends=True)[:20])
+    events = b'{"t": 1763638813, "event": "start"}\n{"t": 1763638814.5, "event": "ready"}\n{"t": 1763638820, "event": "SIGKILL"}\n'
+    about = b'{"sglang_version": "0.5.9", "log_utc_offset_seconds": 3600, "note": "x", "one_clock": true}'
+    pieces = {
+        b"server.log": log,
+        b"events.jsonl": events,
+        b"recording.json": about,
+        b"server_info.json": _small_info(),
+        b"metrics-1-1763638815000.prom": b"sglang:num_queue_reqs 1\n",
+        b"metrics-2-1763638816000.prom": b"sglang:num_queue_reqs 2\n",
+    }
+    whole = b"".join(PART + name + b"\n" + text for name, text in pieces.items())
+    return [whole, PART + b"server.log\n" + log, PART + b"server.log\n" + log + PART + b"events.jsonl\n" + events]
+
+
+def _report_seeds() -> list[bytes]:
+    plain = [seed for seed in _log_seeds() if b"batch" in seed]
+    return plain + [b"\x1f" + seed for seed in plain[::5]]
+
+
+_LOG_WORDS = (
+    b"Decode batch, ", b"Prefill batch, ", b"Prefill batch. ", b"#running-req: ", b"#queue-req: ", b"token usage: ", b"cuda graph: True",
+    b"KV cache pool is full. Retract requests. ", b"#retracted_reqs: ", b"#new_token_ratio: 0.3 -> 0.5", b"server_args=ServerArgs(", b"server_args={",
+    b"torch.OutOfMemoryError: ", b"Traceback (most recent call last):\n", b"[2025-11-20 11:40:13] ", b"[2025-11-20 11:40:13 DP1 TP0] ", b"[11:40:13] ",
+    b"The server is fired up and ready to roll!", b"max_total_num_tokens=", b"available_gpu_mem=", b'{"log":"', b"2025-11-20T11:40:11.5Z stderr F ",
+    b"\x1b[31m", b"nan", b"1e999", b"\r\n", b"Capture cuda graph bs [1, 2]", b"gen throughput (token/s): ", b"\x00", b"(Engine pid=1) ",
+)  # fmt: skip
+_PAGE_WORDS = (
+    b"# TYPE ", b"# HELP ", b"# EOF", b"sglang:", b"sglang_", b"sglang_tuning_", b"num_running_reqs", b"_total", b"_created", b"_bucket", b'{le="+Inf"}',
+    b'dp_rank="1"', b'tp_rank="0"', b"\\n", b'\\"', b"\\\\", b" NaN", b" +Inf", b" counter", b" gauge", b" histogram", b" summary", b" info", b" 1e9",
+    b" # {} 1 2", b"time_to_first_token_seconds", b"token_usage", b'priority=""', b"1763638815000",
+)  # fmt: skip
+_JSON_WORDS = (
+    b'"', b"{", b"}", b"[", b"]", b":", b",", b"null", b"true", b"-1", b"1e999", b"NaN", b"Infinity", b'"internal_states"', b'"loads"', b'"model_path"',
+    b'"version"', b'"memory_usage"', b'"api_key"', b"\\ud800", b"9" * 30, b'"schedule_conservativeness"', b'"cuda_graph_bs"', b'"chunked_prefill_size"',
+)  # fmt: skip
+_ARGUMENT_WORDS = (
+    b"server_args=ServerArgs(", b"server_args={", b"'model_path': ", b"model_path=", b"'", b'"', b"\\'", b"None", b"True", b"nan", b"inf", b"[", b"]", b"{",
+    b"}", b"(", b")", b"<", b">", b", ", b"=", b"field(default_factory=", b"api_key=", b"--api-key", b"token", b"cuda_graph_bs=", b"0x1", b"1_0", b"1e999",
+    b"b'", b"r'", b"schedule_conservativeness=", b"mem_fraction_static=", b"max_running_requests=", b"chunked_prefill_size=", b"dp_size=", b"tp_size=",
+)  # fmt: skip
+_CONFIG_WORDS = (
+    *(option.name.encode() + b": " for option in OPTIONS), b"http://", b"https://[", b"]", b"!!", b"&a ", b"*a", b"<<: ", b"|\n ", b"? ", b"---\n", b"~",
+    b"2025-13-01", b"0x1f", b"1:30", b".nan", b".inf", b'"\\ud800"', b"offline", b"queue_upper", b"=", b"-", b"%", b"@",
+)  # fmt: skip
+_STATE_WORDS = (
+    *_JSON_WORDS, b'"schema": 1', b'"state"', b'"ranks"', b'"counts"', b'"dp"', b'"witness"', b'"retractions"', b'"failures"', b'"stats_ranks"',
+    b'"positions"', b'"files"', b'"patterns"', b'"inode"', b'"position"', b'"lines"', b'"starts"', b'"decode"', b'"unexplained": true',
+)  # fmt: skip
+_RECORDING_WORDS = (
+    PART + b"server.log\n", PART + b"events.jsonl\n", PART + b"recording.json\n", PART + b"server_info.json\n", PART + b"metrics-3-1763638817000.prom\n",
+    *_LOG_WORDS, b'{"t": 1763638813, "event": "ready"}\n', b'"SIGKILL"', b'"load_begin"', b'"load_end"', b'"burst"', b'"exit"', b'"log_utc_offset_seconds": ',
+)  # fmt: skip
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("lines", check_lines, _log_seeds, _LOG_WORDS),
+        Target("exposition", check_exposition, _page_seeds, _PAGE_WORDS),
+        Target("server_info", check_server_info, _info_seeds, _JSON_WORDS),
+        Target("server_args", check_server_args, lambda: _texts("server_args/*.log"), _ARGUMENT_WORDS),
+        Target("config", check_config, _config_seeds, _CONFIG_WORDS, 2048),
+        Target("state_file", check_state_file, _state_seeds, _STATE_WORDS),
+        Target("recording", check_recording, _recording_seeds, _RECORDING_WORDS),
+        Target("report", check_report, _report_seeds, _LOG_WORDS),
+    )
+}

@@ -1,0 +1,267 @@
+"""What is released: archives that reproduce, a wheel that needs no checkout, one version, and workflows that say what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import Exporter, environment, wait_for
+from release.archives import build, copied, digests
+from release.statements import PLACES, contradictions, sections, unreleasable, version
+from sglang_tuning_exporter import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+EPOCH = 1_700_000_000
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
+    """Build this tree twice: elsewhere, later, from files of another age, for another person."""
+    found: list[list[Path]] = []
+    begun: list[int] = []
+    for place, umask in (("here", 0o022), ("elsewhere/deeper", 0o077)):
+        tree = tmp_path_factory.mktemp(place.partition("/")[0]) / place
+        before = os.umask(umask)
+        try:
+            copied(tree, ROOT)
+            if found:
+                wait_for(lambda: int(time.time()) > begun[0])
+                for path in tree.rglob("*"):
+                    os.utime(path, (EPOCH + 86400, EPOCH + 86400))
+            begun.append(int(time.time()))
+            found.append(build(tree, tree.parent / "dist", EPOCH, isolated=False))
+        finally:
+            os.umask(before)
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(built: list[list[Path]]) -> Path:
+    return built[0][0]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the directory that the wheel, without its dependencies, has been installed in."""
+    target = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"),
+            *("--no-deps", "--target", str(target), str(wheel)),
+        ],
+        check=True,
+        timeout=120,
+    )
+    return target
+
+
+def command(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed command far from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", *arguments],
+        capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment(PYTHONPATH=str(installed)),
+    )  # fmt: skip
+
+
+@contextmanager
+def started(installed: Path, *arguments: str, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "sglang_tuning_exporter", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, env=environment(PYTHONPATH=str(installed)),
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_two_builds_at_two_times_and_places_have_the_same_bytes(built: list[list[Path]]) -> None:
+    first, second = map(digests, built)
+    assert sorted(first) == [
+        f"sglang_tuning_exporter-{__version__}-py3-none-any.whl",
+        f"sglang_tuning_exporter-{__version__}.tar.gz",
+    ]
+    assert first == second
+
+
+def test_an_archive_has_the_time_of_its_commit_and_nobodys_name(built: list[list[Path]]) -> None:
+    wheel, sdist = built[0]
+    # A zip counts time in steps of two seconds, and has no zone.
+    assert {entry.date_time for entry in zipfile.ZipFile(wheel).infolist()} == {time.gmtime(EPOCH)[:6]}
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert {member.mtime for member in members} == {EPOCH}
+    assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
+
+
+def test_the_wheel_has_every_file_of_the_package_and_none_beside_it(wheel: Path) -> None:
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    package = ROOT / "exporter"
+    here = {
+        str(path.relative_to(package))
+        for path in (package / "sglang_tuning_exporter").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert inside == here
+    assert "sglang_tuning_exporter/py.typed" in inside
+
+
+def test_the_sdist_has_what_its_own_tests_need(built: list[list[Path]], tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    copied(tree, ROOT)
+    with tarfile.open(built[0][1]) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    here = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
+    assert here - inside == set()
+    assert inside - here <= {"PKG-INFO"}
+    assert {"Makefile", "tests/conftest.py", "alerts/tests/queue.yml", "docker-compose.yml"} <= inside
+
+
+def test_an_installed_exporter_writes_every_committed_alert_and_board_byte_for_byte(
+    installed: Path, tmp_path: Path
+) -> None:
+    made = command(installed, "generate", "--output", "out", cwd=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    committed = {
+        path.relative_to(ROOT): path.read_bytes()
+        for folder in ("alerts", "dashboards")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and not path.is_relative_to(ROOT / "alerts" / "tests")  # for developers: in the sdist
+    }
+    written = {
+        path.relative_to(tmp_path / "out"): path.read_bytes()
+        for folder in ("alerts", "dashboards")
+        for path in (tmp_path / "out" / folder).rglob("*")
+        if path.is_file()
+    }
+    assert len(committed) > 35
+    assert written == committed
+
+
+def test_an_installed_exporter_finds_what_it_wrote_to_be_up_to_date(installed: Path, tmp_path: Path) -> None:
+    command(installed, "generate", cwd=tmp_path)
+    checked = command(installed, "generate", "--check", cwd=tmp_path)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_an_installed_exporter_tells_its_version(installed: Path, tmp_path: Path) -> None:
+    assert command(installed, "--version", cwd=tmp_path).stdout == f"sglang-tuning-exporter {__version__}\n"
+
+
+def test_an_installed_exporter_replays_watches_and_shows_a_packaged_recording(installed: Path, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    replayed = ("replay", "retract", "--speed", "50", "--listen-address", "127.0.0.1:0", "--log-file", str(log))
+    with started(installed, *replayed, cwd=tmp_path) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline().decode()
+        address = re.search(r"http://127\.0\.0\.1:\d+", said)
+        assert address is not None, said
+        serve = ("serve", "--listen-address", "127.0.0.1:0", "--sglang-url", address[0], "--log-file", str(log))
+        with started(installed, *serve, cwd=tmp_path) as process:
+            exporter = Exporter(process)
+            wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1, 30)
+            assert exporter.page().labels("sglang_tuning_build_info") == [{"version": __version__}]
+            assert "<style>" in exporter.get("/").text
+            runbook = exporter.get("/runbooks/SGLangRetractingTooOften")
+            assert (runbook.status_code, 'id="mitigation"' in runbook.text) == (200, True)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "html"])
+def test_an_installed_exporter_reports_on_a_log(installed: Path, tmp_path: Path, form: str) -> None:
+    log = installed / "sglang_tuning_exporter" / "recordings" / "retract" / "server.log.gz"
+    told = command(installed, "report", str(log), "--format", form, cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (1, "")
+    assert "retract" in told.stdout.lower()
+
+
+def test_an_installed_demo_starts_its_own_server_and_exporter_where_nothing_else_is(
+    installed: Path, tmp_path: Path
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", "demo", "--seconds", "2"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env=environment(PYTHONPATH=str(installed), PATH=str(tmp_path)),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Prometheus         not installed" in ran.stdout
+    assert re.search(r"^  exporter +http://127\.0\.0\.1:\d+$", ran.stdout, re.MULTILINE)
+
+
+def test_every_place_that_says_a_version_says_this_one() -> None:
+    assert version(ROOT) == __version__
+    assert contradictions(ROOT) == []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Copy what says a version, with a date for it."""
+    for name in ("exporter/sglang_tuning_exporter/__init__.py", *PLACES):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    changelog = (tmp_path / "CHANGELOG.md").read_text()
+    dated = re.sub(
+        rf"^## \[{re.escape(__version__)}\].*", f"## [{__version__}] - 2026-01-31", changelog, flags=re.MULTILINE
+    )
+    (tmp_path / "CHANGELOG.md").write_text(dated)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(PLACES))
+def test_a_place_that_was_forgotten_is_named(tree: Path, name: str) -> None:
+    assert contradictions(tree) == []
+    (tree / name).write_text((tree / name).read_text().replace(__version__, "9.8.7"))
+    assert any(line.startswith(f"{name}: says 9.8.7") for line in contradictions(tree))
+
+
+def test_an_image_of_another_version_in_prose_is_named(tree: Path) -> None:
+    (tree / "README.md").write_text(
+        "docker run `sglang-tuning-exporter:3.2.1`, listening on sglang-tuning-exporter:9741"
+    )
+    assert contradictions(tree) == [f"README.md: names 3.2.1, not {__version__}"]
+
+
+def test_a_release_needs_the_tag_of_its_version_and_a_dated_section(tree: Path) -> None:
+    assert unreleasable(tree, f"v{__version__}") == []
+    assert unreleasable(tree, "v9.8.7") == [f"tag v9.8.7: the version is {__version__}, so its tag is v{__version__}"]
+    changelog = tree / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("2026-01-31", "soon"))
+    assert unreleasable(tree) == [
+        f"CHANGELOG.md: give [{__version__}] its date, as in `## [{__version__}] - YYYY-MM-DD`"
+    ]
+
+
+def test_a_release_leaves_nothing_unreleased_behind(tree: Path) -> None:
+    changelog = tree / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("\n## [", "\n## [Unreleased]\n\n- More.\n\n## [", 1))
+    assert unreleasable(tree) == [f"CHANGELOG.md: move what is under [Unreleased] to [{__version__}]"]
+
+
+def test_the_changelog_has_only_sections_and_kinds_of_change_that_people_know() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    found = sections(text)
+    assert next(section.version for section in found if section.version != "Unreleased") == __version__
+    assert len(found) == len(re.findall(r"^## ", text, re.MULTILINE))
+    kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "release", "notes"], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert ran.stdout.startswith("### Added")
+    assert "## [" not in ran.stdout
