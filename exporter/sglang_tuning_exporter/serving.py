@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import math
+import os
 import signal
 import socket
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import anyio._backends._asyncio  # noqa: F401 - loaded at the first request otherwise, when there may be no file descriptor left
 import uvicorn
 
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.app import make_app
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 BACKLOG = 128
+GRACE_SECONDS = 1  # for answers under way, when it is told to end
+TROUBLE_SECONDS = 60.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -45,7 +58,8 @@ def uvicorn_config(app: object) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=BACKLOG,
         limit_concurrency=64,
     )
 
@@ -54,10 +68,47 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, watcher: Watcher) -> None:
         super().__init__(config)
         self._watcher = watcher
+        self._troubled_at = -math.inf
+        self._hang_up: Callable[[], None] | None = None
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            self._hang_up = partial(_hang_up, self, has_terminal=_has_terminal())
+            signal.signal(signal.SIGHUP, lambda *_: self._hang_up and self._hang_up())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._trouble)
+        if self._hang_up is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        await super().startup(sockets)
+
+    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once a minute, in a line, that no connection can be taken: asyncio tries again every second."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._troubled_at >= TROUBLE_SECONDS:
+            self._troubled_at = time.monotonic()
+            logger.warning("cannot take a connection: %s; raise the limit (ulimit -n, LimitNOFILE=)", error.strerror)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._watcher.stop()  # first, so that no request waits for a scrape any more
         await super().shutdown(sockets)
+
+
+def _hang_up(server: uvicorn.Server, *, has_terminal: bool) -> None:
+    """SIGHUP ends it in order where its terminal has gone, and not a service, whose operator means it to reload."""
+    if has_terminal:
+        server.should_exit = True
+    else:
+        logger.warning("SIGHUP: settings are read at the start only, and rotated logs followed; restart to change them")
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def serve(config: Config) -> int:
