@@ -176,12 +176,12 @@ class LogFollower:
         return self._selection.left_out
 
     def _expand(self, now: float, *, first: bool) -> None:
+        begin = time.thread_time()  # a machine that is busy with others must not make new files wait
         for file in self._selection.choose(self._watches, self._make_room, first=first):
             self._watches[file.path] = _Watch(
                 file.path, file.pattern, first=first, resume=file.mark, modified=file.modified
             )
-        took = self._clock() - now
-        self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * took)
+        self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
     def _make_room(self, file: Candidate) -> bool:
         """Leave out the file that was written to longest ago, if that is longer ago than `file` was and it has been read."""
