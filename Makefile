@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Programs the tests and the demo run for real, and the Debian packages that bring them.
 PROGRAMS := promtool prometheus-alertmanager amtool chromium chromedriver
-PACKAGES := prometheus prometheus-alertmanager chromium chromium-driver python3-venv
+PACKAGES := prometheus prometheus-alertmanager chromium chromium-driver python3-venv libfaketime
 
 .PHONY: help
 help: ## list the targets
@@ -52,6 +52,10 @@ bench: system install ## figures against peers, in one run
 .PHONY: fuzz
 fuzz: install ## ten million spoiled lines, ten minutes at most
 	$(BIN)/python -m fuzz $(FUZZ)
+
+.PHONY: soak
+soak: install ## ten million lines and twenty thousand scrapes: memory must stay where it is
+	$(BIN)/python -m bench.soak $(SOAK)
 
 .PHONY: generate
 generate: install ## rules, Alertmanager's configuration and dashboards from the table of diagnoses
