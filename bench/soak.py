@@ -93,7 +93,7 @@ class _Exporter:
             if found := re.search(rb"listening on http://([\d.]+):(\d+)", line):
                 break
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
-        self._connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=60)
+        self._connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=HANG_SECONDS)
         self.scrapes = 0
 
     def scrape(self) -> int:
@@ -172,7 +172,7 @@ def main() -> int:
             return soak(exporter, writer, arguments.lines, arguments.scrapes, arguments.seconds)
         finally:
             exporter.process.terminate()
-            exporter.process.wait(timeout=30)
+            exporter.process.wait(timeout=HANG_SECONDS)
             sglang.shutdown()
 
 

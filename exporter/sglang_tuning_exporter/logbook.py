@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # A log that grows faster than one poll reads is read on at once.
 BEHIND_BYTES = 4 << 20
+# Of a log that is far behind, block follows upon block: without a pause whoever is asked for a page may wait for the lock
+# until the log has been read, since Python's locks know no order.
+FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
 # A file that comes back within this time goes on where it was: a rotation leaves a name empty for a moment.
 FORGET_SECONDS = 600.0
 
@@ -103,6 +106,8 @@ class Logbook:
             self._read(block, state, lock)
             if stopping():
                 return False
+            if len(block.data) >= FULL_BLOCK_BYTES:
+                time.sleep(YIELD_SECONDS)
         self._forget_gone()
         statuses = self._follower.status()
         before = {status.path: (status.up, status.reason) for status in self.files}
