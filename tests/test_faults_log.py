@@ -274,8 +274,8 @@ def test_a_log_that_grows_faster_than_it_is_read_is_caught_up_with_in_constant_m
     with following(*of(server)) as exporter:
         server.raw(text)
         wait_for(lambda: exporter.page().value(LINES, kind="decode") == 4000)
-        begin, before, written = time.monotonic(), memory_kib(exporter), 4000
-        while time.monotonic() - begin < 1.5 and written < 2_000_000:
+        before, written = memory_kib(exporter), 4000
+        while written < 700_000:
             server.raw(text)
             written += 4000
         assert server.path.stat().st_size > 100_000_000
