@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Programs the tests and the demo run for real, and the Debian packages that bring them.
 PROGRAMS := promtool prometheus-alertmanager amtool prometheus-node-exporter chromium chromedriver
-PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium chromium-driver python3-venv
+PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium chromium-driver python3-venv libfaketime
 
 .PHONY: help
 help: ## list the targets
@@ -115,6 +115,9 @@ test-image: image ## whether the image comes up healthy, read-only and not as ro
 	docker run --rm --read-only --cap-drop ALL $(IMAGE) --version | grep -x 'sglang-tuning-exporter $(VERSION)'
 	docker run --rm --read-only --cap-drop ALL --tmpfs /out:uid=10001 $(IMAGE) generate --output /out | grep alerts/prometheus.yml
 	docker compose --profile demo down --volumes
+.PHONY: soak
+soak: install ## ten million lines and twenty thousand scrapes: memory must stay where it is
+	$(BIN)/python -m bench.soak $(SOAK)
 
 .PHONY: generate
 generate: install ## rules, Alertmanager's configuration and dashboards from the table of diagnoses

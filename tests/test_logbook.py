@@ -291,7 +291,10 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: 
 
 def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:
     with place.reader() as (book, state), place.reader() as (other, others):
-        assert (book.state_file_problem, other.state_file_problem) == ("", "another exporter uses it")
+        assert (book.state_file_problem, other.state_file_problem) == (
+            "",
+            "another exporter uses it; give each exporter a --state-file of its own",
+        )
         place.write(DECODE, RETRACTION)
         for each, its in ((book, state), (other, others)):
             each.poll(its, LOCK)

@@ -45,6 +45,8 @@ FAMILIES: dict[str, set[str]] = {
     "log_up": {"file"},
     "log_lines": {"kind"},
     "log_unrecognised": {"kind"},
+    "log_files_left_out": set(),
+    "log_dropped_lines": set(),
     "log_suspicious": {"kind"},
     "server_info": {"version", "model_name", "engine_type", "profile"},
     "server_arg": {"arg"},

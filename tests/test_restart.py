@@ -274,7 +274,11 @@ def test_a_state_file_that_can_no_longer_be_written_is_said_and_so_is_that_it_ca
 def test_of_two_exporters_with_one_state_file_the_second_goes_on_without(log: Log, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     with exporter(log, state) as first, exporter(log, state) as second:
-        assert any(f"state file {state}: another exporter uses it; going on without it" in line for line in second.said)
+        assert any(
+            f"state file {state}: another exporter uses it; give each exporter a --state-file of its own; going on without it"
+            in line
+            for line in second.said
+        )
         log.write(DECODE, retraction(1))
         for one in (first, second):
             shows(one, EVENTS, 1)

@@ -135,7 +135,10 @@ def test_a_damaged_or_foreign_document_is_said_and_replaced_by_the_next_save(
 def test_a_second_exporter_cannot_take_it_until_the_first_lets_go(file: StateFile, path: Path) -> None:
     file.save({"first": 1})
     other = taken(path)
-    assert (other.held, other.problem) == (False, "another exporter uses it")
+    assert (other.held, other.problem) == (
+        False,
+        "another exporter uses it; give each exporter a --state-file of its own",
+    )
     assert (other.load(), other.save({"second": 2})) == ({}, False)
     assert file.load() == {"schema": 1, "first": 1}
     file.release()

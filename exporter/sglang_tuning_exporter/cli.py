@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -23,12 +24,14 @@ BROKEN_PIPE_STATUS = 141  # what a shell says of a program that SIGPIPE ended
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. A user's mistake is one line on stderr and status 2."""
+    _open_standard_streams()
     try:
         arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
-        sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
+        with suppress(OSError):  # a full disk, a broken pipe: the status says it too
+            sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
         return USAGE_STATUS
     except KeyboardInterrupt:
         return 130
@@ -38,6 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_STATUS
     return status
+
+
+def _open_standard_streams() -> None:
+    """Put `/dev/null` where a stream was closed: the next file or socket would get its number, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for as long as we run
 
 
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001 - argparse has no other name for it

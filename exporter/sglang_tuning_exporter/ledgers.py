@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Rank, Retraction
@@ -121,7 +121,11 @@ class StatsRanks:
         if rank is self._last or rank.tp is None:
             return True
         key = (rank.dp, rank.pp)
-        lowest = self._lowest.setdefault(key, rank.tp)
+        lowest = self._lowest.get(key)
+        if lowest is None:
+            if len(self._lowest) < MOST_RANKS:
+                self._lowest[key] = rank.tp
+            lowest = rank.tp
         if rank.tp > lowest:
             return False
         self._lowest[key] = rank.tp
@@ -140,7 +144,7 @@ class StatsRanks:
     def restore(self, saved: object) -> None:
         """Go on from what `saved` gave."""
         self._last = None
-        for entry in saved if isinstance(saved, list) else ():
+        for entry in saved[:MOST_RANKS] if isinstance(saved, list) else ():
             if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], int):
                 dp, pp, tp = entry
                 if all(rank is None or isinstance(rank, int) for rank in (dp, pp)):

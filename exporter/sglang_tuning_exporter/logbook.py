@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # A log that grows faster than one poll reads is read on at once.
 BEHIND_BYTES = 4 << 20
+# Of a log that is far behind, block follows upon block: without a pause whoever is asked for a page may wait for the lock
+# until the log has been read, since Python's locks know no order.
+FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
 # A file that comes back within this time goes on where it was: a rotation leaves a name empty for a moment.
 FORGET_SECONDS = 600.0
 
@@ -61,6 +64,8 @@ class Logbook:
             clock=clock,
         )
         self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
+        self._said_left_out = 0
+        self._dropped_before = 0  # by files that are not followed any more
         self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
         self._say_problem()
 
@@ -78,19 +83,47 @@ class Logbook:
             state.restore(saved, now)
         self._saved = {}
 
-    def poll(self, state: ServerState, lock: AbstractContextManager[Any]) -> bool:
-        """Read what is there now. True when there is so much that it should be called again at once."""
+    @property
+    def left_out(self) -> int:
+        """How many files the globs match beyond those that are followed at once."""
+        return self._follower.left_out
+
+    @property
+    def dropped_lines(self) -> int:
+        """How many lines were longer than a line may be, in the files followed now and before."""
+        return self._dropped_before + sum(status.dropped for status in self.files)
+
+    def poll(
+        self, state: ServerState, lock: AbstractContextManager[Any], stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Read what is there now. True when there is so much that it should be called again at once.
+
+        Once `stopping` says so it returns after the block under way.
+        """
         size = 0
         for block in self._follower.poll():
             size += len(block.data)
             self._read(block, state, lock)
+            if stopping():
+                return False
+            if len(block.data) >= FULL_BLOCK_BYTES:
+                time.sleep(YIELD_SECONDS)
         self._forget_gone()
         statuses = self._follower.status()
         before = {status.path: (status.up, status.reason) for status in self.files}
         for status in statuses:
             if before.get(status.path) != (status.up, status.reason):
                 logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
+        if self.left_out > 2 * self._said_left_out:
+            self._said_left_out = self.left_out
+            logger.warning(
+                "log: %d more files match than can be followed at once; the %d written last are (narrow the glob)",
+                self.left_out,
+                len(statuses),
+            )
+        followed = {status.path for status in statuses}
         with lock:
+            self._dropped_before += sum(status.dropped for status in self.files if status.path not in followed)
             self.files = statuses
             self.keep(state, self._clock())
         return size >= BEHIND_BYTES

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.events import Event, KvPool, Limits, Liveness, Memory, Rank, RankFigures, ServerArgs
+from sglang_tuning_exporter.sglang.events import (
+    MOST_RANKS,
+    Event,
+    KvPool,
+    Limits,
+    Liveness,
+    Memory,
+    Rank,
+    RankFigures,
+    ServerArgs,
+)
 from sglang_tuning_exporter.sglang.flags import flag_of, is_before, release_of
 
 if TYPE_CHECKING:
@@ -125,7 +135,8 @@ class ServerFacts:
         if event.stage == "weights" and event.used_gb is not None:
             self.weights_gb = event.used_gb
         if event.stage in {"pool", "graph"} and event.available_gb is not None:
-            self.left_gb[event.rank] = event.available_gb
+            if len(self.left_gb) < MOST_RANKS or event.rank in self.left_gb:
+                self.left_gb[event.rank] = event.available_gb
         elif event.stage == "graph_begin":
             self.left_gb.pop(event.rank, None)  # and up to 0.4.0 the end of the capture tells no memory
         if event.stage in {"graph_begin", "graph"}:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import math
+import os
 import signal
 import socket
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import anyio._backends._asyncio  # noqa: F401 - loaded at the first request otherwise, when there may be no file descriptor left
 import uvicorn
 
 from sglang_tuning_exporter import allocator
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 BACKLOG = 128
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more is answered 400
 TICK_SECONDS = 1.0
+GRACE_SECONDS = 1  # for answers under way, when it is told to end
+TROUBLE_SECONDS = 60.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -62,7 +71,8 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=BACKLOG,
         limit_concurrency=64,
     )
     config.load()
@@ -78,6 +88,11 @@ class _Server(wire.Server):
         super().__init__(config, door)
         self._watcher = watcher
         self._wake: Callable[[], object] = lambda: None
+        self._troubled_at = -math.inf
+        self._hang_up: Callable[[], None] | None = None
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            self._hang_up = partial(self._hung_up, has_terminal=_has_terminal())
+            signal.signal(signal.SIGHUP, lambda *_: self._hang_up and self._hang_up())
 
     async def main_loop(self) -> None:
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
@@ -88,6 +103,36 @@ class _Server(wire.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        self._wake()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._trouble)
+        if self._hang_up is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        await super().startup(sockets)
+
+    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once a minute, in a line, that no connection can be taken: asyncio tries again every second."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._troubled_at >= TROUBLE_SECONDS:
+            self._troubled_at = time.monotonic()
+            logger.warning("cannot take a connection: %s; raise the limit (ulimit -n, LimitNOFILE=)", error.strerror)
+
+    def _hung_up(self, *, has_terminal: bool) -> None:
+        """End in order where our terminal has gone; go on as a service, whose operator means it to reload."""
+        if has_terminal:
+            self.end()
+        else:
+            logger.warning(
+                "SIGHUP: settings are read at the start only, and rotated logs followed; restart to change them"
+            )
+
+    def end(self, *_: object) -> None:
+        """Have it end in order."""
+        self.should_exit = True
         self._wake()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -103,6 +148,14 @@ def _door(config: Config) -> Door | None:
     return Door(config.web_config)
 
 
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def serve(config: Config) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
     door = _door(config)
@@ -112,7 +165,7 @@ def serve(config: Config) -> int:
     server = _Server(uvicorn_config(make_app(watcher, door), door), watcher, door)
     # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
     # we end in order.
-    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    signal.signal(signal.SIGTERM, server.end)
     watcher.start()
     host, port = listener.getsockname()[:2]
     sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))

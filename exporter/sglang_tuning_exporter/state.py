@@ -17,6 +17,7 @@ from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, 
 from sglang_tuning_exporter.scheduler import RankState, gained
 from sglang_tuning_exporter.server import WHOLE_ARGS, ServerFacts
 from sglang_tuning_exporter.sglang.events import (
+    MOST_RANKS,
     NO_RANK,
     OUT_OF_MEMORY_PHASES,
     DecodeBatch,
@@ -352,7 +353,7 @@ class ServerState:
         """Go on from what an earlier process gave in `saved`; what cannot be read is left out."""
         for entry in _dicts(saved.get("ranks")):
             dp = entry.get("dp")
-            if dp is None or isinstance(dp, int):
+            if dp is None or (isinstance(dp, int) and 0 <= dp < MOST_RANKS):
                 self.rank(dp, now).restore(counts(entry.get("counts")))
         failures = counts(saved.get("out_of_memory"))
         self.out_of_memory.update({phase: failures[phase] for phase in OUT_OF_MEMORY_PHASES if phase in failures})

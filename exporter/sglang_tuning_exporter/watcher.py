@@ -36,6 +36,7 @@ FRESH_SECONDS = 0.05
 LOOK_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 0.25
 SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
+STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
 # First and longest pause: every /server_info leaves a line in the log that is being read.
 INFO_RETRY_SECONDS = (15.0, 300.0)
 # Another server may answer next time.
@@ -134,8 +135,9 @@ class Watcher:
         if self._scraper is not None and self._informant is not None:
             self._scraper.stop()
             self._informant.cut()
+        deadline = time.monotonic() + STOP_SECONDS
         for thread in self._threads:
-            thread.join(timeout=2.0)
+            thread.join(timeout=max(deadline - time.monotonic(), 0.0))
         if self.log is not None:
             self.log.close()
 
@@ -281,7 +283,7 @@ class Watcher:
 
     def _read_log(self, log: Logbook) -> bool:
         starts = self.state.starts
-        behind = log.poll(self.state, self._lock)
+        behind = log.poll(self.state, self._lock, self._stopping.is_set)
         if self.state.starts != starts:
             self._inquiry.want()
         return behind

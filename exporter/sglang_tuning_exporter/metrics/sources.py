@@ -56,6 +56,12 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
     for status in log.files:
         file_up.add_metric([sound(status.path)], float(status.up))
     yield file_up
+    left_out = gauge("log_files_left_out", "Files that match --log-file and are not followed: there are too many.")
+    left_out.add_metric([], log.left_out)
+    yield left_out
+    overlong = counter("log_dropped_lines", "Lines of the log that were longer than 1 MiB, and not read.")
+    overlong.add_metric([], log.dropped_lines)
+    yield overlong
     last = gauge("log_last_line_timestamp_seconds", "When the last line of the log arrived, in unix seconds.")
     if log.last_line_at is not None:
         last.add_metric([], log.last_line_at)

@@ -38,6 +38,8 @@ class Rank:
 
 
 NO_RANK = Rank()
+MOST_RANKS = 1024
+"""Ranks are numbered below this; a greater number is none. Each one is remembered for as long as the exporter runs."""
 _NO_QUEUES: Mapping[str, int] = MappingProxyType({})
 
 

@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.exposition import labels, native_name, scan
 from sglang_tuning_exporter.sglang.families import FAMILIES
 from sglang_tuning_exporter.sglang.histograms import Histogram
@@ -312,7 +312,8 @@ def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozen
 
 def _dp(label: Mapping[str, str]) -> int | None:
     rank = label.get("dp_rank", "")
-    return int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 7 else None
+    number = int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 7 else MOST_RANKS
+    return number if number < MOST_RANKS else None
 
 
 def _model_name(series: Mapping[str, Series]) -> str | None:

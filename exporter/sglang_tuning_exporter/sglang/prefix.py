@@ -12,7 +12,7 @@ import datetime as dt
 import re
 from typing import NamedTuple
 
-from sglang_tuning_exporter.sglang.events import NO_RANK, Rank
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, NO_RANK, Rank
 
 DAY = 86400
 _EPOCH = dt.date(1970, 1, 1).toordinal()
@@ -92,6 +92,8 @@ def parse_rank(text: bytes) -> Rank:
     dp = tp = pp = None
     for match in _RANK.finditer(text):
         name, number = match[1], int(match[2])
+        if number >= MOST_RANKS:
+            continue
         if name == b"DP":
             dp = number
         elif name == b"PP":

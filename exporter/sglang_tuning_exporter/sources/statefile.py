@@ -45,7 +45,7 @@ class StateFile:
             self._lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.problem = "another exporter uses it"
+            self.problem = "another exporter uses it; give each exporter a --state-file of its own"
             self.release()
         except OSError as error:
             self.problem = f"cannot be used: {_words(error)}"
@@ -85,6 +85,9 @@ class StateFile:
         if not self.held:
             return False
         text = json.dumps({"schema": SCHEMA, **document}, separators=(",", ":")).encode()
+        if len(text) > MOST_BYTES:  # it would not be read again
+            self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
+            return False
         beside = Path(f"{self._file}.new")
         try:
             with os.fdopen(os.open(beside, _WRITE, 0o600), "wb") as file:

@@ -7,6 +7,7 @@ import os
 import select
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.sources import positions as places
@@ -20,6 +21,13 @@ _STEP = 64 << 10
 _LOOK_BACK = 256 << 20
 _LOOK_BACK_TEXT = 4 << 20
 _START_UP = b"server_args="
+
+OTHER_KINDS = (
+    (stat.S_ISDIR, "is a directory"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+    (stat.S_ISSOCK, "is a socket"),
+)
 
 Key = tuple[int, int]
 """Device and inode: what a file is, whatever it is called."""
@@ -335,3 +343,27 @@ def _line_start(fd: int, position: int, limit: int) -> int | None:
     if newline is not None:
         return newline + 1
     return None if low else 0
+
+
+def why(error: OSError) -> str:
+    """Say in a word or two why a path cannot be read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    if isinstance(error, IsADirectoryError):
+        return "is a directory"
+    return f"unreadable: {error.strerror or error}"
+
+
+def look_at(path: str) -> tuple[str, os.stat_result | None]:
+    """Say what is wrong with a path, or give its status."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        return why(error), None
+    except ValueError:  # a NUL byte in the name
+        return "missing", None
+    # Told before it is opened: opening a device may do something, and /dev/zero has no end.
+    wrong = next((words for is_kind, words in OTHER_KINDS if is_kind(status.st_mode)), "")
+    return wrong, None if wrong else status

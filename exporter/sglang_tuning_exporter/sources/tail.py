@@ -5,25 +5,24 @@ Nothing here waits and nothing raises for what the world does to a file; `LogFol
 
 from __future__ import annotations
 
-import glob
 import os
-import stat
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.sources import positions as places
-from sglang_tuning_exporter.sources.stream import Dropped, Key, Stdin, Stream
+from sglang_tuning_exporter.sources.selection import Candidate, Selection, most_files
+from sglang_tuning_exporter.sources.stream import OTHER_KINDS, Dropped, Key, Stdin, Stream, look_at, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _GLOB_SECONDS = 1.0
+_GLOB_REST = 20  # a directory so large that it takes longer is looked through as much less often
 _LINGER_SECONDS = 10.0  # logrotate creates the new file before the writer is told; some of its processes come later
 _DELETED_SECONDS = 60.0  # a quiet deleted file is let go, since holding it keeps its disk space
-_GONE = ("missing", "is a directory")  # after another error the same file may be back
+_GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after another error the same file may be back
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a FIFO without a writer opens at once
 
 
@@ -43,7 +42,8 @@ class Block:
 class FileStatus:
     """One followed file, or a pattern that nothing matches; `path` is "-" for stdin.
 
-    `reason` is "" when up, else "missing", "permission denied", "is a directory", "unreadable: …" or "ended" (stdin).
+    `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
+    "unreadable: …" or "ended" (stdin).
     `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes.
     """
 
@@ -66,6 +66,8 @@ class _Watch:
     reason: str = ""
     other_name: bool = False  # what is here is followed under another path, or is a rotation's copy
     closed: tuple[Key, int] | None = None  # a file and its size, there at the start, that could not be opened
+    resume: places.Mark | None = None  # up to where it was read before it was left out
+    modified: int = 0  # nanoseconds
     dropped: Dropped = field(default_factory=Dropped)
 
     @property
@@ -78,7 +80,8 @@ class LogFollower:
 
     Files that exist now are read from their end, later ones from their start; `from_start` reads all from the start.
     `positions` (of an earlier follower's `positions()`) continues exactly there, through renames in between. `clock`
-    gives monotonic seconds.
+    gives monotonic seconds. Of what globs match, `most` files are followed, those written last; `left_out` counts the
+    others.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class LogFollower:
         max_line_bytes: int = 1 << 20,
         positions: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
     ) -> None:
         self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != "-"]
         self._limit = max_line_bytes
@@ -103,8 +107,8 @@ class LogFollower:
         self._watches: dict[str, _Watch] = {}
         self._streams: dict[Key, Stream] = {}
         self._copies: set[Key] = set()
-        self._matched: set[str] = set()
-        self._barren: list[str] = []  # globs that match nothing
+        self._most = most_files() if most is None else most
+        self._selection = Selection(self._patterns, self._most, self._saved, from_start=from_start)
         self._next_glob = 0.0
         now = clock()
         self._expand(now, first=True)
@@ -144,7 +148,9 @@ class LogFollower:
                 position = watch.stream.position if watch.stream else 0
                 found.append(_status(watch.path, reason, position, watch.dropped))
         used = {watch.pattern for watch in self._watches.values()}
-        found += [_status(pattern, "missing", 0, Dropped()) for pattern in self._barren if pattern not in used]
+        found += [
+            _status(pattern, "missing", 0, Dropped()) for pattern in self._selection.barren if pattern not in used
+        ]
         return found
 
     def paths(self) -> set[str]:
@@ -154,7 +160,7 @@ class LogFollower:
 
     def positions(self) -> dict[str, object]:
         """Return, as plain JSON, how far each file has been read; every block yielded counts as read."""
-        marks = [stream.mark() for stream in self._streams.values()]
+        marks = [*self._selection.marks(), *(stream.mark() for stream in self._streams.values())]
         return places.dump(self._patterns, [mark for mark in marks if mark is not None])
 
     def close(self) -> None:
@@ -164,30 +170,46 @@ class LogFollower:
         self._streams.clear()
         self._watches.clear()
 
+    @property
+    def left_out(self) -> int:
+        """How many files are matched by a glob and not followed, because there are too many."""
+        return self._selection.left_out
+
     def _expand(self, now: float, *, first: bool) -> None:
-        self._next_glob = now + _GLOB_SECONDS
-        self._matched = set()
-        self._barren = []
-        fresh: dict[str, str] = {}
-        for pattern in self._patterns:
-            if not glob.has_magic(pattern) or os.path.lexists(pattern):
-                fresh.setdefault(pattern, pattern)
-                continue
-            everything = glob.glob(pattern, recursive=True)  # noqa: PTH207 -- pathlib refuses absolute patterns
-            paths = [path for path in everything if not places.is_compressed(path)]
-            self._matched.update(paths)
-            for path in paths:
-                fresh.setdefault(path, pattern)
-            if not paths:
-                self._barren.append(pattern)
-        # Oldest first, so that the facts of the newest file are the last ones told.
-        for path in sorted((path for path in fresh if path not in self._watches), key=_modified):
-            self._watches[path] = _Watch(path, fresh[path], first=first)
+        begin = time.thread_time()  # a machine that is busy with others must not make new files wait
+        for file in self._selection.choose(self._watches, self._make_room, first=first):
+            self._watches[file.path] = _Watch(
+                file.path, file.pattern, first=first, resume=file.mark, modified=file.modified
+            )
+        self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
+
+    def _make_room(self, file: Candidate) -> bool:
+        """Leave out the file that was written to longest ago, if that is longer ago than `file` was and it has been read."""
+        quiet = [
+            watch
+            for watch in self._watches.values()
+            if watch.is_glob_match
+            and watch.modified < file.modified
+            and (watch.stream is None or (watch.stream.at_end and watch.stream.gone_at is None))
+        ]
+        if not quiet:
+            return False
+        watch = min(quiet, key=lambda each: each.modified)
+        del self._watches[watch.path]
+        stream = watch.stream
+        if stream is not None:
+            size = os.fstat(stream.fd).st_size
+            self._selection.leave_out(
+                Candidate(watch.path, watch.pattern, stream.key, size, watch.modified, stream.mark())
+            )
+            del self._streams[stream.key]
+            stream.close()
+        return True
 
     def _look(self, now: float) -> None:
         found: dict[str, os.stat_result] = {}
         for path, watch in self._watches.items():
-            watch.reason, status = _look_at(path)
+            watch.reason, status = look_at(path)
             if status is not None:
                 found[path] = status
         owners: dict[Key, str] = {}
@@ -196,6 +218,7 @@ class LogFollower:
             stream = self._streams.get(key)
             mine = stream is not None and stream.path == path and self._watches[path].stream is stream
             owners[key] = path if mine else owners.get(key, path)
+            self._watches[path].modified = status.st_mtime_ns
         self._copies.intersection_update(owners)
         for path, watch in list(self._watches.items()):
             if path not in found:
@@ -213,7 +236,7 @@ class LogFollower:
     def _miss(self, watch: _Watch, now: float) -> None:
         watch.other_name = False
         watch.first = watch.first and watch.reason == "permission denied"
-        if watch.stream is None and watch.is_glob_match and watch.path not in self._matched:
+        if watch.stream is None and watch.is_glob_match and watch.path not in self._selection.matched:
             del self._watches[watch.path]
         elif watch.stream is not None and watch.stream.gone_at is None and watch.reason in _GONE:
             watch.stream.gone_at = now
@@ -250,7 +273,7 @@ class LogFollower:
         try:
             fd = os.open(watch.path, _FLAGS)
         except OSError as error:
-            watch.reason = _words(error)
+            watch.reason = why(error)
             if watch.first and watch.closed is None:
                 watch.closed = (key, size)
             return None
@@ -267,7 +290,7 @@ class LogFollower:
             self._start(watch, stream, os.fstat(fd).st_size, now)
         except OSError as error:
             os.close(fd)
-            watch.reason = _words(error)
+            watch.reason = why(error)
             return None
         self._streams[key] = stream
         stream.grown_at = now
@@ -281,6 +304,10 @@ class LogFollower:
         return known is None and any(places.is_rotated_name(watch.path, other) for other in self._watches)
 
     def _start(self, watch: _Watch, stream: Stream, size: int, now: float) -> None:
+        if watch.resume is not None:
+            if watch.resume.fits(stream.fd):
+                stream.start_at(watch.resume.position)
+            return
         if not watch.first or not stream.seekable:
             return
         marks = self._saved.of(watch.path)
@@ -301,7 +328,7 @@ class LogFollower:
     ) -> None:
         """Open what an earlier follower left unread under this path and a rotation has renamed since."""
         last: Stream | None = None
-        for at, place in enumerate(places.rotated(marks[-1]) if marks else []):
+        for at, place in enumerate(places.rotated(marks[-1])[: self._most] if marks else []):
             try:
                 fd = os.open(place, _FLAGS)
             except OSError:
@@ -336,7 +363,8 @@ class LogFollower:
             return rest  # the new file is there, but nobody writes to it yet
         else:
             patience = _LINGER_SECONDS
-        if now - max(stream.gone_at, stream.grown_at) < patience:
+        crowded = len(self._streams) > self._most and watch is None
+        if now - max(stream.gone_at, stream.grown_at) < patience and not crowded:
             return rest
         if watch is not None:
             self._leave(watch, None, now)
@@ -350,28 +378,3 @@ def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> 
 
 def _status(path: str, reason: str, position: int, dropped: Dropped) -> FileStatus:
     return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes)
-
-
-def _words(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "missing"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    if isinstance(error, IsADirectoryError):
-        return "is a directory"
-    return f"unreadable: {error.strerror or error}"
-
-
-def _look_at(path: str) -> tuple[str, os.stat_result | None]:
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        return _words(error), None
-    except ValueError:  # a NUL byte in the name
-        return "missing", None
-    return ("is a directory", None) if stat.S_ISDIR(status.st_mode) else ("", status)
-
-
-def _modified(path: str) -> float:
-    status = _look_at(path)[1]
-    return 0.0 if status is None else status.st_mtime

@@ -1,0 +1,165 @@
+"""A log that meets with an accident, and a running exporter that follows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conftest import Exporter, environment, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+EVENTS = "sglang_tuning_retraction_events_total"
+LINES = "sglang_tuning_log_lines_total"
+UP = "sglang_tuning_log_up"
+STATE_FILE_UP = "sglang_tuning_state_file_up"
+# Root may read anything; without these two it is as any owner of a file.
+AS_ANY_OWNER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
+def decode(stamp: str = "2025-11-20 11:40:13") -> bytes:
+    """A batch of a server with a full pool, so that a retraction is believed."""
+    return (
+        f"[{stamp}] Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
+        "gen throughput (token/s): 4471.70, #queue-req: 4\n"
+    ).encode()
+
+
+def retraction(number: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
+    """A retraction whose figures are no other's, so that each one is an event."""
+    return (
+        f"[{stamp}] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: {8000 + number}, "
+        f"#new_token_ratio: {number % 9000 / 10_000:.4f} -> 0.5783\n"
+    ).encode()
+
+
+class Server:
+    """Writes events and knows how many: each is a retraction and the decode batch after it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def events_text(self, count: int, stamp: str = "2025-11-20 11:40:10") -> bytes:
+        """The text of the next `count` events, which count as written."""
+        first, self.events = self.events, self.events + count
+        return b"".join(retraction(number, stamp) + decode(stamp) for number in range(first, self.events))
+
+    def write(self, count: int = 1, stamp: str = "2025-11-20 11:40:10") -> None:
+        self.raw(self.events_text(count, stamp))
+
+    def raw(self, text: bytes) -> None:
+        while text:
+            text = text[os.write(self._fd, text) :]
+
+    def reopen(self) -> None:
+        """As a server does that is told of a rotation, or started again."""
+        os.close(self._fd)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextmanager
+def following(*flags: str, **how: Any) -> Iterator[Exporter]:
+    """`serve` with these flags, `how` for `Popen`; afterwards it ends in time, with status 0 and without a traceback.
+
+    `before` is a command that runs it, `variables` are added to its environment.
+    """
+    variables, before = how.pop("variables", {}), how.pop("before", ())
+    process = subprocess.Popen(
+        [*before, sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *flags],
+        stdin=how.pop("stdin", subprocess.DEVNULL),
+        stderr=subprocess.PIPE,
+        env=environment(**variables),
+        **how,
+    )
+    exporter = Exporter(process)
+    try:
+        yield exporter
+        if process.poll() is None:
+            begin = time.monotonic()
+            assert exporter.end() == 0
+            assert time.monotonic() - begin < end_seconds()
+    finally:
+        exporter.end()
+    assert "Traceback" not in "".join(exporter.said)
+
+
+def end_seconds() -> float:
+    """Two, and what a machine that is busy with others takes to say so."""
+    return 2.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def of(log: Path | Server, *more: str) -> Sequence[str]:
+    """The flags that name a log."""
+    return ("--log-file", str(log.path if isinstance(log, Server) else log), *more)
+
+
+def counted(exporter: Exporter, events: int, seconds: float = 20.0) -> None:
+    """Every event was counted, and none twice: both kinds of line, the events and the batches agree."""
+    wait_for(lambda: exporter.page().value(LINES, kind="decode") == events, seconds)
+    page = exporter.page()
+    assert page.value(EVENTS) == events
+    assert page.value(LINES, kind="retraction") == events
+    assert page.value("sglang_tuning_retracted_requests_total") == 5 * events
+    assert page.value("sglang_tuning_decode_batches_total", graph="replayed") == events
+    assert exporter.get("/api/v1/findings").json()["counts"]["retraction_events"] == events
+
+
+def up(exporter: Exporter, log: Path | Server) -> float | None:
+    return exporter.page().value(UP, file=str(log.path if isinstance(log, Server) else log))
+
+
+def silent(exporter: Exporter) -> bool:
+    """Whether the findings say that the log cannot be read."""
+    findings = exporter.get("/api/v1/findings").json()["findings"]
+    return any(finding["diagnosis"] == "log_silent" for finding in findings)
+
+
+def told(exporter: Exporter, log: Path | Server, *, is_up: bool, words: str = "") -> None:
+    """Page, findings and standard error say whether the log is read, and if not, why."""
+    wait_for(lambda: up(exporter, log) == float(is_up), 10)
+    assert silent(exporter) is not is_up
+    if words:
+        wait_for(lambda: words in "".join(exporter.said))
+
+
+def memory_kib(exporter: Exporter) -> int:
+    status = Path(f"/proc/{exporter.process.pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def peak_kib(exporter: Exporter) -> int:
+    status = Path(f"/proc/{exporter.process.pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
+def open_files(exporter: Exporter) -> int:
+    return len(list(Path(f"/proc/{exporter.process.pid}/fd").iterdir()))
+
+
+def cpu_seconds(exporter: Exporter) -> float:
+    fields = Path(f"/proc/{exporter.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def mounted(directory: Path, size: str) -> bool:
+    """Whether a small file system could be mounted there: `unmounted` takes it away."""
+    directory.mkdir()
+    if os.geteuid() != 0:
+        return False
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "tmpfs", str(directory)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def unmounted(directory: Path) -> None:
+    subprocess.run(["umount", "-l", str(directory)], check=True)

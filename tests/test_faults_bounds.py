@@ -1,0 +1,66 @@
+"""docs/faults.md tells the figures that are in force, and names tests that exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter import credibility, history, ledgers, serving, watcher
+from sglang_tuning_exporter.sglang import events, exposition, histograms, usual, wrappers
+from sglang_tuning_exporter.sglang.prefix import parse_rank
+from sglang_tuning_exporter.sources import scrape, selection, statefile, stream, tail
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].default
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("a line of the log", f"{LINE_BYTES >> 20} MiB"),
+        ("of a line, what is understood", f"{wrappers.LONGEST_LINE} bytes"),
+        ("a log read in one turn, then the next file", f"{stream._BUDGET >> 20} MiB"),
+        (
+            "looked back for the server's arguments",
+            f"{stream._LOOK_BACK >> 20} MiB, and {stream._LOOK_BACK_TEXT >> 20} MiB of text taken",
+        ),
+        ("files followed at once", f"{selection.MOST_FILES}, or half of `ulimit -n`"),
+        ("files not followed whose positions outlive a restart", f"{selection.MOST_REMEMBERED}"),
+        ("a name looked through for new files", f"{100 / tail._GLOB_REST:.0f} % of a core"),
+        ("a quiet deleted or rotated file is held", f"{tail._DELETED_SECONDS:.0f} s, {tail._LINGER_SECONDS:.0f} s"),
+        ("ranks of a kind (DP, TP, PP)", f"{events.MOST_RANKS}"),
+        ("the state file", f"{statefile.MOST_BYTES >> 20} MiB"),
+        ("SGLang's page, and its other answers", f"{scrape.MOST_BYTES >> 20} MiB"),
+        ("buckets of a histogram", f"{histograms.MOST_BOUNDS}"),
+        ("suspect events that wait for a witness", f"{credibility.MOST_PENDING}"),
+        ("retractions that may still be repeated", f"{ledgers._MOST_KEYS}"),
+        (
+            "label sets, line starts remembered",
+            f"{exposition.labels.cache_info().maxsize}, {usual._KEPT}",
+        ),
+        ("the page's history", f"{history.LENGTH_SECONDS:.0f} s, every {history.STEP_SECONDS:.0f} s"),
+        ("answers under way", f"{serving.uvicorn_config(None).limit_concurrency}"),
+        ("connections that wait", f"{serving.BACKLOG}"),
+        ("a connection that says nothing between two requests", f"{serving.uvicorn_config(None).timeout_keep_alive} s"),
+        ("answers under way when it is told to end", f"{serving.GRACE_SECONDS} s"),
+        ("its threads when it is told to end", f"{watcher.STOP_SECONDS:.0f} s together"),
+    ],
+)
+def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str) -> None:
+    assert f"\n| {what} | {words} |" in TEXT
+
+
+def test_every_test_that_a_row_names_exists() -> None:
+    files = ("test_faults_*.py", "test_cli.py", "test_state.py")
+    names = "\n".join(path.read_text(encoding="utf-8") for file in files for path in (ROOT / "tests").glob(file))
+    for part in re.findall(r"`…([a-z_]+)…`", TEXT):
+        assert re.search(rf"def test_\w*{part}\w*\(", names), part
+
+
+def test_a_rank_beyond_the_bound_is_none() -> None:
+    assert parse_rank(b" DP1023 TP7") == events.Rank(dp=1023, tp=7)
+    assert parse_rank(b" DP1024 TP99999 PP3") == events.Rank(pp=3)

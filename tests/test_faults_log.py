@@ -1,0 +1,465 @@
+"""What can happen to a log while it is followed: during, and after. Every event is counted, and none twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from conftest import wait_for
+from followed import (
+    AS_ANY_OWNER,
+    EVENTS,
+    LINES,
+    Server,
+    counted,
+    cpu_seconds,
+    decode,
+    following,
+    memory_kib,
+    mounted,
+    of,
+    open_files,
+    retraction,
+    silent,
+    told,
+    unmounted,
+    up,
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "server.log")
+    yield server
+    server.close()
+
+
+def test_a_log_deleted_while_it_is_written_is_read_to_its_end_and_then_the_new_one(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        server.write()
+        counted(exporter, 1)
+        server.path.unlink()
+        server.write(3)
+        told(exporter, server, is_up=False, words="missing")
+        counted(exporter, 4)
+        server.write()
+        server.reopen()
+        server.write(2)
+        told(exporter, server, is_up=True)
+        counted(exporter, 7)
+
+
+def test_a_log_rotated_by_rename_loses_nothing_while_its_writer_does_not_know_yet(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        server.write(2)
+        server.path.rename(f"{server.path}.1")
+        server.write(2)
+        told(exporter, server, is_up=False)
+        server.reopen()
+        server.write(2)
+        told(exporter, server, is_up=True)
+        counted(exporter, 6)
+
+
+def test_a_log_copied_and_truncated_again_and_again_loses_nothing(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        for number in range(5):
+            server.write(7)
+            counted(exporter, 7 * (number + 1))
+            shutil.copyfile(server.path, f"{server.path}.1")
+            os.truncate(server.path, 0)
+        told(exporter, server, is_up=True)
+
+
+@pytest.mark.parametrize("again", [3, 40], ids=["shorter", "longer"])
+def test_a_log_written_anew_is_read_from_its_start(server: Server, again: int) -> None:
+    with following(*of(server)) as exporter:
+        server.write(20)
+        counted(exporter, 20)
+        text = server.events_text(again)
+        with server.path.open("r+b") as file:
+            file.truncate(0)
+            file.write(text)
+        counted(exporter, 20 + again)
+        server.write(2)
+        counted(exporter, 22 + again)
+
+
+def directory_at(path: Path) -> None:
+    path.mkdir()
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        here = Path.cwd()
+        os.chdir(path.parent)  # an address is at most 108 bytes long
+        try:
+            one.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+def device_at(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def full_at(path: Path) -> None:
+    path.symlink_to("/dev/full")
+
+
+def dangling_at(path: Path) -> None:
+    path.symlink_to(f"{path}.nowhere")
+
+
+def loop_at(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (directory_at, "is a directory"),
+        (socket_at, "is a socket"),
+        (device_at, "is a device"),
+        (full_at, "is a device"),
+        (dangling_at, "missing"),
+        (loop_at, "Too many levels of symbolic links"),
+    ],
+)
+def test_what_is_no_log_in_the_logs_place_is_told_and_the_log_that_comes_back_is_read(
+    server: Server, put: Callable[[Path], None], words: str
+) -> None:
+    with following(*of(server)) as exporter:
+        server.write()
+        counted(exporter, 1)
+        server.path.rename(f"{server.path}.1")
+        put(server.path)
+        server.write(2)
+        told(exporter, server, is_up=False, words=f"log {server.path}: ")
+        assert words in "".join(exporter.said)
+        counted(exporter, 3)
+        before = cpu_seconds(exporter)
+        time.sleep(0.5)
+        assert cpu_seconds(exporter) - before < 0.4
+        if server.path.is_dir():
+            server.path.rmdir()
+        else:
+            server.path.unlink()
+        server.reopen()
+        server.write(2)
+        told(exporter, server, is_up=True)
+        counted(exporter, 5)
+
+
+def test_a_pipe_in_the_logs_place_is_read_and_never_waited_for(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        server.write()
+        counted(exporter, 1)
+        server.path.rename(f"{server.path}.1")
+        os.mkfifo(server.path)
+        time.sleep(0.3)
+        told(exporter, server, is_up=True)
+        server.reopen()
+        server.write(2)
+        counted(exporter, 3)
+        server.path.unlink()
+        server.reopen()
+        server.write()
+        counted(exporter, 4)
+
+
+def test_a_link_switched_to_another_file_and_back_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    link = tmp_path / "current.log"
+    first, second = Server(tmp_path / "first.log"), Server(tmp_path / "second.log")
+    second.events = 1000  # whose figures are no other's
+
+    def switch(to: Server) -> None:
+        (tmp_path / "new").symlink_to(to.path.name)
+        (tmp_path / "new").replace(link)
+
+    switch(first)
+    with following(*of(link)) as exporter:
+        first.write(2)
+        counted(exporter, 2)
+        switch(second)
+        second.write(3)
+        counted(exporter, 5)
+        switch(first)
+        first.write(2)
+        told(exporter, link, is_up=True)
+        counted(exporter, 7)
+    first.close()
+    second.close()
+
+
+def test_a_log_that_may_not_be_read_for_a_while_is_told_and_read_on(server: Server) -> None:
+    directory = server.path.parent
+    with following(*of(server), before=AS_ANY_OWNER, cwd="/") as exporter:
+        server.write()
+        counted(exporter, 1)
+        directory.chmod(0)
+        server.write(2)
+        told(exporter, server, is_up=False, words="permission denied")
+        directory.chmod(0o755)
+        told(exporter, server, is_up=True)
+        counted(exporter, 3)
+        server.path.rename(f"{server.path}.1")
+        server.reopen()
+        server.path.chmod(0)
+        server.write(2)
+        told(exporter, server, is_up=False)
+        server.path.chmod(0o644)
+        counted(exporter, 5)
+        told(exporter, server, is_up=True)
+
+
+def test_a_directory_removed_and_made_again_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    server = Server(tmp_path / "logs" / "server.log")
+    with following(*of(server)) as exporter:
+        server.write()
+        counted(exporter, 1)
+        shutil.rmtree(tmp_path / "logs")
+        server.write()
+        told(exporter, server, is_up=False, words="missing")
+        counted(exporter, 2)
+        (tmp_path / "logs").mkdir()
+        server.reopen()
+        server.write(2)
+        counted(exporter, 4)
+        told(exporter, server, is_up=True)
+    server.close()
+
+
+def test_a_log_on_a_full_disk_ends_in_half_a_line_and_goes_on_with_the_next(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    if not mounted(disk, "64k"):
+        pytest.skip("no file system can be mounted here")
+    server = Server(disk / "server.log")
+    try:
+        with following(*of(server), cwd="/") as exporter:
+            server.write(100)
+            ballast = (disk / "ballast").open("wb", buffering=0)
+            with suppress(OSError):
+                while ballast.write(b"x" * 4096):
+                    pass
+            with pytest.raises(OSError, match="No space left"):
+                server.raw(decode() * 1000)
+            written = server.path.read_bytes()
+            assert not written.endswith(b"\n")
+            whole = written.count(b"Decode batch") - 1
+            wait_for(lambda: exporter.page().value(LINES, kind="decode") == whole)
+            told(exporter, server, is_up=True)
+            ballast.close()
+            (disk / "ballast").unlink()
+            server.raw(b"\n" + decode() * 3)
+            wait_for(lambda: exporter.page().value(LINES, kind="decode") in {whole + 3, whole + 4})
+            assert exporter.page().value(EVENTS) == 100
+    finally:
+        server.close()
+        unmounted(disk)
+
+
+def test_a_log_that_grows_faster_than_it_is_read_is_caught_up_with_in_constant_memory(server: Server) -> None:
+    text = decode() * 4000
+    with following(*of(server)) as exporter:
+        server.raw(text)
+        wait_for(lambda: exporter.page().value(LINES, kind="decode") == 4000)
+        before, written = memory_kib(exporter), 4000
+        while written < 700_000:
+            server.raw(text)
+            written += 4000
+        assert server.path.stat().st_size > 100_000_000
+        exporter.page()  # answers meanwhile
+        wait_for(lambda: exporter.page().value(LINES, kind="decode") == written, 60)
+        assert exporter.page().value("sglang_tuning_decode_batches_total", graph="replayed") == written
+        assert memory_kib(exporter) - before < 8 << 10
+        os.truncate(server.path, 0)
+
+
+def test_a_line_of_a_hundred_megabytes_is_dropped_whole_and_counted(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        server.write()
+        counted(exporter, 1)
+        before = memory_kib(exporter)
+        piece = (b"x" * 100 + decode()[:-1]) * 5000
+        for _ in range(100_000_000 // len(piece) + 1):
+            server.raw(piece)
+        assert exporter.page().value("sglang_tuning_log_dropped_lines_total") == 0
+        server.raw(b"\n")
+        server.write(2)
+        counted(exporter, 3)
+        assert exporter.page().value("sglang_tuning_log_dropped_lines_total") == 1
+        assert memory_kib(exporter) - before < 8 << 10
+
+
+def test_garbage_between_the_lines_costs_no_line(server: Server) -> None:
+    dice = random.Random(7)
+    with following(*of(server)) as exporter:
+        for _ in range(50):
+            server.raw(bytes(dice.choices(range(256), k=997)).replace(b"[", b"") + b"\n")
+            server.write()
+            server.raw(b"\0" * dice.randrange(5000) + b"\n\xff\xfe\xc3\x28\x80" * 9 + b"\r\n\x1b[2J\n")
+        counted(exporter, 50)
+
+
+def test_a_hole_of_ten_gigabytes_is_skipped(server: Server) -> None:
+    try:
+        with following(*of(server)) as exporter:
+            server.write()
+            counted(exporter, 1)
+            os.truncate(server.path, 10 << 30)
+            server.write(2)
+            before = cpu_seconds(exporter)
+            counted(exporter, 3, 30)
+            assert cpu_seconds(exporter) - before < 5
+    finally:
+        os.truncate(server.path, 0)
+
+
+def test_a_log_that_shrinks_while_it_is_read_doubles_nothing_and_is_read_on(server: Server) -> None:
+    """What is cut off before anybody read it is lost to everybody; what is left is counted once."""
+    dice = random.Random(3)
+    with following(*of(server)) as exporter:
+        for _ in range(20):
+            server.raw(server.events_text(400))
+            os.truncate(server.path, dice.randrange(server.path.stat().st_size))
+            time.sleep(dice.random() / 20)
+        time.sleep(0.5)
+        seen = exporter.page().value(EVENTS) or 0.0
+        assert 0 < seen <= server.events
+        os.truncate(server.path, 0)
+        server.raw(b"\n")
+        server.write(5)
+        wait_for(lambda: exporter.page().value(EVENTS) == seen + 5)
+
+
+def test_of_a_glob_that_matches_five_thousand_files_the_newest_are_followed_and_any_that_grows(tmp_path: Path) -> None:
+    old = time.time() - 10_000
+    for number in range(5000):
+        path = tmp_path / f"start-{number:04}.log"
+        path.write_bytes(decode())
+        os.utime(path, (old + number, old + number))
+    with following(*of(tmp_path / "*.log"), "--state-file", str(tmp_path / "state.json")) as exporter:
+        assert open_files(exporter) < 300
+        assert len(exporter.page().labels("sglang_tuning_log_up")) == 256
+        assert exporter.page().value("sglang_tuning_log_files_left_out") == 5000 - 256
+        assert "4744 more files match" in "".join(exporter.said)
+        assert not silent(exporter)
+        assert up(exporter, tmp_path / "start-4999.log") == 1
+        newest, oldest = Server(tmp_path / "start-5000.log"), Server(tmp_path / "start-0000.log")
+        newest.write(3)
+        counted(exporter, 3)
+        oldest.events = 100
+        oldest.write(2)
+        counted(exporter, 5)
+        assert open_files(exporter) < 300
+        assert len(exporter.page().labels("sglang_tuning_log_up")) == 256
+    oldest.write(2)
+    again = Server(tmp_path / "start-4800.log")
+    again.events = 200
+    again.write(2)
+    third = Server(tmp_path / "start-4600.log")  # that was never followed
+    third.events = 300
+    third.write(2)
+    with following(*of(tmp_path / "*.log"), "--state-file", str(tmp_path / "state.json")) as exporter:
+        counted(exporter, 11)
+    for one in (newest, oldest, again, third):
+        one.close()
+
+
+def test_thousands_of_rotations_beside_the_log_do_not_matter_and_many_in_a_row_lose_nothing(server: Server) -> None:
+    for number in range(10_000):
+        Path(f"{server.path}.{number + 100}").touch()
+    state = str(server.path.parent / "state.json")
+    with following(*of(server), "--state-file", state) as exporter:
+        for number in range(30):
+            server.write(5)
+            server.path.rename(f"{server.path}.{number}")
+            server.reopen()
+            server.write(1)
+            wait_for(lambda: exporter.page().value(LINES, kind="decode") == server.events)
+        counted(exporter, 180)
+        assert open_files(exporter) < 60
+    server.write()
+    server.path.rename(f"{server.path}.31")
+    server.reopen()
+    server.write()
+    with following(*of(server), "--state-file", state) as exporter:
+        counted(exporter, 182)
+
+
+def test_a_writer_of_half_lines_is_heard_in_whole_ones(server: Server) -> None:
+    dice = random.Random(11)
+    text = b"".join(retraction(number) + decode() for number in range(40))
+    with following(*of(server)) as exporter:
+        while text:
+            cut = dice.randrange(1, 200)
+            server.raw(text[:cut])
+            text = text[cut:]
+            if dice.random() < 0.1:
+                time.sleep(0.03)
+        counted(exporter, 40)
+
+
+def test_one_file_under_two_names_is_counted_once(server: Server, tmp_path: Path) -> None:
+    os.link(server.path, tmp_path / "other.log")
+    with following(*of(server), *of(tmp_path / "other.log")) as exporter:
+        server.write(3)
+        counted(exporter, 3)
+        server.path.unlink()
+        server.write(2)
+        counted(exporter, 5)
+        assert up(exporter, tmp_path / "other.log") == 1
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        ("2025-11-20 11:40:10", "2025-11-20 10:40:10", "2025-11-20 12:40:10"),
+        ("2025-10-26 02:59:59", "2025-10-26 02:00:00", "2025-10-26 02:59:59"),
+        ("2025-11-20 11:40:10", "2199-01-01 00:00:00", "1970-01-01 00:00:00"),
+    ],
+    ids=["an hour back and forth", "the hour of summer time twice", "the future and the past"],
+)
+def test_a_log_whose_clock_jumps_is_counted_at_the_time_it_arrives(server: Server, stamps: tuple[str, ...]) -> None:
+    begin = time.monotonic()
+    with following(*of(server)) as exporter:
+        for stamp in stamps:
+            server.write(4, stamp)
+            counted(exporter, server.events)
+        page = exporter.page()
+        last = page.value("sglang_tuning_log_last_line_timestamp_seconds")
+        assert last is not None
+        assert abs(last - time.time()) < 5
+        assert page.value("sglang_tuning_log_suspicious_total", kind="retraction") == 0
+        spent = [s.value for s in page.samples if s.name == "sglang_tuning_state_seconds_total"]
+        assert min(spent) >= 0
+        assert max(spent) < time.monotonic() - begin
+
+
+def test_two_servers_that_write_into_one_log_at_once_are_both_counted(server: Server) -> None:
+    other = Server(server.path)
+    other.events = 5000
+
+    def write(one: Server) -> None:
+        for _ in range(200):
+            one.write()
+
+    with following(*of(server)) as exporter:
+        threads = [threading.Thread(target=write, args=(one,)) for one in (server, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        counted(exporter, 400)
+    other.close()

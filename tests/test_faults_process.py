@@ -1,0 +1,426 @@
+"""What can happen to the exporter itself: killed, starved of files, disk and terminal, its clock moved. During, and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from conftest import FakeSGLang, environment, hang, wait_for
+from followed import (
+    AS_ANY_OWNER,
+    EVENTS,
+    LINES,
+    STATE_FILE_UP,
+    Server,
+    counted,
+    decode,
+    end_seconds,
+    following,
+    mounted,
+    of,
+    open_files,
+    told,
+    unmounted,
+)
+
+AS_ROOT = os.geteuid() == 0
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+SPENT = "sglang_tuning_state_seconds_total"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "server.log")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state.json"
+
+
+def with_state(state: Path) -> tuple[str, str]:
+    return "--state-file", str(state)
+
+
+def usage(*flags: str) -> tuple[int, str]:
+    """The exit status and the words of a `serve` that refuses to start."""
+    command = [sys.executable, "-m", "sglang_tuning_exporter", "serve", *flags]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    return ended.returncode, ended.stderr
+
+
+def test_a_killed_exporter_with_a_state_file_goes_on_with_its_counters(server: Server, state: Path) -> None:
+    for _ in range(3):
+        with following(*of(server), *with_state(state)) as exporter:
+            if server.events:
+                counted(exporter, server.events)
+            server.write(10)
+            counted(exporter, server.events)
+            server.write(3)
+            exporter.process.kill()
+            exporter.process.wait()
+        server.write(5)
+    with following(*of(server), *with_state(state)) as exporter:
+        counted(exporter, 54)
+
+
+def test_it_ends_in_time_with_a_scrape_under_way_and_a_reader_that_does_not_read(
+    server: Server, sglang: FakeSGLang
+) -> None:
+    sglang.answers["/metrics"] = hang
+    with following(*of(server), "--sglang-url", sglang.url) as exporter, ExitStack() as clients:
+        port = int(exporter.url.rpartition(":")[2])
+        for request in (
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 30,
+            b"GET /",
+        ):
+            client = socket.socket()
+            clients.callback(client.close)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.connect(("127.0.0.1", port))
+            client.sendall(request)
+        wait_for(lambda: sglang.count("/metrics") > 0)
+        begin = time.monotonic()
+        assert exporter.end() == 0
+        assert time.monotonic() - begin < end_seconds()
+
+
+def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server: Server, state: Path) -> None:
+    lines = 600_000
+    with following(*of(server), *with_state(state)) as exporter:
+        server.raw(decode())
+        wait_for(lambda: exporter.page().value(LINES, kind="decode") == 1)
+        server.raw(decode() * (lines - 1))
+        begin = time.monotonic()
+        assert exporter.end() == 0
+        assert time.monotonic() - begin < end_seconds()
+    assert json.loads(state.read_bytes())["lines"]["decode"] < lines
+    with following(*of(server), *with_state(state)) as exporter:
+        wait_for(lambda: exporter.page().value(LINES, kind="decode") == lines, 60)
+        assert exporter.page().value("sglang_tuning_decode_batches_total", graph="replayed") == lines
+
+
+def test_a_hangup_does_not_end_a_service_and_is_answered_in_words(server: Server) -> None:
+    with following(*of(server), start_new_session=True) as exporter:
+        exporter.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "SIGHUP: settings are read at the start only" in "".join(exporter.said))
+        server.write()
+        counted(exporter, 1)
+
+
+def test_a_terminal_that_is_closed_ends_it_in_order(server: Server, state: Path) -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        flags = ["--listen-address", "127.0.0.1:0", *of(server), *with_state(state)]
+        os.execve(sys.executable, [sys.executable, "-m", "sglang_tuning_exporter", "serve", *flags], environment())
+    said = b""
+    while b"Started server" not in said:
+        said += os.read(terminal, 4096)
+    os.close(terminal)
+    wait_for(lambda: os.waitpid(child, os.WNOHANG)[0] == child if Path(f"/proc/{child}").exists() else True, 10)
+    assert json.loads(state.read_bytes())["schema"] == 1
+
+
+def test_without_file_descriptors_it_still_tells_and_recovers(server: Server, state: Path) -> None:
+    limited = ("bash", "-c", 'ulimit -n 30; exec "$@"', "bash")
+    with following(*of(server), *with_state(state), before=limited) as exporter:
+        server.write()
+        counted(exporter, 1)
+        with ExitStack() as clients:
+            port = int(exporter.url.rpartition(":")[2])
+            for _ in range(40):
+                clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            wait_for(lambda: any("cannot take a connection: Too many open files" in line for line in exporter.said), 10)
+            server.write(4)
+            time.sleep(0.5)
+        counted(exporter, 5)
+        wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 1)
+        assert sum("cannot take a connection" in line for line in exporter.said) == 1
+        assert open_files(exporter) < 30
+
+
+def test_within_half_a_gigabyte_of_address_space_it_works(server: Server) -> None:
+    limited = ("bash", "-c", 'ulimit -v 1000000; exec "$@"', "bash")
+    with following(*of(server), before=limited) as exporter:
+        server.write(1000)
+        counted(exporter, 1000)
+
+
+def test_of_two_exporters_with_one_state_file_both_stay_right_and_the_second_says_what_to_do(
+    server: Server, state: Path
+) -> None:
+    with following(*of(server), *with_state(state)) as first, following(*of(server), *with_state(state)) as second:
+        assert "another exporter uses it; give each exporter a --state-file of its own" in "".join(second.said)
+        server.write(3)
+        counted(first, 3)
+        counted(second, 3)
+        assert (first.page().value(STATE_FILE_UP), second.page().value(STATE_FILE_UP)) == (1, 0)
+        first.process.kill()
+        first.process.wait()
+        with following(*of(server), *with_state(state)) as third:  # the lock went with its holder
+            counted(third, 3)
+            assert third.page().value(STATE_FILE_UP) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-40]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(os.urandom(5000)),
+        lambda path: os.truncate(path, 3 << 30),
+        lambda path: path.write_text('{"schema": 99, "positions": {}}'),
+    ],
+    ids=["cut", "empty", "garbage", "three gigabytes", "newer"],
+)
+def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server, state: Path, spoil: object) -> None:
+    server.write(2)
+    state.write_text(json.dumps({"schema": 1, "lines": {"decode": 7}, "padding": "x" * 50}))
+    assert callable(spoil)
+    spoil(state)
+    with following(*of(server), *with_state(state)) as exporter:
+        assert f"state file {state}: is damaged or of another version: starting as if" in "".join(exporter.said)
+        server.events = 0
+        server.write(3)
+        counted(exporter, 3)
+        assert exporter.page().value(STATE_FILE_UP) == 1
+    assert state.stat().st_size < 10_000
+
+
+def test_a_state_file_that_is_a_directory_is_a_mistake_told_in_one_line(server: Server, tmp_path: Path) -> None:
+    status, said = usage(*of(server), "--state-file", str(tmp_path))
+    assert (status, said.count("\n")) == (2, 1)
+    assert f"--state-file={tmp_path}: give a path for a file" in said
+
+
+def test_a_state_file_on_a_full_disk_is_told_stays_whole_and_is_written_again(server: Server, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    if not mounted(disk, "64k"):
+        pytest.skip("no file system can be mounted here")
+    state = disk / "state.json"
+    try:
+        with following(*of(server), *with_state(state), cwd="/") as exporter:
+            server.write(2)
+            counted(exporter, 2)
+            with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+                while ballast.write(b"x" * 4096):
+                    pass
+            server.write(3)
+            counted(exporter, 5)
+            wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 0)
+            wait_for(lambda: "cannot be written: No space left on device" in "".join(exporter.said))
+            assert json.loads(state.read_bytes())["lines"]["decode"] == 2
+            assert not Path(f"{state}.new").exists()
+            (disk / "ballast").unlink()
+            wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 1)
+            assert json.loads(state.read_bytes())["lines"]["decode"] == 5
+    finally:
+        unmounted(disk)
+
+
+def test_a_directory_where_the_state_file_may_not_be_written_is_told_and_it_goes_on(
+    server: Server, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    with following(*of(server), *with_state(closed / "state.json"), before=AS_ANY_OWNER) as exporter:
+        assert "cannot be used: Permission denied; going on without it" in "".join(exporter.said)
+        assert exporter.page().value(STATE_FILE_UP) == 0
+        server.write(2)
+        counted(exporter, 2)
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may mount")
+def test_a_file_system_that_cannot_be_written_is_told_and_it_goes_on(server: Server, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    if not mounted(disk, "64k"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with following(*of(server), *with_state(disk / "state.json"), cwd="/") as exporter:
+            assert "cannot be used: Read-only file system" in "".join(exporter.said)
+            server.write(2)
+            counted(exporter, 2)
+    finally:
+        unmounted(disk)
+
+
+@pytest.mark.parametrize(
+    "streams",
+    ["<&- >&- 2>&-", "</dev/null >/dev/full 2>/dev/full", "2> >(exec <&-; sleep 0.1)"],
+    ids=["closed", "a full disk", "a broken pipe"],
+)
+def test_whatever_its_standard_streams_are_it_serves(server: Server, state: Path, streams: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = [*of(server), *with_state(state), "--listen-address", f"127.0.0.1:{port}"]
+    command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "sglang_tuning_exporter", "serve"]
+    with subprocess.Popen([*command, *flags], env=environment()) as process:
+        try:
+            wait_for(state.exists, 30)  # written when the log has been opened
+            server.write(2)
+            wait_for(lambda: state.exists() and json.loads(state.read_bytes())["lines"].get("decode") == 2, 30)
+            for number in range(3):
+                stream = str(Path(f"/proc/{process.pid}/fd/{number}").readlink())
+                assert not stream.startswith(("socket:", str(state), str(server.path)))
+            process.terminate()
+            assert process.wait(timeout=10) == 0
+        finally:
+            process.kill()
+
+
+def test_a_mistake_is_status_two_even_where_nobody_can_read_the_words() -> None:
+    for streams in ("2>/dev/full", "2>&-", ">&- 2>&-"):
+        command = [
+            "bash",
+            "-c",
+            f'exec "$@" {streams}',
+            "bash",
+            sys.executable,
+            "-m",
+            "sglang_tuning_exporter",
+            "serve",
+        ]
+        assert subprocess.run(command, env=environment(), timeout=30, check=False).returncode == 2
+
+
+def test_started_twice_the_second_says_that_the_port_is_taken_and_the_first_goes_on(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        address = exporter.url.removeprefix("http://")
+        status, said = usage(*of(server), "--listen-address", address)
+        assert (status, said.count("\n")) == (2, 1)
+        assert f"--listen-address={address}: Address already in use; give another port" in said
+        server.write()
+        counted(exporter, 1)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TZ": "Nowhere/Atlantis", "HOME": "/nonexistent", "LANG": "xx_YY.none", "PYTHONDEVMODE": "1"},
+        {"TZ": "A" * 3000, "PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONUTF8": "0", "LC_ALL": "C"},
+        {"TZ": ":", "PYTHONIOENCODING": "ascii:strict", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "LC_ALL": "C"},
+    ],
+    ids=["no such zone, home or language", "optimised, warnings are errors", "ascii alone"],
+)
+def test_an_odd_environment_changes_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
+    server = Server(tmp_path / "sërver-日本.log")
+    with following(*of(server), variables=variables) as exporter:
+        server.write(3)
+        counted(exporter, 3)
+    server.close()
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may run it as somebody else")
+def test_a_user_without_a_name_or_a_home_may_run_it(server: Server) -> None:
+    may_read = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # this Python may lie in root's home
+    nameless = ("env", "-u", "HOME", "-u", "USER", "setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    with following(*of(server), before=(*nameless, *may_read), cwd="/") as exporter:
+        server.write(2)
+        counted(exporter, 2)
+
+
+def test_a_log_on_standard_input_whose_writer_dies_is_told_and_stays_counted() -> None:
+    code = "import os, time, sys; os.write(1, bytes.fromhex(sys.argv[1])); time.sleep(60)"
+    writer = subprocess.Popen([sys.executable, "-c", code, (decode() * 3).hex()], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    with following("--log-file", "-", stdin=writer.stdout) as exporter:
+        writer.stdout.close()
+        wait_for(lambda: exporter.page().value(LINES, kind="decode") == 3, 10)
+        told(exporter, Path("-"), is_up=True)
+        writer.kill()
+        writer.wait()
+        told(exporter, Path("-"), is_up=False, words="log -: ended")
+        assert exporter.page().value(LINES, kind="decode") == 3
+
+
+def test_a_stopped_process_claims_no_more_seconds_than_have_passed(server: Server) -> None:
+    with following(*of(server)) as exporter:
+        server.write(2)
+        counted(exporter, 2)
+        begin, before = time.monotonic(), spent(exporter)
+        exporter.process.send_signal(signal.SIGSTOP)
+        server.write(3)
+        time.sleep(1.5)
+        exporter.process.send_signal(signal.SIGCONT)
+        counted(exporter, 5)
+        after, took = spent(exporter), time.monotonic() - begin
+        assert 1.5 <= sum(after.values()) - sum(before.values()) <= took + 1
+
+
+def spent(exporter: object) -> dict[str, float]:
+    """The seconds in each state of `activity`, which add up to wall time."""
+    page = exporter.page()  # type: ignore[attr-defined]
+    found = [s for s in page.samples if s.name == SPENT and s.labels["signal"] == "activity"]
+    return {sample.labels["state"]: sample.value for sample in found}
+
+
+def moved_clock(offset: Path) -> dict[str, str]:
+    """Variables under which a process has a wall clock that the file `offset` moves."""
+    offset.write_text("+0\n")
+    return {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+@pytest.mark.skipif(not FAKETIME.exists(), reason="libfaketime is not installed")
+def test_a_wall_clock_set_an_hour_back_and_forth_moves_no_counter_and_no_second(server: Server, tmp_path: Path) -> None:
+    offset = tmp_path / "offset"
+    with following(*of(server), variables=moved_clock(offset)) as exporter:
+        server.write()
+        counted(exporter, 1)
+        begin, before = time.monotonic(), spent(exporter)
+        for words, hours in (("-3600\n", -1), ("+3600\n", 1), ("+0\n", 0)):
+            offset.write_text(words)
+            server.write()
+            counted(exporter, server.events)
+            last = exporter.page().value("sglang_tuning_log_last_line_timestamp_seconds")
+            assert last is not None
+            assert abs(last - time.time() - 3600 * hours) < 60
+        assert sum(spent(exporter).values()) - sum(before.values()) <= time.monotonic() - begin + 1
+
+
+def test_a_state_file_removed_while_it_runs_is_written_again(server: Server, state: Path) -> None:
+    with following(*of(server), *with_state(state)) as exporter:
+        server.write(2)
+        counted(exporter, 2)
+        state.unlink()
+        server.write(2)
+        counted(exporter, 4)
+        exporter.process.kill()
+        exporter.process.wait()
+    with following(*of(server), *with_state(state)) as exporter:
+        counted(exporter, 4)
+
+
+def test_a_directory_of_the_state_file_that_goes_away_is_told(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "states").mkdir()
+    with following(*of(server), *with_state(tmp_path / "states" / "state.json")) as exporter:
+        server.write()
+        counted(exporter, 1)
+        shutil.rmtree(tmp_path / "states")
+        server.write()
+        counted(exporter, 2)
+        wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 0)
+        (tmp_path / "states").mkdir()
+        wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 1)
+        assert exporter.page().value(EVENTS) == 2
