@@ -66,13 +66,13 @@ def hang(connection: socket.socket) -> None:
         connection.recv(1)
 
 
-def drip(head: bytes) -> Answer:
-    """This beginning, then a byte now and then for as long as the asker listens."""
+def drip(head: bytes, drop: bytes = b"x") -> Answer:
+    """This beginning, then a drop now and then for as long as the asker listens."""
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(head)
         for _ in range(200):
-            connection.sendall(b"x")
+            connection.sendall(drop)
             time.sleep(0.1)
 
     return answer

@@ -121,6 +121,8 @@ class StatsRanks:
         if rank is self._last or rank.tp is None:
             return True
         key = (rank.dp, rank.pp)
+        if key not in self._lowest and len(self._lowest) >= _MOST_KEYS:
+            return True
         lowest = self._lowest.setdefault(key, rank.tp)
         if rank.tp > lowest:
             return False

@@ -12,6 +12,7 @@ import uvicorn
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.app import make_app
+from sglang_tuning_exporter.web.connections import MOST_CONNECTIONS, Connection
 
 BACKLOG = 128
 
@@ -46,7 +47,9 @@ def uvicorn_config(app: object) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-        limit_concurrency=64,
+        http=Connection,
+        ws="none",
+        limit_concurrency=2 * MOST_CONNECTIONS,  # of requests at work: those of connections that were let go, too
     )
 
 

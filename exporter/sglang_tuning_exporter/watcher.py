@@ -188,9 +188,12 @@ class Watcher:
             with self._lock:
                 self._failed(outcome)
             return
-        scrape = facts.read(outcome.text)
-        native = exposition.passthrough(outcome.text) if self.config.passthrough else ""
+        page = exposition.bounded(outcome.text)
+        scrape = facts.read(page.text)
+        native = exposition.passthrough(page.text) if self.config.passthrough else ""
         with self._lock:
+            self.state.capped["long_metric_lines"] += page.too_long
+            self.state.capped["metric_lines"] += page.too_many
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health.up, self.health.reason, self.health.message = True, "", ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
 PREFIX = "sglang_tuning_"
+LONGEST_LABEL = 512
 
 
 def gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
@@ -25,3 +26,9 @@ def info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
 def sound(text: str | None) -> str:
     """Write words from outside as UTF-8 can: a lone surrogate in a name would cost the whole page."""
     return (text or "").encode("utf-8", "backslashreplace").decode()
+
+
+def brief(text: str | None) -> str:
+    """Write at most `LONGEST_LABEL` characters: a name of a megabyte costs the memory of everybody who keeps it."""
+    words = text or ""
+    return sound(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")

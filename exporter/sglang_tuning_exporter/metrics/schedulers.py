@@ -23,12 +23,13 @@ class _Schedulers:
     def __init__(self, watcher: Watcher, now: float) -> None:
         self.state, self.now, self.has_log = watcher.state, now, bool(watcher.config.log_file)
         self.ranks: list[RankState] = sorted(self.state.schedulers, key=_place)
+        self._has_dp_ranks = self.state.has_dp_ranks
 
     def labels(self, *names: str) -> tuple[str, ...]:
-        return (*names, "dp_rank") if self.state.has_dp_ranks else names
+        return (*names, "dp_rank") if self._has_dp_ranks else names
 
     def values(self, rank: RankState) -> list[str]:
-        return [str(rank.dp)] if self.state.has_dp_ranks else []
+        return [str(rank.dp)] if self._has_dp_ranks else []
 
     def each(self, name: str, words: str, figure: Callable[[RankState], float | None]) -> Metric:
         family = gauge(name, words, *self.labels())

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.exposition import labels, native_name, scan
 from sglang_tuning_exporter.sglang.families import FAMILIES
-from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.sglang.histograms import MOST, Histogram
 from sglang_tuning_exporter.sglang.histograms import read as read_histogram
 
 if TYPE_CHECKING:
@@ -190,6 +190,13 @@ def _wanted() -> frozenset[str]:
 
 
 _WANTED = _wanted()
+# What only grows, and is added up from scrape to scrape.
+_CUMULATIVE = frozenset(
+    source.metric
+    for source in SOURCES + SERVER_SOURCES
+    if source.fact
+    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "aborted_requests", "progress"}
+)
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 
@@ -213,6 +220,8 @@ def read(text: str) -> Scrape:
     members: dict[str, list[tuple[str, float]]] = {}
     families: dict[str, str | None] = {}  # name as printed -> name without prefix, None for what is not SGLang's
     homes: dict[str, tuple[Series | None, list[tuple[str, float]] | None]] = {}  # where the samples of a name go
+    seen: set[tuple[str, str]] = set()
+    spoiled = False
     for printed, raw, value in scan(text).samples:
         home = homes.get(printed)
         if home is None:
@@ -223,8 +232,15 @@ def read(text: str) -> Scrape:
                 series.setdefault(family, []) if family in _WANTED and family else None,
                 members.setdefault(family, []) if family in _HISTOGRAM_MEMBERS and family else None,
             )
-        if home[0] is not None and math.isfinite(value):
-            home[0].append((labels(raw), value))
+        if home[0] is not None:
+            if (printed, raw) in seen:  # of two samples of one series the first, as for a page passed on
+                continue
+            seen.add((printed, raw))
+            # Memory is a difference of two measurements: below zero when another process let go of some meanwhile.
+            if 0 <= value <= MOST or (-MOST <= value < 0 and printed.endswith("_gb")):
+                home[0].append((labels(raw), value))
+            elif families[printed] in _CUMULATIVE:
+                spoiled = True
         if home[1] is not None:
             home[1].append((raw, value))
     series = {family: found for family, found in series.items() if found}
@@ -239,6 +255,7 @@ def read(text: str) -> Scrape:
         request_latency=_histogram("request_latency", members),
         queue_time=_histogram("queue_time", members),
         unrecognised=_unrecognised(name for name in families.values() if name is not None),
+        spoiled=spoiled,
     )
 
 
