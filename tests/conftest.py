@@ -168,7 +168,7 @@ class Exporter:
         self.said: list[str] = []
         self._addresses: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
-        url = self._addresses.get(timeout=30)
+        url = self._addresses.get(timeout=120)
         assert url is not None, "it did not start: " + "".join(self.said)
         self.url = url
 

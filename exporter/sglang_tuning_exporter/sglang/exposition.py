@@ -41,8 +41,8 @@ _LABEL = re.compile(rf'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"({_VALUE})"')
 _ESCAPE = re.compile(r"\\(.)")
 
 
-# A page of a DP rank has some 700 lines, all shorter than a thousand characters.
-MOST_LINES = 100_000
+# The page of one scheduler has some 700 lines, a tenth of them its own, all shorter than a thousand characters.
+MOST_LINES = 50_000
 LONGEST_LINE = 4096  # label sets are remembered, so their number alone would not bound the memory
 
 
