@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 import yaml
+from requests.adapters import HTTPAdapter
 
 from conftest import Exporter, FakeSGLang, Page, config, reply, running_exporter, wait_for, web
 from faults import (
@@ -204,6 +205,7 @@ def test_scrapers_that_disconnect_half_way_leave_nothing_behind(fake: FakeSGLang
 def test_connections_that_dawdle_do_not_lock_the_scraper_out(row: str, begun: bytes, exporter: Exporter) -> None:
     del row  # names the row
     with ExitStack() as all_of_them, requests.Session() as prometheus:
+        prometheus.mount("http://", HTTPAdapter(max_retries=2))  # an idle connection may be let go: Go asks again, too
         for number in range(3 * MOST_CONNECTIONS):
             all_of_them.enter_context(connected(exporter, begun, buffer=2048))
             if number % 32 == 0:
