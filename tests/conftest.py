@@ -66,13 +66,13 @@ def hang(connection: socket.socket) -> None:
         connection.recv(1)
 
 
-def drip(head: bytes) -> Answer:
-    """This beginning, then a byte now and then for as long as the asker listens."""
+def drip(head: bytes, drop: bytes = b"x") -> Answer:
+    """This beginning, then a drop now and then for as long as the asker listens."""
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(head)
         for _ in range(200):
-            connection.sendall(b"x")
+            connection.sendall(drop)
             time.sleep(0.1)
 
     return answer
@@ -168,7 +168,7 @@ class Exporter:
         self.said: list[str] = []
         self._addresses: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
-        url = self._addresses.get(timeout=30)
+        url = self._addresses.get(timeout=120)
         assert url is not None, "it did not start: " + "".join(self.said)
         self.url = url
 

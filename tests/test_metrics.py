@@ -42,6 +42,7 @@ FAMILIES: dict[str, set[str]] = {
     "scrape_duration_seconds": set(),
     "build_info": {"version"},
     "sources_info": {"metrics", "log"},
+    "capped": {"what"},
     "log_up": {"file"},
     "log_lines": {"kind"},
     "log_unrecognised": {"kind"},

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-ENDLESS = OK_HEAD + b"Content-Length: 100000000\r\n\r\n" + b"sglang:num_queue_reqs 1\n" * 3_000_000
+ENDLESS = OK_HEAD + b"Content-Length: 100000000\r\n\r\n" + b"sglang:num_queue_reqs 1\n" * 1_000_000
 WEB_PAGE = reply(b"<html>sglang:num_queue_reqs 1</html>", content_type="text/html")
 COMPRESSED = reply(SERVING, more="Content-Encoding: gzip\r\n")
 TO_ITSELF = reply(b"", "302 Found", more="Location: /metrics\r\n")
@@ -55,7 +55,7 @@ FAILURES: dict[str, tuple[Answer, str]] = {
     "a redirect to itself": (TO_ITSELF, "http_status"),
     "a redirect to another server": (TO_ANOTHER, "http_status"),
     "a redirect to nowhere": (TO_NOWHERE, "invalid"),
-    "more than 64 MiB": (raw(ENDLESS), "too_large"),
+    "more than 16 MiB": (raw(ENDLESS), "too_large"),
     "no HTTP": (raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "invalid"),
     "a hundred thousand headers": (raw(OK_HEAD + b"X: y\r\n" * 100_000 + b"\r\n"), "invalid"),
     "nothing and hangs up": (raw(b""), "unreachable"),

@@ -198,7 +198,12 @@ class RankState:
     @property
     def native_retracted(self) -> float | None:
         """Give the server's own count of retracted requests at the last scrape."""
-        return None if self._native is None else self._native.retracted_requests
+        return self.last_told("retracted_requests")
+
+    def last_told(self, counter: str) -> float | None:
+        """Give one of the server's own counters, a field of `RankFigures`, as the last scrape told it."""
+        figure: float | None = getattr(self._native, counter, None)
+        return figure
 
     def queue_wait_seconds(self, now: float) -> float | None:
         """Estimate the wait of the last in the queue at the present rate of admission; inf when nothing is admitted."""

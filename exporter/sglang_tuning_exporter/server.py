@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import (
@@ -67,10 +67,14 @@ def version_tuple(version: str | None) -> tuple[int, int, int] | None:
 
 
 def number(value: object) -> float | None:
-    """Give a figure or a switch as a float, or None for words, lists and absent values."""
-    if isinstance(value, bool):
-        return float(value)
-    return float(value) if isinstance(value, (int, float)) else None
+    """Give a figure or a switch as a float, or None for words, lists, absent values and what is no finite float."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        figure = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return figure if isfinite(figure) else None
 
 
 @dataclass(slots=True)
@@ -142,6 +146,12 @@ class ServerFacts:
         if event.stage in {"graph_begin", "graph"}:
             self.graph_sizes = event.graph_sizes or self.graph_sizes
             self.graph_gb = event.used_gb if event.used_gb is not None else self.graph_gb
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another rank's start-up line can be kept: those of a server are few, those of a hostile log are not."""
+        told = (len(self.kv_pool_tokens), len(self.running_limits), len(self.available_gb), len(self.left_gb))
+        return max(told) < MOST_RANKS
 
     def apply_figures(self, figures: RankFigures) -> None:
         """Learn the constants that a scrape tells."""

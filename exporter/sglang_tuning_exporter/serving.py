@@ -19,10 +19,10 @@ import uvicorn
 
 from sglang_tuning_exporter import allocator
 from sglang_tuning_exporter.access import wire
-from sglang_tuning_exporter.access.wire import Protocol
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.watcher import Watcher
 from sglang_tuning_exporter.web.app import make_app
+from sglang_tuning_exporter.web.connections import MOST_CONNECTIONS, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
     """Quiet, bounded, and without uvicorn's own logging set-up; TLS as the `door` says."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
-        http=Protocol,
+        http=Connection,
         ws="none",  # with a library for it installed, an upgrade would go round what stands before the application
         proxy_headers=False,
         h11_max_incomplete_event_size=MOST_HEAD_BYTES,
@@ -73,7 +73,7 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
-        limit_concurrency=64,
+        limit_concurrency=2 * MOST_CONNECTIONS,  # of requests at work: those of connections that were let go, too
     )
     config.load()
     wire.set_headers(config, door)

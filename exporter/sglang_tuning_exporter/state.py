@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 EXPLAIN_SECONDS = 0.4
 # After this long a server that printed its arguments and never became ready is not starting any more.
 STARTING_SECONDS = 1800.0
+
+# The largest deployments that were told of have 320 DP ranks; a rank here is sixty series and as many marks of the past.
+MOST_SCHEDULERS = 384
 
 START = "start"
 # After these no process of the server goes on by itself (srt/entrypoints/engine.py, srt/utils: the parent is killed).
@@ -88,12 +92,27 @@ class ServerState:
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
         self.begun = self._now = now
+        self.capped: Counter[str] = Counter()  # what was left out because there was too much of it
+        self._beyond: RankState | None = None
 
     def rank(self, dp: int | None, now: float) -> RankState:
-        """Give the scheduler of this DP rank; it is made at its first word."""
-        if dp not in self.ranks:
-            self.ranks[dp] = RankState(dp, self.profile, self.facts, now)
-        return self.ranks[dp]
+        """Give the scheduler of this DP rank; it is made at its first word.
+
+        Past `MOST_SCHEDULERS` all others are one that nobody is told of.
+        """
+        known = self.ranks.get(dp)
+        if known is None and self._has_room(dp):
+            known = self.ranks[dp] = RankState(dp, self.profile, self.facts, now)
+        if known is None:
+            known = self._beyond = self._beyond or RankState(dp, self.profile, self.facts, now)
+        return known
+
+    def _has_room(self, dp: int | None) -> bool:
+        """Whether this DP rank has, or may have, a scheduler of its own; the word that is left out is counted."""
+        if dp in self.ranks or len(self.ranks) < MOST_SCHEDULERS:
+            return True
+        self.capped["dp_ranks"] += 1
+        return False
 
     def observe(self, event: Event | BatchRun, now: float) -> bool:
         """Take one event of the log; False for a batch line that is not believed to be one."""
@@ -171,6 +190,9 @@ class ServerState:
     def _live(self, event: _Start, now: float) -> None:
         if not self._believes_start(event, now):
             self.witness.suspicious["startup"] += 1
+            return
+        if not isinstance(event, (ServerArgs, Liveness)) and not self.facts.has_room:
+            self.capped["dp_ranks"] += 1
             return
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
@@ -279,6 +301,8 @@ class ServerState:
         """Take one successful scrape."""
         self.facts.model_name = scrape.model_name or self.facts.model_name
         self.facts.engine_type = scrape.engine_type or self.facts.engine_type
+        if scrape.spoiled:
+            scrape = replace(scrape, progress=self._progress, aborted_requests=None)
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
         if restarted and not self._log_tells_starts:
             self._start(now)
@@ -292,7 +316,9 @@ class ServerState:
         # Progress is the whole server's: with several schedulers it says nothing of one.
         progress = scrape.progress if len(scrape.ranks) == 1 else None
         for figures in scrape.ranks:
-            if not blurred:
+            if not blurred and self._has_room(figures.dp):
+                if scrape.spoiled:
+                    self._keep_counters(figures)
                 self.facts.apply_figures(figures)
                 # A scheduler that an earlier scrape did not show had done nothing then: its counters count from 0.
                 base = RankFigures(figures.dp) if self._scraped else None
@@ -312,6 +338,12 @@ class ServerState:
                     now,
                 )
         self._scraped = True
+
+    def _keep_counters(self, figures: RankFigures) -> None:
+        """Put the last believed counters in place of those of a spoiled page: what grew meanwhile is counted at the next."""
+        known = self.ranks.get(figures.dp)
+        for name in ("graph_passes", "eager_passes", "retracted_requests", "admitted_requests"):
+            setattr(figures, name, None if known is None else known.last_told(name))
 
     def _count_aborted(self, told: float | None) -> None:
         """Clients that went away, as the server counts them (`num_aborted_requests_total`, 0.4.9 on)."""
@@ -403,7 +435,8 @@ class ServerState:
 
         Where there are DP ranks, what was told without a rank belongs to none of them; unless a start had none.
         """
-        return [rank for rank in self.ranks.values() if rank.dp is not None or rank.alone or not self.has_dp_ranks]
+        has_dp_ranks = self.has_dp_ranks
+        return [rank for rank in self.ranks.values() if rank.dp is not None or rank.alone or not has_dp_ranks]
 
     @property
     def fullest_pool(self) -> str:

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.history import History
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.server import version_tuple
+from sglang_tuning_exporter.sglang import exposition
 from sglang_tuning_exporter.sglang.layout import PageReader
 from sglang_tuning_exporter.sources.scrape import Client, Outcome, Scraper
 from sglang_tuning_exporter.state import ServerState
@@ -212,8 +213,11 @@ class Watcher:
             with self._lock:
                 self._failed(outcome)
             return
-        scrape, native = self._pages.read(outcome.text)
+        page = exposition.bounded(outcome.text)
+        scrape, native = self._pages.read(page.text)
         with self._lock:
+            self.state.capped["long_metric_lines"] += page.too_long
+            self.state.capped["metric_lines"] += page.too_many
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health.up, self.health.reason, self.health.message = True, "", ""

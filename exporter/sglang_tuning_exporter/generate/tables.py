@@ -5,6 +5,9 @@ from __future__ import annotations
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.table import ALERTS
 from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.exposition import LONGEST_LINE, MOST_LINES
+from sglang_tuning_exporter.sources.scrape import MOST_BYTES, MOST_JSON_BYTES
+from sglang_tuning_exporter.state import MOST_SCHEDULERS
 
 
 def inserts() -> dict[str, dict[str, str]]:
@@ -97,6 +100,10 @@ def sources_page() -> str:
         "",
         "`/server_info` (0.5.6 on; `/get_server_info` from 0.3.5) adds the version, the resolved arguments and the running limit really in force (0.5.8 on);",
         "`/v1/loads` (0.5.8 on) names that limit by DP rank. Each is asked once a start.",
+        "",
+        f"Of a page (the largest real one has 0.2 MB) are read {MOST_BYTES >> 20} MiB, {MOST_LINES} lines of up to {LONGEST_LINE} characters, and",
+        f"{MOST_SCHEDULERS} DP ranks, of an answer in JSON {MOST_JSON_BYTES >> 20} MiB. Lines and ranks past",
+        "that are counted in `sglang_tuning_capped_total{what}`; a page of more bytes is not read at all (`too_large`).",
         "",
         "## Metrics",
         "",

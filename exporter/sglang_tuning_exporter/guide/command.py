@@ -404,7 +404,8 @@ def _word(value: object) -> str:
     if isinstance(value, (dict, list)):
         return json.dumps(value)
     # A flag of whole numbers takes no `4096.0`; and 0.1 + 0.2 is meant as 0.3.
-    return str(int(value)) if value == int(value) else f"{value:.10g}"
+    whole = isinstance(value, int) or value.is_integer()  # which infinity and NaN are not
+    return str(int(value)) if whole else f"{value:.10g}"
 
 
 def _shown(value: object) -> str:

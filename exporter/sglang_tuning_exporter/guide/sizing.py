@@ -223,7 +223,7 @@ def _chunks(case: Case) -> list[Value]:
 
 def _balance(case: Case) -> list[Value]:
     method = case.facts.args.get("load_balance_method")
-    if method in {"round_robin", "auto"}:
+    if method in ("round_robin", "auto"):
         return [Value("total_requests", str(method))]
     return _people("put a router in front that knows the ranks' load")
 
@@ -254,7 +254,7 @@ def _pool_short(case: Case) -> list[Value]:
     running = case.recent.mean("running")
     if not limit.in_force or running is None or running * limit.shared_by * 2 >= limit.in_force:
         return []
-    if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in {"auto", None}:
+    if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in ("auto", None):
         return _people("enlarge the pool (--mem-fraction-static, more GPUs), or send shorter requests")
     return _word("kv_cache_dtype", "fp8_e4m3")(case)
 

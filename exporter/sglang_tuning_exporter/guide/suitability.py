@@ -57,7 +57,8 @@ def _shared_prefixes_unused(past: Past) -> Evidence | None:
 
 def _prefix_policy_wasted(past: Past) -> Evidence | None:
     share = _cached_share(past)
-    if past.facts.args.get("schedule_policy") not in {"lpm", "dfs-weight"} or share is None:
+    # A tuple, here and wherever an argument is looked up: what the server told may be a list, which no set can be asked for.
+    if past.facts.args.get("schedule_policy") not in ("lpm", "dfs-weight") or share is None:
         return None
     return Evidence("share of prompt tokens from the prefix cache", share, NO_SHARING, "share", below=True)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Exemplar, Metric, Timestamp
 
 PREFIX = "sglang_tuning_"
+LONGEST_LABEL = 512
 _WORDS = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
@@ -68,6 +69,12 @@ def info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
 def sound(text: str | None) -> str:
     """Write words from outside as UTF-8 can: a lone surrogate in a name would cost the whole page."""
     return (text or "").encode("utf-8", "backslashreplace").decode()
+
+
+def brief(text: str | None) -> str:
+    """Write at most `LONGEST_LABEL` characters: a name of a megabyte costs the memory of everybody who keeps it."""
+    words = text or ""
+    return sound(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")
 
 
 def spelled(labels: Mapping[str, str]) -> str:

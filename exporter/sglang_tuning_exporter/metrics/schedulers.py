@@ -24,6 +24,7 @@ class _Schedulers:
         self.state, self.now, self.has_log = watcher.state, now, bool(watcher.config.log_file)
         self.has_dp_ranks = watcher.state.has_dp_ranks
         self.ranks: list[RankState] = sorted(self.state.schedulers, key=_place)
+        self._has_dp_ranks = self.state.has_dp_ranks
 
     def labels(self, *names: str) -> tuple[str, ...]:
         return (*names, "dp_rank") if self.has_dp_ranks else names

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 from sglang_tuning_exporter.guide.profiles import GIGABYTE
 from sglang_tuning_exporter.latency import Latency
-from sglang_tuning_exporter.metrics.families import counter, gauge, info, sound
+from sglang_tuning_exporter.metrics.families import brief, counter, gauge, info
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def server(watcher: Watcher) -> Iterable[Metric]:
         "server",
         "What runs: release, model and engine as told by the server (empty: not told), and the profile in force.",
         {
-            "version": sound(facts.version),
-            "model_name": sound(facts.model_name),
-            "engine_type": sound(facts.engine_type),
+            "version": brief(facts.version),
+            "model_name": brief(facts.model_name),
+            "engine_type": brief(facts.engine_type),
             "profile": watcher.profile.name,
         },
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.watcher import Watcher
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
+CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines")
 SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
@@ -45,6 +46,12 @@ def sources(watcher: Watcher) -> Iterable[Metric]:
     if health.up:
         unknown.add_metric([], health.unrecognised)
     yield unknown
+    capped = counter(
+        "capped", "What was left out because no server tells so much: lines of its page, words of DP ranks.", "what"
+    )
+    for what in CAPPED:
+        capped.add_metric([what], watcher.state.capped[what])
+    yield capped
     yield from _log(watcher)
 
 

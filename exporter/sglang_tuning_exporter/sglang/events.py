@@ -243,3 +243,4 @@ class Scrape:
     request_latency: Histogram | None = None
     queue_time: Histogram | None = None
     unrecognised: int = 0  # sglang families that no release of the census has
+    spoiled: bool = False  # a counter is no count (NaN, negative): this page's counters say nothing

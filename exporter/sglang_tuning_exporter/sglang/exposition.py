@@ -41,6 +41,35 @@ _LABEL = re.compile(rf'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"({_VALUE})"')
 _ESCAPE = re.compile(r"\\(.)")
 
 
+# The page of one scheduler has some 700 lines, a tenth of them its own, all shorter than a thousand characters.
+MOST_LINES = 50_000
+LONGEST_LINE = 4096  # label sets are remembered, so their number alone would not bound the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A page without what is too much, and how many lines that cost: too long ones, and those after the last kept."""
+
+    text: str
+    too_long: int = 0
+    too_many: int = 0
+
+
+def bounded(text: str) -> Bounded:
+    """Leave out lines longer than `LONGEST_LINE` characters and what follows the first `MOST_LINES`."""
+    lines = text.split("\n", MOST_LINES)
+    too_many = 0
+    if len(lines) > MOST_LINES:
+        rest = lines.pop()
+        too_many = rest.count("\n") + (not rest.endswith("\n"))
+        if not rest:
+            too_many = 0
+    if not too_many and max(map(len, lines)) <= LONGEST_LINE:
+        return Bounded(text)
+    kept = [line for line in lines if len(line) <= LONGEST_LINE]
+    return Bounded("\n".join(kept) + "\n", len(lines) - len(kept), too_many)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Every sample of a page in its order, and how many lines were neither sample, comment nor blank."""

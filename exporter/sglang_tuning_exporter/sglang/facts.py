@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.exposition import labels, native_name, scan
 from sglang_tuning_exporter.sglang.families import FAMILIES
-from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.sglang.histograms import MOST, Histogram
 from sglang_tuning_exporter.sglang.histograms import read as read_histogram
 
 if TYPE_CHECKING:
@@ -190,6 +190,13 @@ def _wanted() -> frozenset[str]:
 
 
 _WANTED = _wanted()
+# What only grows, and is added up from scrape to scrape.
+_CUMULATIVE = frozenset(
+    source.metric
+    for source in SOURCES + SERVER_SOURCES
+    if source.fact
+    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "aborted_requests", "progress"}
+)
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 
@@ -218,12 +225,17 @@ def find(samples: Iterable[tuple[str, str]]) -> Places:
     series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
     members: dict[str, list[tuple[str, int]]] = {}
     families: dict[str, str | None] = {}  # name as printed -> name without prefix, None for what is not SGLang's
+    seen: set[tuple[str, str]] = set()
     for number, (printed, raw) in enumerate(samples):
         if printed not in families:
             name = native_name(printed)
             own = name.startswith("sglang:") and not printed.startswith("sglang_tuning_")
             families[printed] = name[7:] if own else None
         family = families[printed]
+        if family in _WANTED or family in _HISTOGRAM_MEMBERS:
+            if (printed, raw) in seen:  # of two samples of one series the first, as for a page passed on
+                continue
+            seen.add((printed, raw))
         if family in _WANTED and family:
             series.setdefault(family, []).append((labels(raw), number))
         if family in _HISTOGRAM_MEMBERS and family:
@@ -233,11 +245,13 @@ def find(samples: Iterable[tuple[str, str]]) -> Places:
 
 def take(places: Places, values: Sequence[float]) -> Scrape:
     """Make of the values of a page's samples what they tell. What the page does not tell is None."""
-    found = {
-        family: [(label, value) for label, number in told if math.isfinite(value := values[number])]
-        for family, told in places.series.items()
-    }
-    series = {family: told for family, told in found.items() if told}
+    series: dict[str, Series] = {}
+    spoiled = False
+    for family, told in places.series.items():
+        found = [(label, value) for label, number in told if _is_sound(family, value := values[number])]
+        if found:
+            series[family] = found
+        spoiled = spoiled or (len(found) < len(told) and family in _CUMULATIVE)
     members = {name: [(raw, values[number]) for raw, number in told] for name, told in places.members.items()}
     return Scrape(
         ranks=_ranks(series),
@@ -250,7 +264,13 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
         request_latency=_histogram("request_latency", members),
         queue_time=_histogram("queue_time", members),
         unrecognised=places.unrecognised,
+        spoiled=spoiled,
     )
+
+
+def _is_sound(family: str, value: float) -> bool:
+    """Memory is a difference of two measurements: below zero when another process let go of some meanwhile."""
+    return 0 <= value <= MOST or (-MOST <= value < 0 and family.endswith("_gb"))
 
 
 def read(text: str) -> Scrape:

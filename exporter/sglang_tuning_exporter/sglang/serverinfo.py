@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_tuning_exporter.sglang.histograms import MOST
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, holds_secret, is_secret
 
 # What the answer holds beside arguments. launch_command repeats the command line, its secrets included.
@@ -196,13 +197,10 @@ def _word(value: Any) -> str | None:
 
 
 def _figure(value: Any) -> float | None:
-    """Take a finite number; true and false are none."""
+    """Take a number that a server can mean; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) <= MOST else None
 
 
 def _count(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Asking SGLang over HTTP: one scrape at a time, never longer than its deadline, never more than 64 MiB."""
+"""Asking SGLang over HTTP: one scrape at a time, never longer than its deadline, never more than 16 MiB."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
@@ -34,7 +35,9 @@ Reason: TypeAlias = Literal[
     "too_large",
     "invalid",
 ]
-MOST_BYTES = 64 << 20  # the largest real page is 0.2 MB, an 8-rank page 1 MB
+# The largest real page is 0.2 MB, one of 64 ranks 8 MB. As text with one wide character it takes four times as much.
+MOST_BYTES = 16 << 20
+MOST_JSON_BYTES = 4 << 20  # 64 ranks tell 1 MB of themselves; JSON made of empty lists takes thirty times its length
 _STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
@@ -73,6 +76,8 @@ class Client:
         self._api_key, self._api_key_file = api_key, api_key_file
         self._session = requests.Session()
         self._session.trust_env = False
+        # Kept cookies would be sent back, more of them at every scrape.
+        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self._session.headers.update(
             {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
         )
@@ -100,7 +105,7 @@ class Client:
         """
         for path in ("/server_info", "/get_server_info"):
             try:
-                return parse_server_info(self._get(self._base_url + path, timeout, "application/json"))
+                return parse_server_info(self._get(self._base_url + path, timeout, "application/json", MOST_JSON_BYTES))
             except ScrapeError as error:
                 if error.reason != "metrics_disabled":  # anything but a 404 will not be better under the other name
                     return None
@@ -109,7 +114,7 @@ class Client:
     def loads(self, timeout: float) -> list[Load]:
         """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on); none when it does not tell."""
         try:
-            return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json"))
+            return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json", MOST_JSON_BYTES))
         except ScrapeError:
             return []
 
@@ -128,7 +133,7 @@ class Client:
     def _opened(self, connected: socket.socket | None) -> None:
         self._socket = connected
 
-    def _get(self, url: str, timeout: float, accept: str) -> str:
+    def _get(self, url: str, timeout: float, accept: str, most: int = MOST_BYTES) -> str:
         late = ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
         deadline = time.monotonic() + timeout
         self._is_cut = False
@@ -137,7 +142,7 @@ class Client:
         timer.daemon = True
         timer.start()
         try:
-            text = self._ask(url, timeout, accept)
+            text = self._ask(url, timeout, accept, most)
         except ScrapeError:
             raise
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
@@ -152,7 +157,7 @@ class Client:
             raise late
         return text
 
-    def _ask(self, url: str, timeout: float, accept: str) -> str:
+    def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
         for _ in range(2):
             self._session.close()  # a server may close a connection without having said so: none is used again
             headers = {"Accept": accept, **self._authorization()}
@@ -163,7 +168,7 @@ class Client:
                     url = self._same_server(urljoin(url, response.headers.get("Location", "")))
                     continue
                 _check(response)
-                return _body(response)
+                return _body(response, most)
         raise ScrapeError("http_status", "it answers with redirects only")
 
     def _authorization(self) -> dict[str, str]:
@@ -197,12 +202,12 @@ def _check(response: requests.Response) -> None:
         raise ScrapeError("invalid", "it answers compressed, which was not asked for")
 
 
-def _body(response: requests.Response) -> str:
+def _body(response: requests.Response, most: int) -> str:
     pieces, size = [], 0
     for piece in response.iter_content(1 << 16):
         size += len(piece)
-        if size > MOST_BYTES:
-            raise ScrapeError("too_large", f"the answer is larger than {MOST_BYTES >> 20} MiB")
+        if size > most:
+            raise ScrapeError("too_large", f"the answer is larger than {most >> 20} MiB")
         pieces.append(piece)
     return b"".join(pieces).decode("utf-8", "replace")
 
@@ -258,15 +263,20 @@ class Scraper:
     def scrape(self, timeout: float) -> Outcome:
         """Give the outcome of a scrape made now, or of the one under way; `timeout` in seconds. Never raises."""
         late = Outcome(None, ScrapeError("timeout", f"no complete answer within {timeout:.1f} s"), timeout)
-        with self._lock:
-            if self._stopped:
-                return late
-            flight = self._running
-            if flight is None:
-                flight = self._running = _Flight()
-                threading.Thread(target=self._fly, args=(flight, timeout), name="scrape", daemon=True).start()
-        if flight.done.wait(timeout) and flight.outcome is not None:
-            return flight.outcome
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            with self._lock:
+                if self._stopped:
+                    return late
+                flight, begins = self._running, self._running is None
+                if flight is None:
+                    flight = self._running = _Flight()
+                    threading.Thread(target=self._fly, args=(flight, left), name="scrape", daemon=True).start()
+            if not flight.done.wait(left) or flight.outcome is None:
+                break
+            # Somebody with less patience may have begun the flight: that he was let down is not our answer.
+            if begins or flight.outcome.error is None or flight.outcome.error.reason != "timeout":
+                return flight.outcome
         self._then(late)
         return late
 

@@ -1,0 +1,217 @@
+"""What the fault tests share: an SGLang that counts, in this process or in one of its own, and what an exporter makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from conftest import Answer, Exporter, FakeSGLang, Page, reply, wait_for
+from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.stack import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+GRACE_SECONDS = 1.5  # of the half second that the exporter keeps back, a machine that runs other tests has nothing
+CHILD = Path(__file__).parent / "faults_child.py"
+OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+LIVENESS = frozenset({"server_down", "metrics_disabled", "restart_loop"})
+RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: on, for 0 seconds
+
+
+def serving(count: int, *, ranks: Sequence[int | None] = (None,), queued: int = 0) -> bytes:
+    """A page as 0.5.23 writes it, of a server that has retracted, and run decode batches, `count` times on each rank."""
+    families = (
+        ("num_running_reqs", "gauge", "", 3),
+        ("num_queue_reqs", "gauge", "", queued),
+        ("full_token_usage", "gauge", "", 0.42),
+        ("num_retracted_requests_total", "counter", "", count),
+        ("cuda_graph_passes_total", "counter", ',mode="decode_cuda_graph"', count),
+        ("realtime_tokens_total", "counter", ',mode="decode"', 100 * count),
+    )
+    lines = []
+    for name, kind, more, value in families:
+        lines.append(f"# TYPE sglang:{name} {kind}")
+        for rank in ranks:
+            dp = "" if rank is None else f',dp_rank="{rank}"'
+            lines.append(f'sglang:{name}{{model_name="tiny",engine_type="unified",tp_rank="0"{dp}{more}}} {value}')
+    return ("\n".join(lines) + "\n").encode()
+
+
+def server_info(version: str = "0.5.23", **args: object) -> bytes:
+    return json.dumps({"model_path": "tiny", "version": version, "internal_states": [{}], **args}).encode()
+
+
+class Totals(NamedTuple):
+    """What an exporter has counted, all DP ranks together."""
+
+    retracted: float
+    batches: float
+    starts: float
+
+    def more(self, count: int, starts: int = 0) -> Totals:
+        return Totals(self.retracted + count, self.batches + count, self.starts + starts)
+
+
+def totals(page: Page) -> Totals:
+    def summed(name: str, **labels: str) -> float:
+        return sum(s.value for s in page.samples if s.name == name and labels.items() <= s.labels.items())
+
+    return Totals(
+        summed("sglang_tuning_retracted_requests_total"),
+        summed("sglang_tuning_decode_batches_total", graph="replayed"),
+        summed("sglang_tuning_server_starts_total"),
+    )
+
+
+def found(exporter: Exporter) -> set[str]:
+    """The findings about whether the server lives."""
+    answer = exporter.get("/api/v1/findings")
+    assert answer.status_code == 200
+    return {finding["diagnosis"] for finding in answer.json()["findings"]} & LIVENESS
+
+
+def complaints(exporter: Exporter) -> list[str]:
+    """What an exporter says that nobody should read: a traceback."""
+    return [line for line in exporter.said if re.search(r"Traceback|Exception|Error:", line)]
+
+
+def resident(exporter: Exporter, what: str = "VmRSS") -> float:
+    """MiB of memory that it holds, or with `VmHWM` has held at most since `forget_peak`."""
+    status = Path(f"/proc/{exporter.process.pid}/status").read_text()
+    return int(status.split(f"{what}:")[1].split()[0]) / 1024
+
+
+def forget_peak(exporter: Exporter) -> None:
+    Path(f"/proc/{exporter.process.pid}/clear_refs").write_text("5")
+
+
+@dataclass
+class Watched:
+    """An exporter and the server that it watches, which counts."""
+
+    exporter: Exporter
+    sglang: FakeSGLang
+    count: int = 1000
+    before: Totals = field(default_factory=lambda: Totals(0, 0, 0))
+
+    def answer(self, answer: Answer) -> None:
+        self.sglang.answers["/metrics"] = answer
+
+    def page(self, within: float = 10.0) -> Page:
+        """Scrape it as a Prometheus does that waits no longer than it said."""
+        begin = time.monotonic()
+        page = self.exporter.page(within=str(within))
+        assert time.monotonic() - begin < within + GRACE_SECONDS
+        return page
+
+    def well(self, more: int = 3) -> Totals:
+        """Have the server count so much more and answer as it should; what the exporter has counted then."""
+        self.count += more
+        self.answer(reply(serving(self.count)))
+        page = self.page()
+        assert (page.value("sglang_tuning_up"), page.error) == (1, None)
+        assert not found(self.exporter)
+        return totals(page)
+
+
+class ServerProcess:
+    """An SGLang in a process of its own, which can be killed and frozen. What it serves lies in files."""
+
+    def __init__(self, directory: Path, host: str) -> None:
+        self.directory = directory
+        self._address = (host, free_port())
+        self.url = f"http://{Address(*self._address)}"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def tell(self, page: bytes, info: bytes | None = None) -> None:
+        """Put a page, and arguments, in place of the last ones, at one moment."""
+        for name, text in (("metrics", page), ("server_info", info)):
+            if text is not None:
+                new = self.directory / f"{name}.new"
+                new.write_bytes(text)
+                new.replace(self.directory / name)
+
+    def start(self) -> None:
+        self._child = subprocess.Popen([sys.executable, str(CHILD), *map(str, self._address), str(self.directory)])
+        wait_for(self._listens, 20)
+
+    def signal(self, number: int) -> None:
+        assert self._child is not None
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(self._address, timeout=1):
+            return True
+        return False
+
+
+@contextmanager
+def server_process(directory: Path, host: str = "127.0.0.1") -> Iterator[ServerProcess]:
+    server = ServerProcess(directory, host)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def closing_at_once(port: int) -> Iterator[None]:
+    """A port that lets everybody in and out again without having read a word."""
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def accept() -> None:
+        while True:
+            try:
+                listener.accept()[0].close()
+            except OSError:
+                return
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(timeout=5)
+
+
+def endless(head: bytes, piece: bytes, most: int = 1 << 30) -> Answer:
+    """This beginning, then this piece again and again, `most` bytes unless the asker goes before."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(head)
+        sent = 0
+        while sent < most:
+            connection.sendall(piece)
+            sent += len(piece)
+
+    return answer
+
+
+def torn(text: bytes) -> Answer:
+    """These bytes, then the connection is reset."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(text)
+        time.sleep(0.1)  # a reset throws away what has not been read
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        connection.close()
+
+    return answer

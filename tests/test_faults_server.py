@@ -1,0 +1,515 @@
+"""The fault matrix, first half: what an SGLang can do to the exporter that watches it. Each row is named in docs/faults.md."""
+
+from __future__ import annotations
+
+import gzip
+import secrets
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import requests
+
+from conftest import Answer, Exporter, FakeSGLang, Page, drip, hang, raw, reply, running_exporter, wait_for
+from faults import (
+    GRACE_SECONDS,
+    OK_HEAD,
+    ServerProcess,
+    Totals,
+    Watched,
+    closing_at_once,
+    complaints,
+    endless,
+    forget_peak,
+    found,
+    resident,
+    server_info,
+    server_process,
+    serving,
+    torn,
+    totals,
+)
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.metrics.families import LONGEST_LABEL
+from sglang_tuning_exporter.sglang.events import MOST_RANKS
+from sglang_tuning_exporter.sglang.exposition import LONGEST_LINE, MOST_LINES
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sources.scrape import MOST_BYTES
+from sglang_tuning_exporter.state import MOST_SCHEDULERS, ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# What a fault may cost: the largest page that is read, as bytes, as text and in lines. A container has 512 MiB.
+MOST_MIB = 160
+JSON = "application/json"
+CHUNKED = OK_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+CHUNK = b"10000\r\n" + b"sglang:num_queue_reqs 1\n".ljust(32, b"\n") * 2048 + b"\r\n"
+BOMB = gzip.compress(b"\n" * (16 << 20), 9) * 64  # 1 MB that unfolds to 1 GB
+PAGE = serving(1)
+
+
+class Fault(NamedTuple):
+    """What SGLang answers, and what that is called."""
+
+    answer: Answer
+    reason: str
+    finding: str | None = "server_down"
+
+
+def length(size: int) -> bytes:
+    return OK_HEAD + b"Content-Length: %d\r\n\r\n" % size
+
+
+# Answers without figures.
+FAULTS: dict[str, Fault] = {
+    "slow": Fault(hang, "timeout"),
+    "dripping_body": Fault(drip(length(100_000)), "timeout"),
+    "dripping_headers": Fault(drip(b"HTTP/1.1 200 OK\r\nX: "), "timeout"),
+    "endless_100_continue": Fault(drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "timeout"),
+    "500": Fault(reply(b"Internal Server Error", "500 Internal Server Error"), "http_status"),
+    "503": Fault(reply(b"", "503 Service Unavailable"), "not_ready", None),
+    "403": Fault(reply(b"", "403 Forbidden"), "http_status"),
+    "404": Fault(reply(b"{}", "404 Not Found", JSON), "metrics_disabled", "metrics_disabled"),
+    "redirect_to_itself": Fault(reply(b"", "302 Found", more="Location: /metrics\r\n"), "http_status"),
+    "html": Fault(reply(b"<html>sglang:num_queue_reqs 1</html>", content_type="text/html"), "invalid"),
+    "json": Fault(reply(b'{"sglang:num_queue_reqs": 1}', content_type=JSON), "invalid"),
+    "no_http": Fault(raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), "invalid"),
+    "another_program": Fault(reply(b"up 1\n"), "invalid"),
+    "empty": Fault(reply(b""), "not_ready", None),
+    "gzip_unasked": Fault(reply(gzip.compress(PAGE), more="Content-Encoding: gzip\r\n"), "invalid"),
+    "gzip_bomb": Fault(reply(BOMB, more="Content-Encoding: gzip\r\n"), "invalid"),
+    "1_gb": Fault(endless(length(1 << 30), PAGE * 100), "too_large"),
+    "endless_chunks": Fault(endless(CHUNKED, CHUNK), "too_large"),
+    "line_of_100_mb": Fault(endless(length(100 << 20) + b"sglang:x", b"x" * (1 << 20), 100 << 20), "too_large"),
+    "half_a_page": Fault(raw(length(2 * len(PAGE)) + PAGE), "unreachable"),
+    "reset_in_the_body": Fault(torn(length(2 * len(PAGE)) + PAGE), "unreachable"),
+    "hangs_up": Fault(raw(b""), "unreachable"),
+    "endless_headers": Fault(endless(OK_HEAD, b"X: y\r\n" * 10_000), "invalid"),
+    "giant_header": Fault(endless(OK_HEAD + b"X: ", b"x" * (1 << 20), 100 << 20), "invalid"),
+}
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeSGLang]:
+    server = FakeSGLang({"/metrics": reply(serving(1000)), "/server_info": reply(server_info(), content_type=JSON)})
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def watched(fake: FakeSGLang) -> Iterator[Watched]:
+    """One exporter for all rows: what one fault does to it, the next would show."""
+    with running_exporter("--sglang-url", fake.url, "--scrape-timeout", "11") as exporter:
+        watched = Watched(exporter, fake)
+        watched.well()
+        yield watched
+
+
+@pytest.fixture(autouse=True)
+def well(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Before and after each row: it counts what the server counts, once, and what it held and said stays small."""
+    if "watched" not in request.fixturenames:
+        yield
+        return
+    watched: Watched = request.getfixturevalue("watched")
+    watched.before = watched.well()
+    forget_peak(watched.exporter)
+    before = resident(watched.exporter)
+    yield
+    assert watched.well(7) == watched.before.more(7)
+    assert complaints(watched.exporter) == []
+    assert resident(watched.exporter, "VmHWM") - before < MOST_MIB
+
+
+@pytest.mark.parametrize("row", FAULTS)
+def test_an_answer_without_figures_is_said_in_time_and_costs_nothing(row: str, watched: Watched) -> None:
+    fault = FAULTS[row]
+    watched.answer(fault.answer)
+    page = watched.page(within=4.0)
+    assert (page.value("sglang_tuning_up"), page.error) == (0, fault.reason)
+    assert found(watched.exporter) == ({fault.finding} if fault.finding else set())
+    assert totals(page) == watched.before
+    assert "sglang:" not in page.text
+
+
+def test_redirect_to_another_server_is_not_followed(watched: Watched) -> None:
+    other = FakeSGLang({"/metrics": reply(serving(9))})
+    other.start()
+    try:
+        watched.answer(reply(b"", "302 Found", more=f"Location: {other.url}/metrics\r\n"))
+        page = watched.page()
+    finally:
+        other.stop()
+    assert (page.value("sglang_tuning_up"), page.error, other.asked) == (0, "http_status", [])
+
+
+def test_closes_at_once(watched: Watched) -> None:
+    watched.sglang.stop()
+    with closing_at_once(watched.sglang.port):
+        page = watched.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (0, "unreachable")
+    assert found(watched.exporter) == {"server_down"}
+    watched.sglang.start()
+
+
+def test_nothing_listens(watched: Watched) -> None:
+    watched.sglang.stop()
+    page = watched.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
+    assert found(watched.exporter) == {"server_down"}
+    watched.sglang.start()
+
+
+# Answers with figures that are odd, and what must be true of the page that they give. The server's count is put in.
+def _says_nothing(_: Page) -> None:
+    """Only what holds for every row."""
+
+
+def _caps(what: str) -> Callable[[Page], None]:
+    def check(page: Page) -> None:
+        assert (page.value("sglang_tuning_capped_total", what=what) or 0) > 0
+
+    return check
+
+
+def _first_of_each(page: Page) -> None:
+    assert page.value("sglang_tuning_queued_requests") == 0
+    assert page.value("sglang:num_queue_reqs") == 0
+
+
+def _types_once(page: Page) -> None:
+    assert page.text.count("# TYPE sglang:num_queue_reqs ") == 1
+
+
+def _lines_left(page: Page) -> None:
+    _caps("metric_lines")(page)
+    assert MOST_LINES - 10 < sum(s.name == "sglang:odd" for s in page.samples) <= MOST_LINES
+
+
+def _no_long_label(page: Page) -> None:
+    _caps("long_metric_lines")(page)
+    assert max(len(value) for s in page.samples for value in s.labels.values()) <= max(LONGEST_LINE, LONGEST_LABEL)
+
+
+def _labels_kept(page: Page) -> None:
+    assert {"a\nb", 'c"d', "e\\f", 'g"} 1 # {h="'} == {labels["odd"] for labels in page.labels("sglang:odd")}
+
+
+def _ours_are_ours(page: Page) -> None:
+    assert page.value("sglang_tuning_up") == 1
+    assert page.labels("sglang_tuning_invented") == []
+
+
+def _model_name_is_short(page: Page) -> None:
+    (info,) = page.labels("sglang_tuning_server_info")
+    assert len(info["model_name"]) == LONGEST_LABEL
+
+
+ODD = b"# TYPE sglang:odd gauge\n"
+LABELLED = (
+    ODD
+    + b'sglang:odd{odd="a\\nb"} 1\nsglang:odd{odd="c\\"d"} 1\nsglang:odd{odd="e\\\\f"} 1\nsglang:odd{odd="g\\"} 1 # {h=\\""} 1\n'
+)
+OURS = b"# TYPE sglang_tuning_up gauge\nsglang_tuning_up 0\nsglang_tuning_invented 1\nsglang_tuning_retracted_requests_total 9\n"
+NOT_FINITE = ODD + b'sglang:odd{a="1"} NaN\nsglang:odd{a="2"} +Inf\nsglang:odd{a="3"} -Inf\nsglang:gen_throughput NaN\n'
+ODD_BUT_READ: dict[str, tuple[Callable[[int], Answer], Callable[[Page], None]]] = {
+    "wrong_content_type": (lambda n: reply(serving(n), content_type="image/png"), _says_nothing),
+    "http_1_0": (
+        lambda n: raw(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + serving(n)),
+        _says_nothing,
+    ),
+    "repeated_series": (lambda n: reply(serving(n) + serving(n + 500, queued=9)), _first_of_each),
+    "conflicting_types": (
+        lambda n: reply(b"# TYPE sglang:num_queue_reqs histogram\n" + serving(n) + serving(n)),
+        _types_once,
+    ),
+    "not_finite": (lambda n: reply(serving(n) + NOT_FINITE), _says_nothing),
+    "invalid_utf8": (
+        lambda n: reply(ODD + b'sglang:odd{odd="\xff\xfe"} 1\nsglang:\xff 2\n' + serving(n)),
+        _says_nothing,
+    ),
+    "nul_bytes": (lambda n: reply(b"\0" * 1000 + b"\n" + serving(n) + b'sglang:odd{odd="\0"} 1\n'), _says_nothing),
+    "hostile_labels": (lambda n: reply(serving(n) + LABELLED), _labels_kept),
+    "our_own_names": (lambda n: reply(OURS + serving(n)), _ours_are_ours),
+    "line_of_10_mb": (
+        lambda n: reply(b"sglang:odd{" + b"x" * (10 << 20) + b"} 1\n" + serving(n)),
+        _caps("long_metric_lines"),
+    ),
+    "label_of_64_kb": (
+        lambda n: reply(b'sglang:odd{odd="' + b"x" * 65536 + b'"} 1\n' + serving(n)),
+        _no_long_label,
+    ),
+    "long_model_name": (
+        lambda n: reply(serving(n).replace(b'"tiny"', b'"%s"' % (b"m" * 3000))),
+        _model_name_is_short,
+    ),
+    "cookies": (
+        lambda n: reply(serving(n), more=f"Set-Cookie: {secrets.token_hex(8)}={'x' * 4000}; Path=/\r\n" * 9),
+        _says_nothing,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ODD_BUT_READ)
+def test_an_odd_page_is_read_for_what_it_is_worth(row: str, watched: Watched) -> None:
+    make, check = ODD_BUT_READ[row]
+    watched.count += 5
+    watched.answer(make(watched.count))
+    page = watched.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (1, None)
+    assert found(watched.exporter) == set()
+    assert totals(page) == watched.before.more(5)
+    check(page)
+    watched.before = totals(page)
+
+
+def test_a_million_series_are_cut_and_the_cut_is_counted(watched: Watched) -> None:
+    watched.count += 5
+    body = (
+        serving(watched.count)
+        + ODD
+        + b"".join(b'sglang:odd{a="%d"} 1\n' % i for i in range(1_000_000))[: MOST_BYTES - 9999]
+    )
+    watched.answer(reply(body[: body.rindex(b"\n") + 1]))
+    page = watched.page()
+    assert page.value("sglang_tuning_up") == 1
+    _lines_left(page)
+    assert totals(page) == watched.before.more(5)
+    watched.before = totals(page)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-5", "+Inf", "1e308"])
+def test_spoiled_counter_is_not_counted_and_what_grew_meanwhile_is(value: str, watched: Watched) -> None:
+    for _ in range(3):
+        watched.answer(
+            reply(serving(watched.count).replace(f"}} {watched.count}\n".encode(), f"}} {value}\n".encode()))
+        )
+        page = watched.page()
+        assert page.value("sglang_tuning_up") == 1
+        assert totals(page) == watched.before
+
+
+def test_a_counter_that_goes_backwards_is_a_server_that_started_anew(watched: Watched) -> None:
+    watched.count = 20
+    watched.answer(reply(serving(20)))
+    page = watched.page()
+    assert totals(page) == watched.before.more(20, starts=1)
+    watched.before = totals(page)
+
+
+def test_many_dp_ranks_are_cut_and_the_cut_is_counted(fake: FakeSGLang) -> None:
+    fake.answers["/metrics"] = reply(serving(10, ranks=range(MOST_SCHEDULERS + 50)))
+    with running_exporter("--sglang-url", fake.url) as exporter:
+        page = Page(requests.get(exporter.url + "/metrics", timeout=60).text)  # of 26,000 series
+        assert page.value("sglang_tuning_up") == 1
+        shown = {labels["dp_rank"] for labels in page.labels("sglang_tuning_queued_requests")}
+        assert len(shown) == MOST_SCHEDULERS
+        assert (page.value("sglang_tuning_capped_total", what="dp_ranks") or 0) >= 50
+        assert complaints(exporter) == []
+
+
+@pytest.mark.parametrize("given", ["missing", "wrong"])
+def test_401_is_said_until_the_key_is_right(given: str, tmp_path: Path) -> None:
+    right, wrong = secrets.token_hex(16), secrets.token_hex(16)
+    key = tmp_path / "key"
+    key.write_text(wrong)
+    accepted = right
+    server = FakeSGLang()
+
+    def guarded(connection: socket.socket) -> None:
+        allowed = f"Authorization: Bearer {accepted}\r\n" in server.asked[-1]
+        (reply(serving(1000)) if allowed else reply(b"", "401 Unauthorized"))(connection)
+
+    server.answers["/metrics"] = guarded
+    server.start()
+    try:
+        with running_exporter(
+            "--sglang-url", server.url, *(("--api-key-file", str(key)) if given == "wrong" else ())
+        ) as it:
+            page = it.page()
+            assert (page.value("sglang_tuning_up"), page.error) == (0, "http_status")
+            assert found(it) == {"server_down"}
+            assert any("401" in line and "--api-key-file" in line for line in it.said)
+        key.write_text(right)
+        with running_exporter("--sglang-url", server.url, "--api-key-file", str(key)) as it:
+            assert it.page().value("sglang_tuning_up") == 1
+            assert not found(it)
+            accepted = wrong  # the server started with another key
+            assert it.page().error == "http_status"
+            accepted = right
+            assert it.page().value("sglang_tuning_up") == 1
+            assert not any(secret in "".join(it.said) for secret in (right, wrong))
+    finally:
+        server.stop()
+
+
+HOSTILE_INFO: dict[str, Answer] = {
+    "1_gb": endless(length(1 << 30), b'{"a":' * 10_000),
+    "invalid_json": reply(b'{"model_path": "tiny", "version', content_type=JSON),
+    "deep_json": reply(b'{"model_path":"tiny","version":"9","x":' + b"[" * 500_000, content_type=JSON),
+    "many_small_lists": reply(b"[" + b"[]," * 5_000_000 + b"1]", content_type=JSON),
+    "wrong_types": reply(
+        server_info(schedule_policy=[[]], tp_size={}, device=7, cuda_graph_config=[1], kv_cache_dtype={}),
+        content_type=JSON,
+    ),
+    "figures_beyond_all_floats": reply(
+        server_info(
+            max_running_requests=10**400, tp_size=float("nan"), cuda_graph_config={"decode": {"max_bs": 1e999}}
+        ),
+        content_type=JSON,
+    ),
+    "long_version": reply(server_info("9" * 1_000_000), content_type=JSON),
+    "500": reply(b"Internal Server Error", "500 Internal Server Error"),
+}
+
+
+def _asked_anew(watched: Watched) -> None:
+    """A server that was away is asked again what it is."""
+    before = watched.sglang.count("/server_info")
+    watched.sglang.stop()
+    watched.page()
+    watched.sglang.start()
+    watched.page()
+    wait_for(lambda: watched.sglang.count("/server_info") > before)
+
+
+@pytest.mark.parametrize("row", HOSTILE_INFO)
+def test_hostile_server_info_costs_only_itself(row: str, watched: Watched) -> None:
+    watched.sglang.answers["/server_info"] = HOSTILE_INFO[row]
+    _asked_anew(watched)
+    time.sleep(0.3)
+    page = watched.page()
+    assert page.value("sglang_tuning_up") == 1
+    assert totals(page) == watched.before
+    assert watched.exporter.get("/").status_code == watched.exporter.get("/api/v1/findings").status_code == 200
+    (info,) = page.labels("sglang_tuning_server_info")
+    assert len(info["version"]) <= LONGEST_LABEL
+    release = f"0.5.{secrets.randbelow(1000)}"
+    watched.sglang.answers["/server_info"] = reply(server_info(release), content_type=JSON)
+    _asked_anew(watched)
+    wait_for(lambda: watched.page().labels("sglang_tuning_server_info")[0]["version"] == release, 8)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[ServerProcess, Exporter]]:
+    """A server in a process of its own that has counted to 1000, and an exporter that has scraped it."""
+    with server_process(tmp_path) as server:
+        server.tell(serving(1000), server_info("0.5.20"))
+        server.start()
+        with running_exporter("--sglang-url", server.url) as exporter:
+            assert exporter.page().value("sglang_tuning_up") == 1
+            yield server, exporter
+            assert complaints(exporter) == []
+
+
+def test_killed(served: tuple[ServerProcess, Exporter]) -> None:
+    server, exporter = served
+    server.tell(serving(1010))
+    before = totals(exporter.page())
+    assert before == Totals(10, 10, 0)
+    server.kill()
+    page = exporter.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
+    assert totals(page) == before
+    assert found(exporter) == {"server_down"}
+    server.tell(serving(4))
+    server.start()
+    page = exporter.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (1, None)
+    assert totals(page) == before.more(4, starts=1)
+    assert not found(exporter)
+
+
+def test_frozen(served: tuple[ServerProcess, Exporter]) -> None:
+    server, exporter = served
+    before = totals(exporter.page())
+    server.signal(signal.SIGSTOP)
+    for _ in range(2):
+        begin = time.monotonic()
+        page = exporter.page(within="3")
+        assert time.monotonic() - begin < 3 + GRACE_SECONDS
+        assert (page.value("sglang_tuning_up"), page.error) == (0, "timeout")
+        assert totals(page) == before
+    assert found(exporter) == {"server_down"}
+    server.tell(serving(1025))
+    server.signal(signal.SIGCONT)
+    page = exporter.page()
+    assert (page.value("sglang_tuning_up"), page.error) == (1, None)
+    assert totals(page) == before.more(25)
+    assert not found(exporter)
+
+
+def test_restarted_as_another_release_with_other_dp_ranks(served: tuple[ServerProcess, Exporter]) -> None:
+    server, exporter = served
+    server.tell(serving(1010))
+    before = totals(exporter.page())
+    server.kill()
+    assert exporter.page().error == "connection_refused"
+    server.tell(serving(3, ranks=(0, 1)), server_info("0.5.23"))
+    server.start()
+    page = exporter.page()
+    assert page.value("sglang_tuning_up") == 1
+    assert totals(page) == before.more(6, starts=1)
+    assert {labels.get("dp_rank") for labels in page.labels("sglang_tuning_queued_requests")} >= {"0", "1"}
+    wait_for(lambda: exporter.page().labels("sglang_tuning_server_info")[0]["version"] == "0.5.23")
+    server.tell(serving(5, ranks=(0, 1)))
+    assert totals(exporter.page()) == before.more(10, starts=1)
+
+
+def test_a_server_that_closes_every_connection_is_up_at_every_scrape(tmp_path: Path) -> None:
+    """Debian's `http.server` speaks HTTP/1.0 here: each answer ends its connection."""
+    with server_process(tmp_path) as server:
+        server.tell(serving(1000))
+        server.start()
+        with running_exporter("--sglang-url", server.url) as exporter:
+            assert [exporter.page().value("sglang_tuning_up") for _ in range(20)] == [1] * 20
+
+
+def test_dns(fake: FakeSGLang) -> None:
+    """A name that cannot be: the resolver may take longer than the scrape."""
+    with running_exporter("--sglang-url", f"http://no-such-host.invalid:{fake.port}") as exporter:
+        begin = time.monotonic()
+        page = exporter.page(within="3")
+        assert time.monotonic() - begin < 3 + GRACE_SECONDS
+        assert page.value("sglang_tuning_up") == 0
+        assert page.error in {"unreachable", "timeout"}
+        assert found(exporter) == {"server_down"}
+        assert complaints(exporter) == []
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with server_process(tmp_path, host="::1") as server:
+        server.tell(serving(1000))
+        server.start()
+        with running_exporter("--sglang-url", server.url, "--listen-address", "[::1]:0") as exporter:
+            assert exporter.url.startswith("http://[::1]:")
+            assert exporter.page().value("sglang_tuning_up") == 1
+            server.kill()
+            assert exporter.page().error == "connection_refused"
+            server.tell(serving(2))
+            server.start()
+            assert totals(exporter.page()) == Totals(2, 2, 1)
+
+
+def test_many_dp_ranks_in_a_log_are_cut_and_the_cut_is_counted() -> None:
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    for rank in range(3000):
+        stamp = f"[2025-11-20 11:40:10 DP{rank} TP{rank}] "
+        text = (
+            f"{stamp}max_total_num_tokens=1040384, chunked_prefill_size=8192, max_running_requests=400\n"
+            f"{stamp}Decode batch, #running-req: 2, #token: 9, token usage: 0.10, cuda graph: True, "
+            "gen throughput (token/s): 4.10, #queue-req: 0\n"
+        )
+        state.observe_all(reader.feed(text.encode()), 1.0)
+    assert len(state.ranks) == MOST_SCHEDULERS
+    assert len(state.facts.running_limits) == MOST_RANKS
+    assert state.capped["dp_ranks"] >= 3000 - MOST_SCHEDULERS
