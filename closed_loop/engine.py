@@ -106,7 +106,7 @@ class Engine:
                     spent += int(fields[11]) + int(fields[12])
         return spent / _TICKS
 
-    def stop(self, seconds: float = 12.0) -> None:
+    def stop(self, seconds: float = 2.0) -> None:
         """End it: politely, then not; returns when no process of its group is left."""
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + seconds
