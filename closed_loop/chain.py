@@ -43,7 +43,8 @@ class Lane:
         return Lane(31000 + 100 * number, cores[first], cores[first + 1 if first + 1 < len(cores) else 0])
 
     def stay(self) -> None:
-        """Keep this process and its later children beside the engine."""
+        """Keep this process and its later children beside the engine, and before a neighbour's."""
+        engine.prefer(0, engine.PRIORITY // 2)
         if self.beside is not None:
             os.sched_setaffinity(0, {self.beside})
 
@@ -107,9 +108,7 @@ def run(
     """Start everything, send the load, end everything. Raises `UsageError` where something does not come up."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
         log = Path(scratch) / "server.log"
-        server = engine.start(
-            installation, setting.args, port=lane.port, log=log, core=lane.core, env=setting.env
-        )
+        server = engine.start(installation, setting.args, port=lane.port, log=log, core=lane.core, env=setting.env)
         try:
             ready = server.wait_ready()
             time.sleep(SETTLE_SECONDS)
@@ -153,7 +152,11 @@ def _watched(
                 if not verdicts or verdicts[-1][1] != document["verdict"]:
                     verdicts.append((round(now - begin, 1), document["verdict"]))
                     say(f"{now - begin:4.0f} s  {document['verdict']}")
-            time.sleep(max(0.0, min(POLL_SECONDS, end - 0.5 - time.time(), max(warm - time.time(), 0.1) if cpu is None else 99)))
+            time.sleep(
+                max(
+                    0.0, min(POLL_SECONDS, end - 0.5 - time.time(), max(warm - time.time(), 0.1) if cpu is None else 99)
+                )
+            )
         end = time.time()
         spent = server.cpu_seconds("sglang::scheduler") - cpu if cpu is not None else None
         others = _others(machine, _machine(server))
