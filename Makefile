@@ -45,6 +45,10 @@ check: install ## style, types, and generated files
 test: system install ## every test, with real Prometheus, Alertmanager and Chromium
 	$(BIN)/python -m pytest $(TESTS)
 
+.PHONY: test-real
+test-real: system install ## the advice followed on a real SGLang (on a CPU), about 25 minutes
+	$(BIN)/python -m closed_loop run $(REAL)
+
 .PHONY: bench
 bench: system install ## figures against peers, in one run
 	$(BIN)/python -m bench

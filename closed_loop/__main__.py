@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
 
 from closed_loop.chain import Lane
+from closed_loop.collection import collect
+from closed_loop.convergence import BY_NAME as STARTS
+from closed_loop.convergence import converge, search
+from closed_loop.document import render
 from closed_loop.installation import RELEASES, install
-from closed_loop.loops import BY_NAME, LOOPS
+from closed_loop.loops import BY_NAME
 from closed_loop.series import Bench, run_loop
 from sglang_tuning_exporter.config import UsageError
 
@@ -33,6 +38,16 @@ def main() -> int:
         "--lane", type=int, default=0, choices=(0, 1), help="port and cores; two lanes run side by side"
     )
     running.add_argument("--results", type=Path, default=RESULTS)
+    running.add_argument(
+        "--converge",
+        default="",
+        metavar="NAME,NAME",
+        help=f"follow the advice to its end: all, or of {', '.join(STARTS)}",
+    )
+    running.add_argument("--grid", action="store_true", help="search the grid of what --converge names as well")
+    documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
+    documenting.add_argument("--results", type=Path, default=RESULTS)
+    documenting.add_argument("--docs", type=Path, default=Path("docs"))
     installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
     installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
     args = parser.parse_args()
@@ -40,7 +55,7 @@ def main() -> int:
         if args.task == "install":
             install(args.version, say=say)
             return 0
-        return _run(args)
+        return _run(args) if args.task == "run" else _document(args)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -49,16 +64,35 @@ def main() -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    names = [name for name in args.only.split(",") if name] or [loop.name for loop in LOOPS]
-    unknown = [name for name in names if name not in BY_NAME]
-    if unknown:
-        raise UsageError(f"--only={unknown[0]}: give some of {', '.join(BY_NAME)}")
+    starts = _chosen("--converge", args.converge, tuple(STARTS))
+    wanted = _chosen("--only", args.only, tuple(BY_NAME)) or ([] if starts else list(BY_NAME))
     lane = Lane.of(args.lane)
     lane.stay()
     bench = Bench(install(RELEASES[0], say=say), lane, args.results, say)
     for number in range(1, args.runs + 1):
-        for name in names:
+        for name in wanted:
             run_loop(bench, BY_NAME[name], number)
+        for name in starts:
+            converge(bench, STARTS[name], number)
+    for name in starts if args.grid else ():
+        search(bench, STARTS[name])
+    return 0
+
+
+def _chosen(key: str, told: str, known: tuple[str, ...]) -> list[str]:
+    names = list(known) if told == "all" else [name for name in told.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{key}={name}: give all, or some of {', '.join(known)}")
+    return names
+
+
+def _document(args: argparse.Namespace) -> int:
+    if not args.results.is_dir():
+        raise UsageError(f"--results={args.results}: no such folder; run some loops first")
+    data = collect(args.results)
+    (args.docs / "closed-loop.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")
     return 0
 
 
