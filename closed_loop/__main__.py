@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from closed_loop.chain import Lane
@@ -69,14 +71,25 @@ def _run(args: argparse.Namespace) -> int:
     lane = Lane.of(args.lane)
     lane.stay()
     bench = Bench(install(RELEASES[0], say=say), lane, args.results, say)
+    tasks: list[Callable[[], object]] = []
     for number in range(1, args.runs + 1):
-        for name in wanted:
-            run_loop(bench, BY_NAME[name], number)
-        for name in starts:
-            converge(bench, STARTS[name], number)
-    for name in starts if args.grid else ():
-        search(bench, STARTS[name])
-    return 0
+        tasks += [partial(run_loop, bench, BY_NAME[name], number) for name in wanted]
+        tasks += [partial(converge, bench, STARTS[name], number) for name in starts]
+    tasks += [partial(search, bench, STARTS[name]) for name in starts if args.grid]
+    failed = [task for task in tasks if not _done(task)]
+    return 1 if failed else 0
+
+
+def _done(task: Callable[[], object]) -> bool:
+    """Do one, and again where something did not come up; a series goes on without it."""
+    for _ in range(2):
+        try:
+            task()
+        except UsageError as error:
+            say(str(error))
+        else:
+            return True
+    return False
 
 
 def _chosen(key: str, told: str, known: tuple[str, ...]) -> list[str]:
