@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -53,6 +54,9 @@ def main() -> int:
     installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
     installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
     args = parser.parse_args()
+    # Also where a shell in the background has it ignored: an engine must not outlive what started it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     try:
         if args.task == "install":
             install(args.version, say=say)

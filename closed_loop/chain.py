@@ -136,7 +136,7 @@ def _watched(
     )
     stack.start()
     records: list[load.Record] = []
-    sending = threading.Thread(target=lambda: records.extend(load.run(sent, server.url)), name="load")
+    sending = threading.Thread(target=lambda: records.extend(load.run(sent, server.url)), name="load", daemon=True)
     verdicts: list[tuple[float, str]] = []
     document: dict[str, Any] = {}
     try:
@@ -163,7 +163,6 @@ def _watched(
         sending.join()
     finally:
         stack.stop()
-        sending.join()
     lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
     figures = measure(records, lines, warm, end, spent)
     notified = [n for at, message in messages for n in _notified(at - begin, message)]

@@ -209,7 +209,15 @@ def _notified(loop: Loop, runs: Sequence[Any]) -> str:
     told = [after for run in runs if (after := notified_after(loop, run)) is not None]
     if not told:
         return "**none**"
-    return f"{median(told):.0f} s" + (f" ({len(told)} of {len(runs)})" if len(told) < len(runs) else "")
+    came = f"{median(told):.0f} s" + (f" ({len(told)} of {len(runs)})" if len(told) < len(runs) else "")
+    named = {_names_the_same(loop, run) for run in runs if run["changes"]} - {None}
+    return came if named <= {True} else f"{came}, **with other advice**"
+
+
+def _names_the_same(loop: Loop, run: Any) -> bool | None:
+    """Whether the notification named a flag that the JSON advised as well; None where it named none, or did not come."""
+    flags = [flag for alert, _, flag, _ in run["before"]["notifications"] if alert == loop.alert and flag]
+    return any(change["what"] in flags for change in run["changes"]) if flags else None
 
 
 def _changes(runs: Sequence[Any]) -> str:

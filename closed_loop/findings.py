@@ -12,7 +12,9 @@ MENDED: tuple[tuple[str, str], ...] = (
     ),
     (
         "One command line let more requests in and fewer run.",
-        ("With steps longer than the objective and room in the pool, `--schedule-conservativeness` 0.3 and a lower"
-        " `--max-running-requests` stood side by side. No more are let in now while those that run make each step too long."),
+        (
+            "With steps longer than the objective and room in the pool, `--schedule-conservativeness` 0.3 and a lower"
+            " `--max-running-requests` stood side by side. No more are let in now while those that run make each step too long."
+        ),
     ),
 )
