@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from closed_loop import chain
 from closed_loop.advice import advised
 from closed_loop.load import Load
-from closed_loop.loops import SECONDS
+from closed_loop.loops import CLIPPED, SECONDS
 from closed_loop.series import Bench
 
 MOST_RESTARTS = 5
@@ -33,6 +33,7 @@ class Start:
     load: Load
     grid: Mapping[str, tuple[str, ...]]
     profile: str = "offline"
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def points(self) -> tuple[str, ...]:
@@ -78,6 +79,15 @@ STARTS: tuple[Start, ...] = (
         ),
         grid={"--chunked-prefill-size": ("128", "1024", "4096", "8192"), "--schedule-policy": ("fcfs", "lpm")},
     ),
+    Start(
+        name="under-careful",
+        what="conservativeness 0.1, and clients that ask for 4,000 tokens of which the server keeps 256 free at most",
+        fixed="--max-total-tokens 8192",
+        wrong="--schedule-conservativeness 0.1",
+        load=Load(clients=48, seconds=SECONDS, most_new_tokens=4000),
+        grid={"--schedule-conservativeness": ("0.1", "0.3", "1.0", "1.3"), "--max-running-requests": ("12", "16", "")},
+        env=CLIPPED,
+    ),
 )
 BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
 
@@ -91,7 +101,7 @@ def converge(bench: Bench, start: Start, number: int) -> list[Any]:
         step = bench.kept(name)
         if step is None:
             bench.say(name)
-            side, step = bench.side(args, start.profile, {}, load)
+            side, step = bench.side(args, start.profile, dict(start.env), load)
             advice = advised(side.document, args, load)
             step["advice"] = advice.as_json()
             step["next"] = chain.shown(advice.args, bench.installation, bench.lane)
@@ -126,7 +136,7 @@ def _point(bench: Bench, start: Start, place: int, number: int) -> Any:
     if known is None:
         point = start.points[place]
         bench.say(f"{name}: {point}")
-        _, known = bench.side(bench.arguments(f"{start.fixed} {point}"), start.profile, {}, start.load)
+        _, known = bench.side(bench.arguments(f"{start.fixed} {point}"), start.profile, dict(start.env), start.load)
         bench.keep(name, known)
     bench.say(f"{name}: {_speed(known)}, {known['verdict']}")
     return known
