@@ -72,7 +72,14 @@ def _side(side: Any) -> dict[str, Any]:
         "notifications": [[n["alert"], n["after_seconds"], n["flag"], n["suggested"]] for n in side["notifications"]],
         "others": side["others"],
         **{name: side["measures"][name] for name in TOLD},
+        "retractions_per_million_tokens": _per_million(side["measures"]),
     }
+
+
+def _per_million(measures: Any) -> float | None:
+    """Retractions for each million of tokens: per minute a server that gets more of the CPU retracts more often."""
+    tokens = 60 * measures["tokens_per_second"]
+    return round(1e6 * measures["retractions_per_minute"] / tokens, 1) if tokens else None
 
 
 def _paths(results: Path, start: convergence.Start) -> list[Any]:

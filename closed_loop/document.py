@@ -19,6 +19,7 @@ WORDS = {
     "first_token_p50": "first token p50, s",
     "first_token_p99": "first token p99, s",
     "retractions_per_minute": "retractions a minute",
+    "retractions_per_million_tokens": "retractions per million tokens",
     "token_usage": "mean token usage",
     "running": "mean running",
     "queued": "mean queued",
