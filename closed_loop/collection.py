@@ -68,12 +68,22 @@ def _side(side: Any) -> dict[str, Any]:
     return {
         "verdict": side["verdict"],
         "findings": [finding["diagnosis"] for finding in side["findings"]],
+        "says": _says(side),
         "advice": [advice for finding in side["findings"] for advice in finding["advice"]],
         "notifications": [[n["alert"], n["after_seconds"], n["flag"], n["suggested"]] for n in side["notifications"]],
         "others": side["others"],
         **{name: side["measures"][name] for name in TOLD},
         "retractions_per_million_tokens": _per_million(side["measures"]),
     }
+
+
+def _says(side: Any) -> str:
+    """Give what the verdict's finding tells to do, in words; empty for none."""
+    advice = [a for finding in side["findings"] if finding["diagnosis"] == side["verdict"] for a in finding["advice"]]
+    if not advice:
+        return ""
+    flag, current, suggested = advice[0]
+    return f"{flag} {current} → {suggested}" if flag else str(suggested)
 
 
 def _per_million(measures: Any) -> float | None:

@@ -85,12 +85,12 @@ def _overview(data: dict[str, Any]) -> str:
 
 
 def _loop(loop: Loop, runs: Sequence[Any]) -> str:
+    environment = "".join(f" `{name}={value}`" for name, value in loop.env.items())
     lines = [f"## {loop.name}", ""]
     lines.append(
-        f"Set: {loop.what}. `{loop.flags}`, profile `{loop.profile}`, {loop.load.clients} clients, {loop.load.seconds:g} s."
+        f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {loop.load.seconds:g} s."
     )
-    words = dict.fromkeys(run["words"] for run in runs if run["words"])
-    lines += [f"To people: {text}." for text in words]
+    lines += [f"To people: {text}." for text in dict.fromkeys(run["words"] for run in runs if run["words"])]
     given = [text for run in runs for text in forbidden(loop, run)]
     if given:
         lines.append(f"**Advised and must not be:** {', '.join(dict.fromkeys(given))}.")
@@ -99,6 +99,8 @@ def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     if moved:
         told = (f"{WORDS[name]} {'yes' if fine else '**no**'}" for name, fine in moved.items())
         lines.append(f"Expected: {loop.brings}. Moved so: {', '.join(told)}.")
+    next_words = dict.fromkeys(side["says"] for side in afters if side["says"])
+    lines += [f"Afterwards it says: {text}." for text in next_words]
     rows = [[WORDS[name], _figure(befores, name), _figure(afters, name)] for name in ("tokens_per_second", *SHOWN)]
     rows.append(["verdict", _verdicts(befores), _verdicts(afters)])
     return (
