@@ -41,7 +41,7 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advise
     """Take the next command line and load out of `/api/v1/findings`.
 
     The document's own command line goes first. Else the first advice with something to type, which the exporter leaves
-    to be tried by itself. Else what its verdict tells the clients, where that is a number of requests at once.
+    to be tried by itself. Else the first sentence that tells the clients a number of requests at once.
     """
     command = document.get("command")
     if command:
@@ -53,12 +53,20 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advise
                 change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
                 return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
     words = _words(document)
-    found = _AT_ONCE.search(words)
+    # "Leave it" of the most urgent finding is followed by reading on.
+    counted = [told for told in _sentences(document) if _AT_ONCE.search(told)]
+    found = _AT_ONCE.search(counted[0]) if counted else None
     if found is None:
         return Advised(tuple(args), load, words=words)
+    words = counted[0]
     clients = int(found[1].replace(",", ""))
     change = Change("requests at once", str(load.clients), str(clients))
     return Advised(tuple(args), replace(load, clients=clients), (change,), words)
+
+
+def _sentences(document: dict[str, Any]) -> list[str]:
+    """Give everything that people are told, the most urgent first."""
+    return [str(a["suggested"]) for finding in document["findings"] for a in finding["advice"] if a["flag"] is None]
 
 
 def _words(document: dict[str, Any]) -> str:

@@ -199,6 +199,12 @@ def test_clients_follow_the_number_that_they_are_told(words: str, clients: int) 
     assert found.changes[0].what == "requests at once"
 
 
+def test_a_finding_that_is_to_be_left_as_it_is_does_not_hide_the_next() -> None:
+    left = finding("retracting_too_often", turn(None, None, "leave it, or enlarge the pool"))
+    long = finding("queue_too_long", turn(None, None, "send at most 24 requests at once (now about 47)"))
+    assert advised(findings(left, long), NOW, LOAD).load.clients == 24
+
+
 @pytest.mark.parametrize("words", ["send more requests at once", "wait: it comes down by itself within minutes"])
 def test_words_without_a_number_change_nothing(words: str) -> None:
     found = advised(findings(finding("admission_recovering", turn(None, None, words))), NOW, LOAD)
