@@ -86,7 +86,7 @@ LOOPS: tuple[Loop, ...] = (
     Loop(
         name="queue",
         what="a well-filled server, and many more requests at once than it finishes in time, where people wait",
-        flags="--max-total-tokens 8192 --max-running-requests 22 --schedule-conservativeness 1.3",
+        flags="--max-total-tokens 8192 --schedule-conservativeness 1.3",
         load=Load(clients=48, seconds=SECONDS),
         expected="queue_too_long",
         alert="SGLangQueueTooLong",
