@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from closed_loop import agreement, liveness
 from closed_loop.chain import Lane
 from closed_loop.collection import collect
 from closed_loop.convergence import BY_NAME as STARTS
 from closed_loop.convergence import converge, search
 from closed_loop.document import render
+from closed_loop.faults import FAULTS
 from closed_loop.installation import RELEASES, install
 from closed_loop.loops import BY_NAME
 from closed_loop.series import Bench, run_loop
@@ -48,6 +51,18 @@ def main() -> int:
         help=f"follow the advice to its end: all, or of {', '.join(STARTS)}",
     )
     running.add_argument("--grid", action="store_true", help="search the grid of what --converge names as well")
+    living = tasks.add_parser("liveness", help="do to a server what ends servers, where no result is there yet")
+    living.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(RELEASES)}")
+    living.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(f.id for f in FAULTS)}")
+    living.add_argument(
+        "--time-scale", type=float, default=10.0, help="how much faster the clocks of the rules run; 1: true"
+    )
+    agreeing = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
+    agreeing.add_argument("--seconds", type=float, default=600.0)
+    for parsing in (living, agreeing):
+        parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
+        parsing.add_argument("--results", type=Path, default=RESULTS)
+        parsing.add_argument("--again", action="store_true", help="also where a result is there")
     documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
     documenting.add_argument("--results", type=Path, default=RESULTS)
     documenting.add_argument("--docs", type=Path, default=Path("docs"))
@@ -61,7 +76,7 @@ def main() -> int:
         if args.task == "install":
             install(args.version, say=say)
             return 0
-        return _run(args) if args.task == "run" else _document(args)
+        return {"run": _run, "liveness": _liveness, "agreement": _agreement, "document": _document}[args.task](args)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -102,6 +117,43 @@ def _chosen(key: str, told: str, known: tuple[str, ...]) -> list[str]:
         if name not in known:
             raise UsageError(f"{key}={name}: give all, or some of {', '.join(known)}")
     return names
+
+
+def _liveness(args: argparse.Namespace) -> int:
+    versions = _chosen("--versions", args.versions, RELEASES)
+    wanted = _chosen("--only", args.only, tuple(fault.id for fault in FAULTS))
+    if args.time_scale < 1:
+        raise UsageError(f"--time-scale={args.time_scale:g}: give 1 or more")
+    lane = Lane.of(args.lane)
+    found: list[dict[str, Any]] = []
+    for version in versions:
+        found += liveness.run(
+            install(version, say=say),
+            args.results,
+            faults=[fault for fault in FAULTS if fault.id in wanted],
+            time_scale=args.time_scale,
+            port=lane.port,
+            core=lane.core,
+            again=args.again,
+            say=say,
+        )
+    print("\n".join(liveness.table(found)))
+    return 1 if any(told["problems"] for told in found) else 0
+
+
+def _agreement(args: argparse.Namespace) -> int:
+    lane = Lane.of(args.lane)
+    told = agreement.run(
+        install(RELEASES[0], say=say),
+        args.results,
+        seconds=args.seconds,
+        port=lane.port,
+        core=lane.core,
+        again=args.again,
+        say=say,
+    )
+    print("\n".join(agreement.table(told)))
+    return 1 if told["problems"] else 0
 
 
 def _document(args: argparse.Namespace) -> int:

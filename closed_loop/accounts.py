@@ -14,7 +14,9 @@ from typing import Any, Literal
 from prometheus_client.parser import text_string_to_metric_families
 
 Manner = Literal["stays", "leaves", "asks to abort"]
-Outcome = Literal["finished", "aborted running", "aborted waiting", "aborted by the server", "rejected", "left", "failed"]
+Outcome = Literal[
+    "finished", "aborted running", "aborted waiting", "aborted by the server", "rejected", "left", "failed"
+]
 OUTCOMES: tuple[Outcome, ...] = (
     "finished", "aborted running", "aborted waiting", "aborted by the server", "rejected", "left", "failed",
 )  # fmt: skip
@@ -153,7 +155,10 @@ def compare(
     tokens = server("sglang:generation_tokens_total") - sum(each.tokens for each in kept)
     counts = report["counts"]
     return [
-        Row("retraction events", {"log": log("retractions"), "exporter": exporter("sglang_tuning_retraction_events_total")}),
+        Row(
+            "retraction events",
+            {"log": log("retractions"), "exporter": exporter("sglang_tuning_retraction_events_total")},
+        ),
         Row(
             "retracted requests",
             {
@@ -167,7 +172,9 @@ def compare(
             "admissions",
             {"log": log("admitted"), "server": served + server("sglang:num_retracted_requests_total")},
         ),
-        Row("decode lines", {"log": log("decode"), "exporter": exporter("sglang_tuning_log_lines_total", kind="decode")}),
+        Row(
+            "decode lines", {"log": log("decode"), "exporter": exporter("sglang_tuning_log_lines_total", kind="decode")}
+        ),
         Row(
             "prefill batches",
             {
@@ -230,8 +237,12 @@ def compare(
         ),
         Row("decode lines, whole log", {"log": whole.get("decode", 0), "report": counts["decode_batches"]}),
         Row("prefill lines, whole log", {"log": whole.get("prefill", 0), "report": counts["prefill_batches"]}),
-        Row("retraction events, whole log", {"log": whole.get("retractions", 0), "report": counts["retraction_events"]}),
-        Row("retracted requests, whole log", {"log": whole.get("retracted", 0), "report": counts["retracted_requests"]}),
+        Row(
+            "retraction events, whole log", {"log": whole.get("retractions", 0), "report": counts["retraction_events"]}
+        ),
+        Row(
+            "retracted requests, whole log", {"log": whole.get("retracted", 0), "report": counts["retracted_requests"]}
+        ),
         Row("starts, whole log", {"log": whole.get("starts", 0), "report": counts["server_starts"]}),
     ]
 

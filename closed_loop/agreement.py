@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -195,10 +195,19 @@ def _pages(*urls: str) -> tuple[str, ...]:
         return tuple(session.get(f"{url}/metrics", timeout=30).text for url in urls)
 
 
-def lines(told: Mapping[str, Any]) -> Sequence[str]:
+def collected(results: Path) -> dict[str, Any] | None:
+    """Give the result of the longest storm that is there."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "agreement").glob("*.json")]
+    return max(found, key=lambda told: float(told["storm"]["seconds"]), default=None)
+
+
+def table(told: Mapping[str, Any]) -> list[str]:
     """Write a result as a Markdown table."""
     who = ("clients", "log", "server", "exporter", "report")
-    shown = ["| what | clients | SGLang's log | SGLang's counters | exporter | `report` |  |", "|---|---:|---:|---:|---:|---:|---|"]
+    shown = [
+        "| what | clients | SGLang's log | SGLang's counters | exporter | `report` |  |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
     for row in told["rows"]:
         figures = " | ".join(f"{row['told'][name]:,}" if name in row["told"] else "" for name in who)
         shown.append(f"| {row['what']} | {figures} | {'equal' if row['agrees'] else row['why'] or 'differs'} |")

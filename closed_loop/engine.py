@@ -138,15 +138,19 @@ def start(
     log: Path,
     core: int | str | None = None,
     env: Mapping[str, str] | None = None,
+    output: int | None = None,
 ) -> Engine:
-    """Start a server with these arguments, its output appended to `log`; `core` is what `taskset -c` takes, None for any."""
+    """Start a server with these arguments; `core` is what `taskset -c` takes, None for any.
+
+    Its output is appended to `log`, or goes to the file descriptor `output`, which must then lead there.
+    """
     pinned = [] if core is None else ["taskset", "-c", str(core)]
     command = [*pinned, str(installation.python), *PROGRAM[1:], *args]
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab", buffering=0) as output:
+    with log.open("ab", buffering=0) as appended:
         process = subprocess.Popen(
             command,
-            stdout=output,
+            stdout=appended if output is None else output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **ENVIRONMENT, **(env or {})},

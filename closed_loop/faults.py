@@ -34,7 +34,9 @@ class Fault:
     storm: bool = False
     young: bool = False  # the server has only just come up when it happens
     also: frozenset[str] = frozenset()  # may fire besides
-    unnoticed: tuple[str, ...] = ()  # releases whose main process goes on as if nothing had happened, and prints nothing
+    unnoticed: tuple[
+        str, ...
+    ] = ()  # releases whose main process goes on as if nothing had happened, and prints nothing
 
     def of_release(self, version: str) -> Fault:
         """Give the row as it is for a release: where nothing notices, work that no longer moves is all there is to see."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-
 import tempfile
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,13 +23,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from closed_loop import timeline
 from closed_loop.faults import FAULTS, LOOP, Fault
 from closed_loop.host import Host
-from closed_loop.installation import Installation
-
+from closed_loop.installation import RELEASES, Installation
+from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.stack import Stack
 
 PORT = 32000
 STEADY_SECONDS = 10.0  # of requests, before anything happens
-QUIET_SECONDS = 390.0  # after a repair that nothing may fire for: longer than any `for` of the rules, divided by the scale
+QUIET_SECONDS = (
+    390.0  # after a repair that nothing may fire for: longer than any `for` of the rules, divided by the scale
+)
 TRUE_INTERVAL = "15s"  # what the committed prometheus.yml scrapes at
 
 
@@ -62,12 +62,28 @@ def run(
                     told = one(fault, host, Path(scratch) / fault.id, time_scale, say)
                     told.update(version=installation.version, time_scale=time_scale)
                     (folder / f"{fault.id}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-                    say(f"  {json.dumps(told['seconds'])} {json.dumps(told['after_repair'])} {told['problems'] or 'as it must be'}")
+                    say(
+                        f"  {json.dumps(told['seconds'])} {json.dumps(told['after_repair'])} {told['problems'] or 'as it must be'}"
+                    )
             finally:
                 host.close()
                 if keep := os.environ.get("CLOSED_LOOP_KEEP_LOG"):
-                    shutil.copytree(host.folder, Path(keep) / f"{installation.version}-{'storm' if storm else 'steady'}-{time.time():.0f}")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+                    shutil.copytree(
+                        host.folder,
+                        Path(keep) / f"{installation.version}-{'storm' if storm else 'steady'}-{time.time():.0f}",
+                    )
+    return [
+        told
+        for told in collected(results)
+        if (told["version"], told["time_scale"]) == (installation.version, time_scale)
+    ]
+
+
+def collected(results: Path) -> list[dict[str, Any]]:
+    """Give every result that is there: newest release first, true clocks first, in the order of the table."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "liveness").glob("*/*.json")]
+    places = {fault.id: place for place, fault in enumerate(FAULTS)}
+    return sorted(found, key=lambda t: (RELEASES.index(t["version"]), t["time_scale"], places[t["fault"]]))
 
 
 def one(
@@ -91,59 +107,71 @@ def one(
         on_message=lambda message: messages.append((time.time(), message)),
     )
     stack.start()
-    read_from = host.witness.stat().st_size
-    files_before = timeline.count_lines(_lines(host.files()))
-    begun = time.time()
     try:
-        if fault.young:
-            host.start()
-        host.send()
-        time.sleep(STEADY_SECONDS * (3 if time_scale == 1 else 1))
-        _wait(lambda: _up(stack) == 1, 60, "the exporter did not see the server up")
-        fault_at = time.time()
-        for step in fault.begins:
-            # What comes after the fault's last step is measured from there: a stop is no fault, what follows it is.
-            fault_at = time.time() if step in {"start_in_vain", "start_without_model"} and fault.alert != LOOP else fault_at
-            getattr(host, step)()
-        repair_at = ready_at = time.time()
-        if fault.alert:
-            limit = (30 * 60 / time_scale) + 120
-            with suppress(TimeoutError):
-                _wait(lambda: timeline.notified(messages, fault.alert, "firing", fault_at) is not None, limit, fault.alert)
-        repair_at = time.time()
-        for step in fault.ends:
-            getattr(host, step)()
-        if host.traffic is None:
-            host.send()
-        _wait(lambda: host.serves, 300, "the server did not serve after its repair")
-        ready_at = time.time()
+        read_from, before, begun = host.witness.stat().st_size, timeline.count_lines(_lines(host.files())), time.time()
+        fault_at, repair_at, ready_at = _live(fault, host, stack, messages, time_scale)
         say(f"  repaired after {repair_at - fault_at:.0f} s, serves {ready_at - repair_at:.0f} s later")
-        if fault.alert:
-            limit = ((45 if fault.alert == LOOP else 12) * 60 / time_scale) + 120
-            with suppress(TimeoutError):
-                _wait(lambda: timeline.notified(messages, fault.alert, "resolved", repair_at) is not None, limit, "resolved")
-        time.sleep(QUIET_SECONDS / time_scale if not fault.alert else 5.0)
         host.pause()
         time.sleep(2.0)
-        counted = _counted(stack)
-        written = timeline.count_lines(_tail(host.witness, read_from))
         in_files = timeline.count_lines(_lines(host.files()))
-        in_files = {kind: in_files[kind] - files_before[kind] for kind in in_files}
-        ended = time.time()
         told = timeline.Told(
             fault_at=fault_at,
             repair_at=repair_at,
             ready_at=ready_at,
             messages=messages,
-            counted=counted,
-            written=written,
-            in_files=in_files,
-            **_series(stack, begun, ended, 15 if time_scale == 1 else 1),
+            counted=_counted(stack),
+            written=timeline.count_lines(_tail(host.witness, read_from)),
+            # A log that was begun anew has lost its lines, and was meant to.
+            in_files={} if "start_anew" in fault.ends else {kind: in_files[kind] - before[kind] for kind in in_files},
+            **_series(stack, begun, time.time(), 15 if time_scale == 1 else 1),
         )
+    except TimeoutError as error:
+        raise UsageError(f"{fault.id}: {error}") from None
     finally:
         host.pause()
         stack.stop()
     return timeline.judged(fault, told)
+
+
+def _live(
+    fault: Fault, host: Host, stack: Stack, messages: list[tuple[float, Any]], time_scale: float
+) -> tuple[float, float, float]:
+    """Let it happen, be told of and be repaired; gives when it happened, when the repair began, and when it served."""
+    if fault.young:
+        host.start()
+    host.send()
+    time.sleep(STEADY_SECONDS * (3 if time_scale == 1 else 1))
+    _wait(lambda: _up(stack) == 1, 60, "the exporter did not see the server up")
+    fault_at = time.time()
+    for step in fault.begins:
+        if step in {"start_in_vain", "start_without_model"} and fault.alert != LOOP:
+            fault_at = time.time()  # the stop before it is no fault
+        getattr(host, step)()
+    if fault.alert:
+        with suppress(TimeoutError):  # that it was not told of is what then is told
+            _wait(
+                lambda: timeline.notified(messages, fault.alert, "firing", fault_at) is not None,
+                30 * 60 / time_scale + 120,
+                fault.alert,
+            )
+    repair_at = time.time()
+    for step in fault.ends:
+        getattr(host, step)()
+    if host.traffic is None:
+        host.send()
+    _wait(lambda: host.serves, 300, "the server did not serve after its repair")
+    ready_at = time.time()
+    if not fault.alert:
+        time.sleep(QUIET_SECONDS / time_scale)
+        return fault_at, repair_at, ready_at
+    with suppress(TimeoutError):
+        _wait(
+            lambda: timeline.notified(messages, fault.alert, "resolved", repair_at) is not None,
+            (45 if fault.alert == LOOP else 12) * 60 / time_scale + 120,
+            "resolved",
+        )
+    time.sleep(5.0)
+    return fault_at, repair_at, ready_at
 
 
 def _series(stack: Stack, begin: float, end: float, step: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from closed_loop.faults import Fault
+from closed_loop.faults import DOWN, Fault
 
 Series = Sequence[tuple[float, float]]  # (unix seconds, value)
 # What a line of each kind begins with after its prefix: patterns of this module's own, so that the exporter is no witness of itself.
@@ -85,49 +85,41 @@ def judged(fault: Fault, told: Told) -> dict[str, Any]:
         resolved = notified(told.messages, fault.alert, "resolved", told.repair_at)
         after_repair["resolved_webhook"] = _after(resolved, told.repair_at)
     starts = int(max((v for _, v in told.starts), default=0) - _before(told.starts, told.fault_at, fault))
-    return {
+    verdict = {
         "fault": fault.id,
         "alert": fault.alert,
         "seconds": seconds,
         "events": {name: _after(at, told.fault_at) for name, at in counted_events.items() if at is not None},
-        "reasons": sorted(name for name, series in told.reasons.items() if any(at >= told.fault_at for at, _ in series)),
+        "reasons": sorted(
+            name for name, series in told.reasons.items() if any(at >= told.fault_at for at, _ in series)
+        ),
         "starts": starts,
         "after_repair": after_repair,
         "others": {n: _after(at, told.fault_at) for n, at in fired.items() if n != fault.alert},
-        "resolved": sorted({a["labels"]["alertname"] for _, m in told.messages for a in m["alerts"] if a["status"] == "resolved"}),
         "lines": {
-            kind: {"written": told.written[kind], "in_files": told.in_files[kind], "counted": told.counted[kind]}
+            kind: {"written": told.written[kind], "in_files": told.in_files.get(kind), "counted": told.counted[kind]}
             for kind in told.counted
         },
-        "problems": _problems(fault, told, fired, seconds, after_repair, starts, counted_events),
     }
+    return {**verdict, "problems": _problems(fault, verdict)}
 
 
-def _problems(
-    fault: Fault,
-    told: Told,
-    fired: Mapping[str, float],
-    seconds: Mapping[str, float | None],
-    after_repair: Mapping[str, float | None],
-    starts: int,
-    events: Mapping[str, float | None],
-) -> list[str]:
-    found = [f"{name} fired" for name in fired if name not in fault.may_fire()]
+def _problems(fault: Fault, verdict: Mapping[str, Any]) -> list[str]:
+    """Name what is not as the table of faults says."""
+    seconds, after_repair, events = verdict["seconds"], verdict["after_repair"], verdict["events"]
+    found = [f"{name} fired" for name in verdict["others"] if name not in fault.may_fire()]
     found += [f"no {name}" for name, value in {**seconds, **after_repair}.items() if value is None and name != "up_0"]
-    if fault.alert and fault.alert != "SGLangSchedulerStuck" and seconds["up_0"] is None:
+    if fault.alert == DOWN and seconds["up_0"] is None:
         found.append("sglang_tuning_up stayed 1")
     resolved, back = after_repair.get("resolved_webhook"), after_repair.get("up_1")
     if resolved is not None and back is not None and resolved < back:
         found.append(f"resolved {back - resolved:.0f} s before it answered")
-    if fault.events and not any(events.get(name) is not None for name in fault.events):
+    if fault.events and not any(name in events for name in fault.events):
         found.append(f"none of {', '.join(fault.events)} was counted")
-    if starts != fault.starts:
-        found.append(f"{starts} starts counted, {fault.starts} were made")
-    found += [
-        f"{kind}: {told.counted[kind]} counted, {told.written[kind]} written"
-        for kind in told.counted
-        if told.counted[kind] != told.written[kind]
-    ]
+    if verdict["starts"] != fault.starts:
+        found.append(f"{verdict['starts']} starts counted, {fault.starts} were made")
+    lines = verdict["lines"].items()
+    found += [f"{k}: {n['counted']} counted, {n['written']} written" for k, n in lines if n["counted"] != n["written"]]
     return found
 
 

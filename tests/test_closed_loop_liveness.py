@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-import requests
 import yaml
 from closed_loop import accounts, agreement, liveness, timeline
 from closed_loop.accounts import Asked, Pages
 from closed_loop.faults import DOWN, FAULTS, LOOP, named
-from closed_loop.host import Host, Traffic
+from closed_loop.host import Host
 from closed_loop.timeline import Told, judged
 
 from sglang_tuning_exporter.generate.alerts import files
@@ -112,7 +111,7 @@ def test_the_table_of_faults_speaks_of_alerts_events_and_deeds_that_there_are() 
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
     for fault in FAULTS:
         assert fault.may_fire() <= alerts, fault.id
-        assert set(fault.events) <= set(LivenessKind.__args__), fault.id
+        assert set(fault.events) <= set(get_args(LivenessKind)), fault.id
         assert all(callable(getattr(Host, deed)) for deed in (*fault.begins, *fault.ends)), fault.id
 
 
@@ -159,7 +158,7 @@ def asked(number: int, outcome: str, **told_of: Any) -> Asked:
 
 
 def test_the_end_of_an_answer_says_how_the_request_ended() -> None:
-    ends = {
+    ends: dict[str, tuple[int, dict[str, Any]]] = {
         "finished": (200, {"finish_reason": {"type": "stop", "matched": 1}, "completion_tokens": 9}),
         "aborted waiting": (200, {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}),
         "aborted by the server": (200, {"finish_reason": {"type": "abort", "message": "Out of memory"}}),
@@ -195,7 +194,16 @@ def page(**figures: float) -> str:
     return "".join(f"{names[name]} {value}\n" for name, value in figures.items())
 
 
-SERVER = {"retracted": 2, "served": 0, "aborted": 0, "prompt": 0, "generated": 0, "passes": 1, "computed": 48, "cached": 1}
+SERVER = {
+    "retracted": 2,
+    "served": 0,
+    "aborted": 0,
+    "prompt": 0,
+    "generated": 0,
+    "passes": 1,
+    "computed": 48,
+    "cached": 1,
+}
 OURS = {"events": 1, "our_retracted": 2, "our_aborted": 0, "our_rejected": 1, "decode": 1, "prefill": 1}
 REPORT = {
     "counts": {
@@ -248,6 +256,6 @@ def test_agreement_is_a_table_with_a_reason_beside_each_difference() -> None:
         accounts.Row("retraction events", {"log": 1250, "exporter": 1250}),
         accounts.Row("rejected, streamed", {"clients": 3, "log": 0}, "a stream begins with 200", differs=True),
     ]
-    shown = agreement.lines(json.loads(json.dumps({"rows": [row.as_json() for row in rows]})))
+    shown = agreement.table(json.loads(json.dumps({"rows": [row.as_json() for row in rows]})))
     assert shown[2] == "| retraction events |  | 1,250 |  | 1,250 |  | equal |"
     assert shown[3] == "| rejected, streamed | 3 | 0 |  |  |  | a stream begins with 200 |"
