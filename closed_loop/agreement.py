@@ -156,7 +156,7 @@ def run(
             begin = host.witness.stat().st_size
             say(f"{storm.clients} clients for {seconds:.0f} s")
             asked = asyncio.run(drive(storm, host.url))
-            time.sleep(SETTLE_SECONDS)
+            _settle(host.url)
             after = _pages(host.url, exporter_url)
             end = host.witness.stat().st_size
             host.clear()
@@ -183,9 +183,21 @@ def run(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    requests_told = "".join(json.dumps(asdict(each)) + "\n" for each in asked)
+    path.with_suffix(".requests.jsonl").write_text(requests_told, encoding="utf-8")
     for row in rows:
         say(f"{row.what}: {dict(row.told)}{'' if row.agrees else '  ' + (row.why if row.differs else 'DIFFERS')}")
     return told
+
+
+def _settle(url: str) -> None:
+    """Wait until nothing runs or waits any more, and as long as SGLang takes to abort what was left."""
+    deadline = time.monotonic() + 120
+    quiet = 0
+    while quiet < SETTLE_SECONDS and time.monotonic() < deadline:
+        time.sleep(1.0)
+        busy = accounts.of_page(_pages(url)[0], "sglang:num_running_reqs", "sglang:num_queue_reqs")
+        quiet = 0 if busy else quiet + 1
 
 
 def _pages(*urls: str) -> tuple[str, ...]:

@@ -139,9 +139,9 @@ class Host:
                 os.kill(self._stopped.pop(), signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop it as a supervisor does, once its requests are answered."""
+        """Stop it as a supervisor does: SIGTERM to the main process, here once its requests are answered."""
         self.pause()
-        self.clear()
+        self.drain()
 
     def drain(self) -> None:
         """SIGTERM the main process while requests run, and wait for its end."""

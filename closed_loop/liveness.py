@@ -118,6 +118,7 @@ def one(
             fault_at=fault_at,
             repair_at=repair_at,
             ready_at=ready_at,
+            step=15.0 if time_scale == 1 else 1.0,
             messages=messages,
             counted=_counted(stack),
             written=timeline.count_lines(_tail(host.witness, read_from)),

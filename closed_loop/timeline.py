@@ -25,13 +25,14 @@ KINDS = tuple(_LINES)
 class Told:
     """Everything that was recorded of one fault. Times are unix seconds.
 
-    `messages` are (time, webhook message). `counted` are the exporter's figures by the names of `KINDS`, `written` those
+    Samples lie `step` seconds apart. `messages` are (time, webhook message). `counted` are the exporter's figures by the names of `KINDS`, `written` those
     of the log, `in_files` those of the log's files as they lie after rotation.
     """
 
     fault_at: float
     repair_at: float
     ready_at: float
+    step: float = 1.0
     up: Series = ()
     firing: Mapping[str, Series] = field(default_factory=dict)
     events: Mapping[str, Series] = field(default_factory=dict)
@@ -88,6 +89,7 @@ def judged(fault: Fault, told: Told) -> dict[str, Any]:
     verdict = {
         "fault": fault.id,
         "alert": fault.alert,
+        "step": told.step,
         "seconds": seconds,
         "events": {name: _after(at, told.fault_at) for name, at in counted_events.items() if at is not None},
         "reasons": sorted(
@@ -112,7 +114,7 @@ def _problems(fault: Fault, verdict: Mapping[str, Any]) -> list[str]:
     if fault.alert == DOWN and seconds["up_0"] is None:
         found.append("sglang_tuning_up stayed 1")
     resolved, back = after_repair.get("resolved_webhook"), after_repair.get("up_1")
-    if resolved is not None and back is not None and resolved < back:
+    if resolved is not None and back is not None and resolved < back - verdict["step"]:
         found.append(f"resolved {back - resolved:.0f} s before it answered")
     if fault.events and not any(name in events for name in fault.events):
         found.append(f"none of {', '.join(fault.events)} was counted")
