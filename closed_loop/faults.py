@@ -11,8 +11,12 @@ from dataclasses import dataclass, replace
 DOWN, LOOP, STUCK = "SGLangServerDown", "SGLangRestartLoop", "SGLangSchedulerStuck"
 # No graphs are captured on a CPU, and what SGLang prints as free GPU memory is the machine's.
 ALWAYS = frozenset({"SGLangCudaGraphOff", "SGLangMemoryReserveTooLarge"})
+# Requests that hung, or were put back, were late when they came.
+WAITED = frozenset(
+    {f"SGLang{what}Burning{pace}" for what in ("TimeToFirstToken", "InterTokenLatency") for pace in ("Fast", "Slow")}
+)
 # A storm of retractions is what makes the log worth counting.
-STORM_ALERTS = frozenset({"SGLangRetractingTooOften", "SGLangConservativenessIneffective", "SGLangQueueTooLong"})
+STORM_ALERTS = WAITED | {"SGLangRetractingTooOften", "SGLangConservativenessIneffective", "SGLangQueueTooLong"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,7 @@ class Fault:
     storm: bool = False
     young: bool = False  # the server has only just come up when it happens
     also: frozenset[str] = frozenset()  # may fire besides
-    unnoticed: tuple[
-        str, ...
-    ] = ()  # releases whose main process goes on as if nothing had happened, and prints nothing
+    unnoticed: tuple[str, ...] = ()  # releases whose main process goes on as if nothing had happened
 
     def of_release(self, version: str) -> Fault:
         """Give the row as it is for a release: where nothing notices, work that no longer moves is all there is to see."""
@@ -67,9 +69,12 @@ FAULTS: tuple[Fault, ...] = (
         DOWN,
         ("process_died",),
         starts=1,
+        also=WAITED,
         unnoticed=("0.5.9", "0.4.9.post6"),
     ),
-    Fault("stop_scheduler", "SIGSTOP of the scheduler, then SIGCONT", ("stop_scheduler",), ("go_on",), STUCK),
+    Fault(
+        "stop_scheduler", "SIGSTOP of the scheduler, then SIGCONT", ("stop_scheduler",), ("go_on",), STUCK, also=WAITED
+    ),
     Fault(
         "crash_in_start",
         "stopped and started with arguments that fail in a scheduler",

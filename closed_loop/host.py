@@ -144,8 +144,12 @@ class Host:
         self.drain()
 
     def drain(self) -> None:
-        """SIGTERM the main process while requests run, and wait for its end."""
+        """SIGTERM the main process while requests run, as a router that sends no more does, and wait for its end.
+
+        SGLang takes new requests while it drains, and does not end before it has none.
+        """
         os.kill(self._pid(""), signal.SIGTERM)
+        self.pause()
         self._wait_end(DRAIN_SECONDS)
         self.clear()
 
