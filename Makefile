@@ -50,6 +50,10 @@ audit: install ## known vulnerabilities of what is installed; asks PyPI's databa
 test: system install ## every test, with real Prometheus, Alertmanager and Chromium
 	$(BIN)/python -m pytest $(TESTS)
 
+.PHONY: test-real
+test-real: system install ## the advice followed on a real SGLang (on a CPU), about 25 minutes
+	$(BIN)/python -m closed_loop run $(REAL)
+
 .PHONY: bench
 bench: bench-system install ## figures against peers, in one run of six minutes, into docs/benchmarks.md
 	$(BIN)/python -m bench --write

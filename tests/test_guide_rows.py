@@ -115,7 +115,7 @@ def prompts(cached: int, **args: object) -> Story:
     return started(**args) + repeated(line, 10.0)  # type: ignore[arg-type]  # as above
 
 
-def slow(first: float, between: float, *, running: int = 40, queued: int = 0) -> Story:
+def slow(first: float, between: float, *, running: int = 40, queued: int = 0, usage: float = 0.95) -> Story:
     """Scrapes of a server whose every answer takes so many seconds."""
 
     def histogram(seconds: float, count: float) -> Histogram:
@@ -124,7 +124,7 @@ def slow(first: float, between: float, *, running: int = 40, queued: int = 0) ->
 
     story = started()
     for step in range(20):
-        figures = RankFigures(running=running, queued=queued, grammar_queued=0, full_usage=0.95, used_tokens=step)
+        figures = RankFigures(running=running, queued=queued, grammar_queued=0, full_usage=usage, used_tokens=step)
         scrape = Scrape(
             [figures],
             progress=1000.0 * step,
@@ -371,3 +371,20 @@ def test_two_rows_at_once_never_turn_one_flag_two_ways(rows: list[str], profile:
     assert len({each.arg for each in turned}) == len(turned)
     lowers = any(each.arg == "schedule_conservativeness" and not each.raises for each in turned)
     assert not (lowers and "retracting_too_often" in found(judgement))
+    limits = [each for each in turned if each.arg == "max_running_requests"]
+    fewer = any(not each.raises for each in limits)
+    assert not (fewer and (lowers or any(each.raises for each in limits)))
+
+
+@pytest.mark.parametrize(
+    ("running", "row"),
+    [(40, "admission_too_conservative"), (64, "running_at_limit")],
+)
+def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that_run(running: int, row: str) -> None:
+    # Seen on a real engine: one command line that both admitted more and lowered --max-running-requests.
+    quick = judged(slow(9.0, 0.04, running=running, queued=20, usage=0.5))
+    assert row in found(quick)
+    late = judged(slow(9.0, 0.3, running=running, queued=20, usage=0.5))
+    assert row not in found(late)
+    assert late.changes["max_running_requests"] == running // 3
+    assert "schedule_conservativeness" not in late.changes

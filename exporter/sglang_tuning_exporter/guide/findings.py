@@ -13,6 +13,7 @@ from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Verdict: TypeAlias = str  # a diagnosis id, or one of the words below
+TOO_LARGE = "latency_batch_too_large"
 HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA = "healthy", "idle", "no_clear_bottleneck", "not_enough_data"
 
 
@@ -98,7 +99,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         if not held.keys().isdisjoint(row.unless):
             continue
         given = advise(row.id, case)
-        advice = tuple(a for a in given if a.arg not in turned and _may_turn(a, held)) if given else ()
+        advice = tuple(a for a in given if a.arg not in turned and _may_turn(a, held, case)) if given else ()
         turned.update(a.arg for a in advice if a.arg)
         # Without advice the flag is where the guide wants it, or a more urgent finding turns it: nothing to say, unless
         # what was seen is bad by itself.
@@ -109,15 +110,24 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     return found
 
 
-def _may_turn(advice: Advice, held: dict[str, Evidence]) -> bool:
+def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
     """Say whether the advice may stand beside what else holds.
 
-    After an OOM no memory is given to the pool, and while requests are taken back no more of them are let in.
+    After an OOM no memory is given to the pool. While requests are taken back, or each step takes too long because of
+    those that run, no more of them are let in.
     """
-    if advice.arg == "max_running_requests" and advice.raises:
-        return not any(isinstance(BY_ID[other].condition, RetractionRate) for other in held)
+    if _lets_more_run(advice):
+        if any(isinstance(BY_ID[other].condition, RetractionRate) for other in held):
+            return False
+        return TOO_LARGE not in held or not advise(TOO_LARGE, case)
     failed = any(isinstance(BY_ID[other].condition, (Failures, GraphMemory)) for other in held)
     return not (failed and advice.arg == "mem_fraction_static" and advice.raises)
+
+
+def _lets_more_run(advice: Advice) -> bool:
+    if advice.arg == "max_running_requests":
+        return advice.raises
+    return advice.arg == "schedule_conservativeness" and not advice.raises
 
 
 def confidence_of(served: float) -> Confidence:

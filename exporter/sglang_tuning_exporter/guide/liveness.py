@@ -10,9 +10,11 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangServerDown",
         severity="critical",
         condition=Source(
-            'sglang_tuning_up == 0 unless on (job, instance) sglang_tuning_scrape_error_info{reason=~"metrics_disabled|not_ready"}'
-            # One or two starts in a quarter of an hour are a model being loaded; a third is a server that cannot stay.
-            " unless on (job, instance) (increase(sglang_tuning_server_starts_total[15m]) > 0 < 2.5)"
+            'sglang_tuning_up == 0 unless on (job, instance) sglang_tuning_scrape_error_info{reason="metrics_disabled"}'
+            # A model that is being loaded is not down, and the exporter says so as long as the log does; a count of starts
+            # would also hide a start that failed and a server that died young. Once told, it is over when it answers again.
+            ' unless on (job, instance) (sglang_tuning_scrape_error_info{reason="not_ready"}'
+            ' unless on (job, instance) ALERTS{alertname="SGLangServerDown", alertstate="firing"})'
             # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
             " and on (job, instance) (max_over_time(sglang_tuning_up[15m]) == 1 or sglang_tuning_up offset 15m)",
             trouble="server_down",

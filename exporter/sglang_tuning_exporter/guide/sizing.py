@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide.clients import at_least, at_most
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 
 if TYPE_CHECKING:
@@ -409,7 +410,15 @@ def _paid_by_pool(case: Case) -> list[Value]:
     return [Value(suggested, fraction, told.removesuffix("; "), "mem_fraction_static", row="memory_reserve_too_small")]
 
 
+def _at_once(words: Callable[[Past], str]) -> Callable[[Case], list[Value]]:
+    """Advise clients, with a figure where there is one."""
+    return lambda case: _people(words(case.past))
+
+
 SIZERS: dict[str, Callable[[Case], list[Value]]] = {
+    "client_too_slow": _at_once(at_least),
+    "queue_too_long": _at_once(at_most),
+    "latency_queue": _at_once(at_most),
     "retracting_too_often": _retracting,
     "conservativeness_ineffective": _ineffective,
     "admission_too_conservative": _too_conservative,

@@ -86,7 +86,9 @@ def _counts(watcher: Watcher) -> Iterable[Metric]:
     if state.aborts_told:
         aborted.add_metric([], state.server_totals.counts["aborted_requests"])
     yield aborted
-    rejected = counter("rejected_requests", "Requests answered with 503, from the access log.")
+    rejected = counter(
+        "rejected_requests", "Requests answered with 503, from the access log, where a rejected stream is a 200."
+    )
     liveness = counter("liveness_events", "What the log told of life and death.", "event")
     if watcher.config.log_file:
         rejected.add_metric([], state.server_totals.counts["rejected_requests"])

@@ -1,0 +1,169 @@
+"""`python -m closed_loop [run|liveness|agreement|install|document]`: see CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from closed_loop import agreement, liveness
+from closed_loop.chain import Lane
+from closed_loop.collection import collect
+from closed_loop.convergence import BY_NAME as STARTS
+from closed_loop.convergence import converge, search
+from closed_loop.document import render
+from closed_loop.faults import FAULTS
+from closed_loop.installation import RELEASES, install
+from closed_loop.loops import BY_NAME
+from closed_loop.series import Bench, run_loop
+from sglang_tuning_exporter.config import UsageError
+
+RESULTS = Path(".closed-loop")
+_BEGUN = time.monotonic()
+
+
+def say(words: str) -> None:
+    """Show progress, with the seconds since the start."""
+    print(f"[{time.monotonic() - _BEGUN:5.0f} s] {words}", flush=True)
+
+
+def main() -> int:
+    """Run what the command line asks for; gives the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m closed_loop", description=__doc__)
+    tasks = parser.add_subparsers(dest="task", required=True)
+    running = tasks.add_parser("run", help="run loops whose results are not there yet")
+    running.add_argument("--runs", type=int, default=1, help="runs of each loop")
+    running.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(BY_NAME)}")
+    running.add_argument(
+        "--lane", type=int, default=0, choices=(0, 1), help="port and cores; two lanes run side by side"
+    )
+    running.add_argument("--results", type=Path, default=RESULTS)
+    running.add_argument(
+        "--converge",
+        default="",
+        metavar="NAME,NAME",
+        help=f"follow the advice to its end: all, or of {', '.join(STARTS)}",
+    )
+    running.add_argument("--grid", action="store_true", help="search the grid of what --converge names as well")
+    living = tasks.add_parser("liveness", help="do to a server what ends servers, where no result is there yet")
+    living.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(RELEASES)}")
+    living.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(f.id for f in FAULTS)}")
+    living.add_argument(
+        "--time-scale", type=float, default=10.0, help="how much faster the clocks of the rules run; 1: true"
+    )
+    agreeing = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
+    agreeing.add_argument("--seconds", type=float, default=600.0)
+    for parsing in (living, agreeing):
+        parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
+        parsing.add_argument("--results", type=Path, default=RESULTS)
+        parsing.add_argument("--again", action="store_true", help="also where a result is there")
+    documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
+    documenting.add_argument("--results", type=Path, default=RESULTS)
+    documenting.add_argument("--docs", type=Path, default=Path("docs"))
+    installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
+    installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
+    args = parser.parse_args()
+    # Also where a shell in the background has it ignored: an engine must not outlive what started it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        if args.task == "install":
+            install(args.version, say=say)
+            return 0
+        return {"run": _run, "liveness": _liveness, "agreement": _agreement, "document": _document}[args.task](args)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    starts = _chosen("--converge", args.converge, tuple(STARTS))
+    wanted = _chosen("--only", args.only, tuple(BY_NAME)) or ([] if starts else list(BY_NAME))
+    lane = Lane.of(args.lane)
+    lane.stay()
+    bench = Bench(install(RELEASES[0], say=say), lane, args.results, say)
+    tasks: list[Callable[[], object]] = []
+    for number in range(1, args.runs + 1):
+        tasks += [partial(run_loop, bench, BY_NAME[name], number) for name in wanted]
+        tasks += [partial(converge, bench, STARTS[name], number) for name in starts]
+    tasks += [partial(search, bench, STARTS[name]) for name in starts if args.grid]
+    failed = [task for task in tasks if not _done(task)]
+    return 1 if failed else 0
+
+
+def _done(task: Callable[[], object]) -> bool:
+    """Do one, and again where something did not come up; a series goes on without it."""
+    for _ in range(2):
+        try:
+            task()
+        except UsageError as error:
+            say(str(error))
+        else:
+            return True
+    return False
+
+
+def _chosen(key: str, told: str, known: tuple[str, ...]) -> list[str]:
+    names = list(known) if told == "all" else [name for name in told.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{key}={name}: give all, or some of {', '.join(known)}")
+    return names
+
+
+def _liveness(args: argparse.Namespace) -> int:
+    versions = _chosen("--versions", args.versions, RELEASES)
+    wanted = _chosen("--only", args.only, tuple(fault.id for fault in FAULTS))
+    if args.time_scale < 1:
+        raise UsageError(f"--time-scale={args.time_scale:g}: give 1 or more")
+    lane = Lane.of(args.lane)
+    found: list[dict[str, Any]] = []
+    for version in versions:
+        found += liveness.run(
+            install(version, say=say),
+            args.results,
+            faults=[fault for fault in FAULTS if fault.id in wanted],
+            time_scale=args.time_scale,
+            port=lane.port,
+            core=lane.core,
+            again=args.again,
+            say=say,
+        )
+    print("\n".join(liveness.table(found)))
+    return 1 if any(told["problems"] for told in found) else 0
+
+
+def _agreement(args: argparse.Namespace) -> int:
+    lane = Lane.of(args.lane)
+    told = agreement.run(
+        install(RELEASES[0], say=say),
+        args.results,
+        seconds=args.seconds,
+        port=lane.port,
+        core=lane.core,
+        again=args.again,
+        say=say,
+    )
+    print("\n".join(agreement.table(told)))
+    return 1 if told["problems"] else 0
+
+
+def _document(args: argparse.Namespace) -> int:
+    if not args.results.is_dir():
+        raise UsageError(f"--results={args.results}: no such folder; run some loops first")
+    data = collect(args.results)
+    (args.docs / "closed-loop.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What the exporter's JSON tells to do, read as an operator would: the command line as it stands, or the sentence to the clients. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from closed_loop.engine import arguments_of
+from closed_loop.load import Load
+
+_AT_ONCE = re.compile(r"\bat (?:least|most) ([\d,]+) requests at once")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that was changed, as text: a flag, or `requests at once` of the clients."""
+
+    what: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What to start and send next, and what differs from before. Nothing is advised where `changes` is empty."""
+
+    args: tuple[str, ...]
+    load: Load
+    changes: tuple[Change, ...] = ()
+    words: str = ""  # of the verdict's advice to people
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what changed as plain JSON."""
+        return {"changes": [asdict(change) for change in self.changes], "words": self.words}
+
+
+def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advised:
+    """Take the next command line and load out of `/api/v1/findings`.
+
+    The document's own command line goes first. Else the first advice with something to type, which the exporter leaves
+    to be tried by itself. Else the first sentence that tells the clients a number of requests at once.
+    """
+    command = document.get("command")
+    if command:
+        told = [Change(c["flag"], str(c["current"]), str(c["suggested"])) for c in command["changes"]]
+        return Advised(tuple(arguments_of(command["text"])), load, tuple(told), _words(document))
+    for finding in document["findings"]:
+        for advice in finding["advice"]:
+            if advice["typed"]:
+                change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
+                return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
+    words = _words(document)
+    # "Leave it" of the most urgent finding is followed by reading on.
+    counted = [told for told in _sentences(document) if _AT_ONCE.search(told)]
+    found = _AT_ONCE.search(counted[0]) if counted else None
+    if found is None:
+        return Advised(tuple(args), load, words=words)
+    words = counted[0]
+    clients = int(found[1].replace(",", ""))
+    change = Change("requests at once", str(load.clients), str(clients))
+    return Advised(tuple(args), replace(load, clients=clients), (change,), words)
+
+
+def _sentences(document: dict[str, Any]) -> list[str]:
+    """Give everything that people are told, the most urgent first."""
+    return [str(a["suggested"]) for finding in document["findings"] for a in finding["advice"] if a["flag"] is None]
+
+
+def _words(document: dict[str, Any]) -> str:
+    """Give what the verdict's finding tells people, empty where it names a flag or there is none."""
+    for finding in document["findings"]:
+        if finding["diagnosis"] == document["verdict"]:
+            told = [str(a["suggested"]) for a in finding["advice"] if a["flag"] is None]
+            return told[0] if told else ""
+    return ""
+
+
+def told(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the findings in short: diagnosis, confidence, what to turn."""
+    return [
+        {
+            "diagnosis": finding["diagnosis"],
+            "confidence": finding["confidence"],
+            "value": finding["evidence"][0]["value"],
+            "advice": [[a["flag"], a["current"], a["suggested"]] for a in finding["advice"]],
+        }
+        for finding in document["findings"]
+    ]

@@ -1,0 +1,196 @@
+"""One side of a loop: a real server, exporter, Prometheus and Alertmanager around it, a load, and everything that was told meanwhile."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from closed_loop import engine, load
+from closed_loop.advice import told
+from closed_loop.installation import Installation
+from closed_loop.measures import Measures, measure
+from sglang_tuning_exporter.stack import Stack
+
+SETTLE_SECONDS = 3.0  # the server's own first request
+POLL_SECONDS = 2.0
+MODEL, PORT = "MODEL", "PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where one engine and what watches it run, so that two can run side by side: a port, the engine's core, the others'."""
+
+    port: int = 31000
+    core: int | None = 0
+    beside: int | None = 1
+
+    @staticmethod
+    def of(number: int) -> Lane:
+        """Give lane 0 or 1 of this machine; without a second core nothing is pinned."""
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            return Lane(31000 + 100 * number, None, None)
+        first = 2 * number if len(cores) >= 2 * number + 2 else number
+        return Lane(31000 + 100 * number, cores[first], cores[first + 1 if first + 1 < len(cores) else 0])
+
+    def stay(self) -> None:
+        """Keep this process and its later children beside the engine, and before a neighbour's."""
+        engine.prefer(0, engine.PRIORITY // 2)
+        if self.beside is not None:
+            os.sched_setaffinity(0, {self.beside})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is started and how it is watched: SGLang's arguments, its environment, the exporter's profile."""
+
+    args: tuple[str, ...]
+    profile: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    time_scale: float = 10.0
+    warm_seconds: float = 12.0  # of the load, before it is measured
+
+
+@dataclass(slots=True)
+class Side:
+    """What came out: figures, the exporter's last JSON under load, and each notification, seconds after the load began."""
+
+    measures: Measures
+    document: dict[str, Any]
+    notifications: list[dict[str, Any]]
+    verdicts: list[tuple[float, str]]
+    ready_seconds: float
+    others: float  # share of all cores that other programs took meanwhile
+    records: list[load.Record]
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain JSON, without requests and paths."""
+        return {
+            "measures": self.measures.as_json(),
+            "verdict": self.document["verdict"],
+            "findings": told(self.document),
+            "checks": [c["diagnosis"] for c in self.document["checks"] if c["passed"] is False],
+            "notifications": self.notifications,
+            "verdicts": self.verdicts,
+            "ready_seconds": round(self.ready_seconds, 1),
+            "others": round(self.others, 3),
+        }
+
+
+def shown(args: Sequence[str], installation: Installation, lane: Lane) -> list[str]:
+    """Write arguments without what is this machine's."""
+    words = {str(installation.model): MODEL, str(lane.port): PORT}
+    return [words.get(arg, arg) for arg in args]
+
+
+def typed(args: Sequence[str], installation: Installation, lane: Lane) -> list[str]:
+    """Undo `shown`."""
+    words = {MODEL: str(installation.model), PORT: str(lane.port)}
+    return [words.get(arg, arg) for arg in args]
+
+
+def run(
+    setting: Setting,
+    sent: load.Load,
+    installation: Installation,
+    lane: Lane,
+    say: Callable[[str], None] = lambda _: None,
+) -> Side:
+    """Start everything, send the load, end everything. Raises `UsageError` where something does not come up."""
+    with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
+        log = Path(scratch) / "server.log"
+        server = engine.start(installation, setting.args, port=lane.port, log=log, core=lane.core, env=setting.env)
+        try:
+            ready = server.wait_ready()
+            time.sleep(SETTLE_SECONDS)
+            side = _watched(setting, sent, server, Path(scratch), say)
+            side.ready_seconds = ready
+            return side
+        finally:
+            server.stop()
+            keep = os.environ.get("CLOSED_LOOP_KEEP_LOG")
+            if keep:
+                Path(keep).write_bytes(log.read_bytes())
+
+
+def _watched(
+    setting: Setting, sent: load.Load, server: engine.Engine, scratch: Path, say: Callable[[str], None]
+) -> Side:
+    messages: list[tuple[float, Any]] = []
+    stack = Stack(
+        scratch,
+        sglang_url=server.url,
+        log_file=server.log,
+        profile=setting.profile,
+        time_scale=setting.time_scale,
+        on_message=lambda message: messages.append((time.time(), message)),
+    )
+    stack.start()
+    records: list[load.Record] = []
+    sending = threading.Thread(target=lambda: records.extend(load.run(sent, server.url)), name="load", daemon=True)
+    verdicts: list[tuple[float, str]] = []
+    document: dict[str, Any] = {}
+    try:
+        begin = time.time()
+        warm, end = begin + setting.warm_seconds, begin + sent.seconds
+        sending.start()
+        cpu = machine = None
+        while (now := time.time()) < end - 0.5:
+            if cpu is None and now >= warm:
+                warm, cpu, machine = now, server.cpu_seconds("sglang::scheduler"), _machine(server)
+            with suppress(requests.RequestException, ValueError):
+                document = stack.get(f"{stack.exporter_url}/api/v1/findings")
+                if not verdicts or verdicts[-1][1] != document["verdict"]:
+                    verdicts.append((round(now - begin, 1), document["verdict"]))
+                    say(f"{now - begin:4.0f} s  {document['verdict']}")
+            time.sleep(
+                max(
+                    0.0, min(POLL_SECONDS, end - 0.5 - time.time(), max(warm - time.time(), 0.1) if cpu is None else 99)
+                )
+            )
+        end = time.time()
+        spent = server.cpu_seconds("sglang::scheduler") - cpu if cpu is not None else None
+        others = _others(machine, _machine(server))
+        sending.join()
+    finally:
+        stack.stop()
+    lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    figures = measure(records, lines, warm, end, spent)
+    notified = [n for at, message in messages for n in _notified(at - begin, message)]
+    return Side(figures, document, notified, verdicts, 0.0, others, records)
+
+
+def _notified(after: float, message: Any) -> list[dict[str, Any]]:
+    """Give what a webhook message says of each alert that fires."""
+    return [
+        {
+            "after_seconds": round(after, 1),
+            "alert": alert["labels"]["alertname"],
+            **{key: alert["annotations"].get(key, "") for key in ("flag", "current", "suggested")},
+        }
+        for alert in message["alerts"]
+        if alert["status"] == "firing"
+    ]
+
+
+def _machine(server: engine.Engine) -> tuple[float, float, float]:
+    """CPU seconds so far of the whole machine, of those idle, and of the engine."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    hertz = os.sysconf("SC_CLK_TCK")
+    return sum(ticks) / hertz, (ticks[3] + ticks[4]) / hertz, server.cpu_seconds()
+
+
+def _others(before: tuple[float, float, float] | None, after: tuple[float, float, float]) -> float:
+    if before is None:
+        return 0.0
+    whole, idle, ours = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, (whole - idle - ours) / whole) if whole else 0.0

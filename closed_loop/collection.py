@@ -1,0 +1,156 @@
+"""Result files gathered into the committed data: every run in short, and how each loop came out. Pure but for reading files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from closed_loop import convergence
+from closed_loop.loops import LOOPS, Loop
+
+TOLD = (
+    "tokens_per_second",
+    "tokens_per_cpu_second",
+    "latency_p50",
+    "latency_p99",
+    "first_token_p50",
+    "first_token_p99",
+    "retractions_per_minute",
+    "token_usage",
+    "running",
+    "queued",
+    "cached_share",
+    "errors",
+    "cpu_share",
+)
+
+
+def collect(results: Path) -> dict[str, Any]:
+    """Give everything that the document tells, out of the result files that are there."""
+    return {
+        "machine": {"cores": os.cpu_count(), "kind": "CPU only"},
+        "loops": {loop.name: runs for loop in LOOPS if (runs := _runs(results, loop.name))},
+        "convergence": {
+            start.name: {"paths": paths, "grid": _grid(results, start)}
+            for start in convergence.STARTS
+            if (paths := _paths(results, start))
+        },
+    }
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _numbered(results: Path, pattern: str) -> list[Path]:
+    found = [(int(match[1]), path) for path in results.glob("*.json") if (match := re.fullmatch(pattern, path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _runs(results: Path, name: str) -> list[Any]:
+    return [
+        {
+            "before": _side(run["before"]),
+            "after": _side(run["after"]) if run.get("after") else None,
+            "changes": run["advice"]["changes"],
+            "words": run["advice"]["words"],
+        }
+        for run in map(_read, _numbered(results, rf"{re.escape(name)}\.(\d+)\.json"))
+    ]
+
+
+def _side(side: Any) -> dict[str, Any]:
+    return {
+        "verdict": side["verdict"],
+        "findings": [finding["diagnosis"] for finding in side["findings"]],
+        "says": _says(side),
+        "advice": [advice for finding in side["findings"] for advice in finding["advice"]],
+        "notifications": [[n["alert"], n["after_seconds"], n["flag"], n["suggested"]] for n in side["notifications"]],
+        "others": side["others"],
+        **{name: side["measures"][name] for name in TOLD},
+        "retractions_per_million_tokens": _per_million(side["measures"]),
+    }
+
+
+def _says(side: Any) -> str:
+    """Give what the verdict's finding tells to do, in words; empty for none."""
+    advice = [a for finding in side["findings"] if finding["diagnosis"] == side["verdict"] for a in finding["advice"]]
+    if not advice:
+        return ""
+    flag, current, suggested = advice[0]
+    return f"{flag} {current} → {suggested}" if flag else str(suggested)
+
+
+def _per_million(measures: Any) -> float | None:
+    """Retractions for each million of tokens: per minute a server that gets more of the CPU retracts more often."""
+    tokens = 60 * measures["tokens_per_second"]
+    return round(1e6 * measures["retractions_per_minute"] / tokens, 1) if tokens else None
+
+
+def _paths(results: Path, start: convergence.Start) -> list[Any]:
+    firsts = _numbered(results, rf"{re.escape(start.name)}\.(\d+)\.step0\.json")
+    paths = []
+    for first in firsts:
+        stem = first.name.removesuffix("0.json")
+        steps = map(_read, _numbered(results, rf"{re.escape(stem)}(\d+)\.json"))
+        paths.append(
+            [{**_side(step), "changes": step["advice"]["changes"], "words": step["advice"]["words"]} for step in steps]
+        )
+    return paths
+
+
+def _grid(results: Path, start: convergence.Start) -> list[Any]:
+    points = []
+    for place, flags in enumerate(start.points):
+        runs = list(map(_read, _numbered(results, rf"{re.escape(start.name)}\.grid{place}\.(\d+)\.json")))
+        if runs:
+            points.append({"flags": flags, "runs": [_side(run) for run in runs]})
+    return points
+
+
+def spread(runs: Sequence[Any], name: str) -> tuple[float, float, float] | None:
+    """Give median, least and most of a figure over sides; None where it was told of none."""
+    told = [side[name] for side in runs if side is not None and side[name] is not None]
+    return (median(told), min(told), max(told)) if told else None
+
+
+def diagnosed(loop: Loop, run: Any) -> bool:
+    """Whether a run found what was expected: the diagnosis among its findings, or none of a control's."""
+    found = run["before"]["findings"]
+    return loop.expected in found if loop.expected else not found and not run["before"]["notifications"]
+
+
+def notified_after(loop: Loop, run: Any) -> float | None:
+    """Seconds from the load's begin to the notification that was waited for; None where it did not come."""
+    return next((after for alert, after, *_ in run["before"]["notifications"] if alert == loop.alert), None)
+
+
+def forbidden(loop: Loop, run: Any) -> list[str]:
+    """Give the advice that must not have been given, in words."""
+    given = []
+    for flag, way in loop.never:
+        for advised, old, new in run["before"]["advice"]:
+            if (
+                advised == flag
+                and isinstance(old, (int, float))
+                and isinstance(new, (int, float))
+                and (new > old) == (way == "up")
+            ):
+                given.append(f"{flag} {old} -> {new}")
+    return given
+
+
+def won(loop: Loop, runs: Sequence[Any]) -> dict[str, bool]:
+    """Say of each figure that must move whether its median did, the right way."""
+    moved = {}
+    for name, way in loop.wins:
+        before, after = spread([r["before"] for r in runs], name), spread([r["after"] for r in runs], name)
+        moved[name] = (
+            before is not None and after is not None and (after[0] > before[0] if way == "up" else after[0] < before[0])
+        )
+    return moved

@@ -1,0 +1,152 @@
+"""From several wrong flags at once to a server with nothing left to say, and how far the best of a small grid is from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import median
+from typing import Any
+
+from closed_loop import chain
+from closed_loop.advice import advised
+from closed_loop.load import Load
+from closed_loop.loops import CLIPPED, SECONDS
+from closed_loop.series import Bench
+
+MOST_RESTARTS = 5
+DONE = frozenset({"healthy", "no_clear_bottleneck"})
+REPEATED = 3  # the best of a grid: one run of each tells little
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a convergence starts: flags as wrong as people set them, a load, and the values that a grid tries for the same flags.
+
+    `fixed` are flags that nobody turns. A value of the grid that is empty leaves its flag out.
+    """
+
+    name: str
+    what: str
+    fixed: str
+    wrong: str
+    load: Load
+    grid: Mapping[str, tuple[str, ...]]
+    profile: str = "offline"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """The flags of each point of the grid."""
+        values = product(*self.grid.values())
+        return tuple(
+            " ".join(f"{flag} {value}" for flag, value in zip(self.grid, point, strict=True) if value)
+            for point in values
+        )
+
+
+STARTS: tuple[Start, ...] = (
+    Start(
+        name="everything-small",
+        what="two requests at once, conservativeness 0.1, chunks of 128; a fifth of the prompts is long",
+        fixed="--max-total-tokens 16384",
+        wrong="--max-running-requests 2 --schedule-conservativeness 0.1 --chunked-prefill-size 128",
+        load=Load(clients=40, seconds=SECONDS, prompt_tokens=(24, 24, 24, 24, 1200), most_new_tokens=600),
+        grid={
+            "--max-running-requests": ("12", ""),
+            "--schedule-conservativeness": ("0.3", "1.0", "1.3"),
+            "--chunked-prefill-size": ("512", "4096"),
+        },
+    ),
+    Start(
+        name="over-careful",
+        what="conservativeness 3 although clients ask for 4,000 tokens and end after some 500",
+        fixed="--max-total-tokens 16384",
+        wrong="--schedule-conservativeness 3",
+        load=Load(clients=48, seconds=SECONDS, most_new_tokens=4000),
+        grid={
+            "--schedule-conservativeness": ("0.1", "0.3", "1.0", "3"),
+            "--max-running-requests": ("16", ""),
+        },
+    ),
+    Start(
+        name="prefixes-in-small-chunks",
+        what="chunks of 128 and first come, first served, with long prefixes that take turns in a small pool",
+        fixed="--max-total-tokens 8192",
+        wrong="--chunked-prefill-size 128 --schedule-policy fcfs",
+        load=Load(
+            clients=32, seconds=SECONDS, prompt_tokens=(16,), most_new_tokens=32, families=10, prefix_tokens=1500
+        ),
+        grid={"--chunked-prefill-size": ("128", "1024", "4096", "8192"), "--schedule-policy": ("fcfs", "lpm")},
+    ),
+    Start(
+        name="under-careful",
+        what="conservativeness 0.1, and clients that ask for 4,000 tokens of which the server keeps 256 free at most",
+        fixed="--max-total-tokens 8192",
+        wrong="--schedule-conservativeness 0.1",
+        load=Load(clients=48, seconds=SECONDS, most_new_tokens=4000),
+        grid={"--schedule-conservativeness": ("0.1", "0.3", "1.0", "1.3"), "--max-running-requests": ("12", "16", "")},
+        env=CLIPPED,
+    ),
+)
+BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
+
+
+def converge(bench: Bench, start: Start, number: int) -> list[Any]:
+    """Follow the advice from the start until nothing more is advised; gives each step, the first the start itself."""
+    args = bench.arguments(f"{start.fixed} {start.wrong}")
+    load, steps = start.load, []
+    for restart in range(MOST_RESTARTS + 1):
+        name = f"{start.name}.{number}.step{restart}"
+        step = bench.kept(name)
+        if step is None:
+            bench.say(name)
+            side, step = bench.side(args, start.profile, dict(start.env), load)
+            advice = advised(side.document, args, load)
+            step["advice"] = advice.as_json()
+            step["next"] = chain.shown(advice.args, bench.installation, bench.lane)
+            step["next_load"] = advice.load.as_json()
+            bench.keep(name, step)
+        steps.append(step)
+        changes = step["advice"]["changes"]
+        told = "; ".join(f"{c['what']} {c['old']} -> {c['new']}" for c in changes) or "nothing to change"
+        bench.say(f"{name}: {_speed(step)}, {step['verdict']}: {told}")
+        if step["verdict"] in DONE and not changes:
+            break
+        if not changes:
+            break
+        args = chain.typed(step["next"], bench.installation, bench.lane)
+        load = Load.of_json(step["next_load"])
+    return steps
+
+
+def search(bench: Bench, start: Start) -> dict[str, list[Any]]:
+    """Try each point of the grid once and the best again; gives the runs of each by its flags."""
+    runs: dict[str, list[Any]] = {point: [_point(bench, start, place, 1)] for place, point in enumerate(start.points)}
+    best = sorted(runs, key=lambda point: -runs[point][0]["measures"]["tokens_per_second"])[:REPEATED]
+    for number in range(2, REPEATED + 1):
+        for point in best:
+            runs[point].append(_point(bench, start, start.points.index(point), number))
+    return runs
+
+
+def _point(bench: Bench, start: Start, place: int, number: int) -> Any:
+    name = f"{start.name}.grid{place}.{number}"
+    known = bench.kept(name)
+    if known is None:
+        point = start.points[place]
+        bench.say(f"{name}: {point}")
+        _, known = bench.side(bench.arguments(f"{start.fixed} {point}"), start.profile, dict(start.env), start.load)
+        bench.keep(name, known)
+    bench.say(f"{name}: {_speed(known)}, {known['verdict']}")
+    return known
+
+
+def _speed(side: Any) -> str:
+    figures = side["measures"]
+    return f"{figures['tokens_per_second']:.0f} tok/s ({figures['tokens_per_cpu_second'] or 0:.0f} per CPU second)"
+
+
+def middle(runs: list[Any], measure: str) -> float:
+    """Give the median of a figure over runs."""
+    return median(run["measures"][measure] or 0.0 for run in runs)

@@ -1,0 +1,268 @@
+"""docs/closed-loop.md out of docs/closed-loop.json: what each loop found, advised and brought. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from closed_loop import convergence
+from closed_loop.collection import diagnosed, forbidden, notified_after, spread, won
+from closed_loop.findings import MENDED
+from closed_loop.loops import LOOPS, Loop
+
+WORDS = {
+    "tokens_per_second": "tokens a second",
+    "tokens_per_cpu_second": "tokens a second of the scheduler's CPU",
+    "latency_p50": "latency p50, s",
+    "latency_p99": "latency p99, s",
+    "first_token_p50": "first token p50, s",
+    "first_token_p99": "first token p99, s",
+    "retractions_per_minute": "retractions a minute",
+    "retractions_per_million_tokens": "retractions per million tokens",
+    "token_usage": "mean token usage",
+    "running": "mean running",
+    "queued": "mean queued",
+    "cached_share": "prompts from the cache",
+}
+SHOWN = tuple(name for name in WORDS if name != "tokens_per_second")
+CLOSE = 0.9  # of the grid's best
+
+
+def render(data: dict[str, Any]) -> str:
+    """Write the whole page."""
+    blocks = [
+        _head(data),
+        _overview(data),
+        *(_loop(loop, data["loops"][loop.name]) for loop in LOOPS if loop.name in data["loops"]),
+    ]
+    blocks += [_converged(data), _mended(), _repeat()]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _head(data: dict[str, Any]) -> str:
+    machine = data["machine"]
+    shares = [
+        side["others"]
+        for runs in data["loops"].values()
+        for run in runs
+        for side in (run["before"], run["after"])
+        if side
+    ]
+    others = f"{100 * median(shares):.0f} % (most {100 * max(shares):.0f} %)" if shares else "-"
+    return f"""# The advice, followed on a real engine
+
+Made by `python -m closed_loop document` from [closed-loop.json](closed-loop.json); do not edit.
+
+Each loop starts a real SGLang 0.5.23 with a wrong setting, the exporter beside it, Prometheus with the committed rules and
+Alertmanager, and sends it a load that a seed decides. When the load is over, the flags of the exporter's own JSON
+(`/api/v1/findings`) are typed as they stand, and the same load is sent again. Every duration of the rules is divided by ten, so
+that ten minutes take one; a *rate* of the rules is then ten times as hard to reach.
+
+The engine is SGLang's own scheduler, admission, cache, pool and logs, unchanged. Its model is a tiny Llama with random weights on a
+CPU ({machine["cores"]} cores), which ends its answers by chance after some 500 tokens. So it says how scheduling reacts to a flag,
+and nothing about speeds on a GPU. The machine was shared: the engine had a core and went before others, which took
+{others} of the machine meanwhile. Hence the figure to compare is **tokens a second of the scheduler's CPU**, not of the clock.
+Figures are medians, with least and most in brackets."""
+
+
+def _overview(data: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"[{loop.name}](#{loop.name})",
+            f"`{loop.expected}`" if loop.expected else "nothing",
+            _counted(diagnosed(loop, run) for run in runs),
+            _notified(loop, runs),
+            _changes(runs),
+            _arrow(runs, "tokens_per_cpu_second"),
+            _after(runs),
+        ]
+        for loop in LOOPS
+        if (runs := data["loops"].get(loop.name))
+    ]
+    heads = ("loop", "expected", "found", "notified after", "advice", WORDS["tokens_per_cpu_second"], "verdict after")
+    return "## All loops\n\n" + _table(heads, rows)
+
+
+def _loop(loop: Loop, runs: Sequence[Any]) -> str:
+    environment = "".join(f" `{name}={value}`" for name, value in loop.env.items())
+    lines = [f"## {loop.name}", ""]
+    lines.append(
+        f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {loop.load.seconds:g} s."
+    )
+    lines += [f"To people: {text}." for text in dict.fromkeys(run["words"] for run in runs if run["words"])]
+    given = [text for run in runs for text in forbidden(loop, run)]
+    if given:
+        lines.append(f"**Advised and must not be:** {', '.join(dict.fromkeys(given))}.")
+    befores, afters = [run["before"] for run in runs], [run["after"] for run in runs if run["after"]]
+    moved = won(loop, runs) if afters else {}
+    if moved:
+        told = (f"{WORDS[name]} {'yes' if fine else '**no**'}" for name, fine in moved.items())
+        lines.append(f"Expected: {loop.brings}. Moved so: {', '.join(told)}.")
+    next_words = dict.fromkeys(side["says"] for side in afters if side["says"])
+    lines += [f"Afterwards it says: {text}." for text in next_words]
+    rows = [[WORDS[name], _figure(befores, name), _figure(afters, name)] for name in ("tokens_per_second", *SHOWN)]
+    rows.append(["verdict", _verdicts(befores), _verdicts(afters)])
+    return (
+        "\n".join(lines) + "\n\n" + _table((f"{len(runs)} runs" if len(runs) > 1 else "1 run", "before", "after"), rows)
+    )
+
+
+def _converged(data: dict[str, Any]) -> str:
+    told = data.get("convergence") or {}
+    if not told:
+        return ""
+    blocks = [
+        (
+            "## From several wrong flags at once\n\nThe advice is followed, whole command lines of the JSON, until it says no more. Beside it the best"
+            " of a grid over the same flags, its best points run three times."
+        ),
+    ]
+    heads = ("restarts", "flags", "tokens a second", WORDS["tokens_per_cpu_second"], "first token p50, s", "verdict")
+    for start in convergence.STARTS:
+        if start.name not in told:
+            continue
+        paths, grid = told[start.name]["paths"], told[start.name]["grid"]
+        lines = [f"### {start.name}", "", f"{start.what}: `{start.wrong}`. {start.load.clients} clients.", ""]
+        for path in paths:
+            rows = [_step(number, path, start) for number in range(len(path))]
+            lines += [_table(heads, rows), ""]
+        lines += _against(paths, grid)
+        blocks.append("\n".join(lines).rstrip())
+    return "\n\n".join(blocks)
+
+
+def _step(number: int, path: Sequence[Any], start: convergence.Start) -> list[str]:
+    side, before = path[number], path[number - 1] if number else None
+    flags = f"`{start.wrong}`" if before is None else _said(before["changes"])
+    return [
+        str(number),
+        flags,
+        f"{side['tokens_per_second']:.0f}",
+        _shown(side["tokens_per_cpu_second"]),
+        _shown(side["first_token_p50"]),
+        f"`{side['verdict']}`" + ("" if side["changes"] or not side["words"] else f": {side['words']}"),
+    ]
+
+
+def _against(paths: Sequence[Any], grid: Sequence[Any]) -> list[str]:
+    if not grid:
+        return []
+    measure = "tokens_per_cpu_second"
+    ranked = sorted(grid, key=lambda point: -(spread(point["runs"], measure) or (0.0,))[0])
+    # A point that was run once may have been lucky.
+    most = max(len(point["runs"]) for point in grid)
+    best = next(point for point in ranked if len(point["runs"]) == most)
+    top = spread(best["runs"], measure)
+    reached = spread([path[-1] for path in paths], measure)
+    begun = spread([path[0] for path in paths], measure)
+    if top is None or reached is None or begun is None:
+        return []
+    share = reached[0] / top[0]
+    lines = [
+        (
+            f"Reached {_triple(reached)} from {_triple(begun)}, {100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
+            f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
+        ),
+        "",
+    ]
+    rows = [
+        [
+            f"`{point['flags']}`",
+            _figure(point["runs"], measure),
+            _figure(point["runs"], "first_token_p50"),
+            str(len(point["runs"])),
+        ]
+        for point in ranked
+    ]
+    return [*lines, _table(("grid", WORDS[measure], "first token p50, s", "runs"), rows)]
+
+
+def _mended() -> str:
+    rows = [f"- **{seen}** {mended}" for seen, mended in MENDED]
+    return (
+        "## What was wrong before\n\nWhat these loops showed, and what was changed in the diagnoses for it, before the figures above were taken:\n\n"
+        + "\n".join(rows)
+    )
+
+
+def _repeat() -> str:
+    return """## How to repeat it
+
+```sh
+make test-real                                       # every loop once; SGLang is installed first (3 GB, outside the repository)
+make test-real REAL="--runs 3 --only retracting"     # more runs of some; what has its file in .closed-loop/ is not run again
+make test-real REAL="--converge all --grid"          # several wrong flags at once, and the grids
+python -m closed_loop document                       # docs/closed-loop.json and this page, out of .closed-loop/
+```
+
+Whoever repeats it will see other figures. The order of requests is the seed's; how long an answer is is the model's chance, and what
+runs beside the engine moves all figures of the clock. Differences of a few per cent between two single runs mean nothing."""
+
+
+def _counted(held: Iterable[bool]) -> str:
+    told = list(held)
+    return "yes" if all(told) and len(told) == 1 else f"{sum(told)} of {len(told)}"
+
+
+def _notified(loop: Loop, runs: Sequence[Any]) -> str:
+    if not loop.alert:
+        others = {alert for run in runs for alert, *_ in run["before"]["notifications"]}
+        return ", ".join(sorted(others)) if others else "none"
+    told = [after for run in runs if (after := notified_after(loop, run)) is not None]
+    if not told:
+        return "**none**"
+    came = f"{median(told):.0f} s" + (f" ({len(told)} of {len(runs)})" if len(told) < len(runs) else "")
+    named = {_names_the_same(loop, run) for run in runs if run["changes"]} - {None}
+    return came if named <= {True} else f"{came}, **with other advice**"
+
+
+def _names_the_same(loop: Loop, run: Any) -> bool | None:
+    """Whether the notification named a flag that the JSON advised as well; None where it named none, or did not come."""
+    flags = [flag for alert, _, flag, _ in run["before"]["notifications"] if alert == loop.alert and flag]
+    return any(change["what"] in flags for change in run["changes"]) if flags else None
+
+
+def _changes(runs: Sequence[Any]) -> str:
+    return "; or ".join(dict.fromkeys(_said(run["changes"]) for run in runs if run["changes"])) or "-"
+
+
+def _said(changes: Sequence[Any]) -> str:
+    return ", ".join(f"`{c['what']}` {c['old']} → {c['new']}" for c in changes)
+
+
+def _after(runs: Sequence[Any]) -> str:
+    return _verdicts([run["after"] for run in runs if run["after"]]) or "-"
+
+
+def _verdicts(sides: Sequence[Any]) -> str:
+    return ", ".join(f"`{verdict}`" for verdict in dict.fromkeys(side["verdict"] for side in sides))
+
+
+def _arrow(runs: Sequence[Any], name: str) -> str:
+    before, after = spread([run["before"] for run in runs], name), spread([run["after"] for run in runs], name)
+    if before is None or after is None:
+        return "-" if before is None else _shown(before[0])
+    change = f" ({100 * (after[0] / before[0] - 1):+.0f} %)" if before[0] else ""
+    return f"{_shown(before[0])} → {_shown(after[0])}{change}"
+
+
+def _figure(sides: Sequence[Any], name: str) -> str:
+    told = spread(sides, name)
+    return "-" if told is None else _triple(told)
+
+
+def _triple(told: tuple[float, float, float]) -> str:
+    middle, least, most = told
+    return _shown(middle) if least == most else f"{_shown(middle)} ({_shown(least)} to {_shown(most)})"
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -1,0 +1,165 @@
+"""A real SGLang as a process group: started from a command line, waited for, measured by its processes, ended."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import requests
+
+from closed_loop.installation import Installation
+from sglang_tuning_exporter.config import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LOOPBACK = "127.0.0.1"
+# Without the last, torch's threads wait for each other by spinning, and a busy neighbour costs most of the speed.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+}
+PROGRAM = ("python3", "-m", "sglang.launch_server")  # how the exporter's command lines begin
+READY_SECONDS = 300.0  # 20 to 30 alone; imports of three processes take long on a busy machine
+PRIORITY = -10  # a neighbour's tests must not be measured
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def arguments(installation: Installation, port: int, *more: str) -> list[str]:
+    """Give what any server here needs on its command line, after the program's name; `more` is appended.
+
+    `--stream-interval 8` keeps the detokenizer, which works on the same core, from being the bottleneck. The memory
+    fraction is the host's here, of which a neighbour may take some during the start; the pool is capped by its own flag.
+    """
+    fixed = "--load-format dummy --device cpu --attention-backend torch_native --sampling-backend pytorch"
+    fixed += " --grammar-backend none --mem-fraction-static 0.4 --random-seed 42 --stream-interval 8 --enable-metrics"
+    return ["--model-path", str(installation.model), *fixed.split(), "--host", LOOPBACK, "--port", str(port), *more]
+
+
+def arguments_of(command: str) -> list[str]:
+    """Take the arguments out of a command line as the exporter writes it. Raises `UsageError` for another program's."""
+    words = shlex.split(command)
+    if tuple(words[: len(PROGRAM)]) != PROGRAM:
+        raise UsageError(f"command={command[:60]}: does not start SGLang")
+    return words[len(PROGRAM) :]
+
+
+def prefer(pid: int, priority: int = PRIORITY) -> None:
+    """Let the session of this process go before others, as far as this user may.
+
+    Linux weighs sessions against each other (autogroups), and `nice` only within one: both are set.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, priority)
+    with suppress(OSError):
+        Path(f"/proc/{pid or 'self'}/autogroup").write_text(str(priority))
+
+
+@dataclass(slots=True)
+class Engine:
+    """A running server. `group` is the id of its process group; its output goes to `log`."""
+
+    url: str
+    log: Path
+    group: int
+    started: float  # unix seconds
+    _process: subprocess.Popen[bytes]
+
+    @property
+    def ended(self) -> bool:
+        """Whether its main process is gone."""
+        return self._process.poll() is not None
+
+    def wait_ready(self, seconds: float = READY_SECONDS) -> float:
+        """Wait until it answers its health probe; gives how long the start took. Raises `UsageError` if it does not."""
+        deadline = time.monotonic() + seconds
+        with requests.Session() as session:
+            session.trust_env = False
+            while not self.ended and time.monotonic() < deadline:
+                with suppress(requests.RequestException):
+                    if session.get(f"{self.url}/health", timeout=10).status_code == 200:
+                        return time.time() - self.started
+                time.sleep(0.3)
+        words = self.log.read_text(encoding="utf-8", errors="replace")[-800:]
+        self.stop()
+        raise UsageError(f"SGLang did not come up: {words}")
+
+    def processes(self) -> dict[int, str]:
+        """Give the processes of its group: id → how it calls itself (`sglang::scheduler`, …)."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError):
+                fields = _fields(folder)
+                if int(fields[2]) == self.group and fields[0] != "Z":
+                    name = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+                    found[int(folder.name)] = name
+        return found
+
+    def cpu_seconds(self, name: str = "") -> float:
+        """Give the CPU time so far of its processes whose name begins with `name`."""
+        spent = 0
+        for pid, called in self.processes().items():
+            if called.startswith(name):
+                with suppress(OSError):
+                    fields = _fields(Path("/proc") / str(pid))
+                    spent += int(fields[11]) + int(fields[12])
+        return spent / _TICKS
+
+    def stop(self, seconds: float = 2.0) -> None:
+        """End it: politely, then not; returns when no process of its group is left."""
+        self._send(signal.SIGTERM)
+        deadline = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < deadline:
+            self._process.poll()
+            time.sleep(0.2)
+        self._send(signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, number)
+
+
+def start(
+    installation: Installation,
+    args: Sequence[str],
+    *,
+    port: int,
+    log: Path,
+    core: int | str | None = None,
+    env: Mapping[str, str] | None = None,
+    output: int | None = None,
+) -> Engine:
+    """Start a server with these arguments; `core` is what `taskset -c` takes, None for any.
+
+    Its output is appended to `log`, or goes to the file descriptor `output`, which must then lead there.
+    """
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    command = [*pinned, str(installation.python), *PROGRAM[1:], *args]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab", buffering=0) as appended:
+        process = subprocess.Popen(
+            command,
+            stdout=appended if output is None else output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **ENVIRONMENT, **(env or {})},
+            start_new_session=True,
+        )
+    prefer(process.pid)
+    return Engine(f"http://{LOOPBACK}:{port}", log, process.pid, time.time(), process)
+
+
+def _fields(folder: Path) -> list[str]:
+    """Give what /proc/PID/stat says after the process's name."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,20 @@
+"""What the loops showed to be wrong in the diagnoses and their sizes, and what was changed for it: told on the page. Data."""
+
+from __future__ import annotations
+
+MENDED: tuple[tuple[str, str], ...] = (
+    (
+        "Clients were told to send more or fewer requests, not how many.",
+        (
+            "The finding now names a number: what fits into the pool and the queue's healthy least, or what is started within the wait"
+            " that is allowed."
+        ),
+    ),
+    (
+        "One command line let more requests in and fewer run.",
+        (
+            "With steps longer than the objective and room in the pool, `--schedule-conservativeness` 0.3 and a lower"
+            " `--max-running-requests` stood side by side. No more are let in now while those that run make each step too long."
+        ),
+    ),
+)

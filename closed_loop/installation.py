@@ -1,0 +1,134 @@
+"""A real SGLang on a CPU, unmodified from its wheel, in an environment of its own outside the repository.
+
+What it takes was found by trial (releases 0.4.9.post6, 0.5.9, 0.5.23): a CPU build of torch first; SGLang without its
+dependencies, which ask for CUDA; of these only what its import and its CPU path need, pinned in `pins/`; stand-ins for
+two CUDA-only packages (`absent`); and a model without weights (`tiny_model`). 0.4.9.post6 also asks vllm for what torch
+can do itself: five lines are changed there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.config import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+HERE = Path(__file__).parent
+TORCH = "2.13.0+cpu"  # a build for CUDA is several GB and needs its libraries
+PYTHON = "python3.11"  # what the pins were resolved for
+RELEASES = ("0.5.23", "0.5.9", "0.4.9.post6")
+_OLDER_TORCH_NEEDS = "setuptools<81"
+# File below site-packages/sglang/srt -> what stands there, and what torch does as well.
+_WITHOUT_VLLM: tuple[tuple[str, str, str], ...] = (
+    (
+        "utils.py",
+        "return torch._C._cpu._is_amx_tile_supported() and is_intel_amx_backend_available",
+        "return False",
+    ),
+    ("layers/quantization/fp8.py", "from vllm._custom_ops import scaled_fp8_quant", "scaled_fp8_quant = None"),
+    ("layers/activation.py", "from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul", "pass"),
+    ("layers/layernorm.py", "from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm", "pass"),
+    ("layers/rotary_embedding.py", "from vllm._custom_ops import rotary_embedding", "rotary_embedding = None"),
+)
+CHANGES: dict[str, tuple[tuple[str, str, str], ...]] = {"0.4.9.post6": _WITHOUT_VLLM}
+HOME_VARIABLE = "CLOSED_LOOP_HOME"
+
+
+def default_home() -> Path:
+    """Where installations lie: `$CLOSED_LOOP_HOME`, else the user's cache."""
+    told = os.environ.get(HOME_VARIABLE)
+    return Path(told) if told else Path.home() / ".cache" / "sglang-tuning-exporter" / "closed-loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """One release of SGLang and the model that it serves."""
+
+    version: str
+    home: Path
+
+    @property
+    def python(self) -> Path:
+        """The Python that has this SGLang."""
+        return self.home / f"venv-{self.version}" / "bin" / "python"
+
+    @property
+    def model(self) -> Path:
+        """The folder of its model."""
+        return self.home / f"model-{self.version}"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was installed to its end: the model comes last."""
+        return self.python.exists() and (self.model / "generation_config.json").exists()
+
+
+def installed(version: str, home: Path | None = None) -> Installation:
+    """Give an installation that is there. Raises `UsageError` where it is not."""
+    found = Installation(version, home or default_home())
+    if not found.is_complete:
+        raise UsageError(f"version={version}: not installed; run python -m closed_loop install {version}")
+    return found
+
+
+def install(version: str, home: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Installation:
+    """Install a release unless it is there: about three minutes and 3 GB. Raises `UsageError` where a step fails."""
+    wanted = Installation(version, home or default_home())
+    if wanted.is_complete:
+        return wanted
+    if version not in RELEASES:
+        raise UsageError(f"version={version}: give one of {', '.join(RELEASES)}")
+    python = shutil.which(PYTHON)
+    if python is None:
+        raise UsageError(f"{PYTHON}: not found; it is what these releases are pinned for")
+    environment = wanted.python.parent.parent
+    wanted.home.mkdir(parents=True, exist_ok=True)
+    constraints = wanted.home / f"constraints-{version}.txt"
+    constraints.write_text(f"torch=={TORCH}\n", encoding="utf-8")
+    pip = [str(wanted.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    remedy = "see that pip's index has CPU builds of torch (PIP_EXTRA_INDEX_URL)"
+    say(f"SGLang {version}: environment")
+    _run([python, "-m", "venv", str(environment)], "venv: give Python its venv module")
+    say(f"SGLang {version}: torch {TORCH}")
+    _run([*pip, f"torch=={TORCH}", *([] if version == RELEASES[0] else [_OLDER_TORCH_NEEDS])], remedy)
+    say(f"SGLang {version}: its wheel and {_pins(version).name} packages")
+    _run([*pip, "--no-deps", f"sglang=={version}"], "see what pip says above")
+    _run([*pip, "--no-deps", "-c", str(constraints), "-r", str(_pins(version))], "see what pip says above")
+    packages = _packages(wanted)
+    shutil.copy(HERE / "absent.py", packages / "closed_loop_absent.py")
+    (packages / "closed_loop_absent.pth").write_text("import closed_loop_absent\n", encoding="utf-8")
+    for name, old, new in CHANGES.get(version, ()):
+        _change(packages / "sglang" / "srt" / name, old, new)
+    say(f"SGLang {version}: model")
+    _run([str(wanted.python), str(HERE / "tiny_model.py"), str(wanted.model)], "remove the installation and try again")
+    return wanted
+
+
+def _pins(version: str) -> Path:
+    return HERE / "pins" / f"{version}.txt"
+
+
+def _packages(wanted: Installation) -> Path:
+    asked = [str(wanted.python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
+    return Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+
+
+def _change(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    if new not in text and old not in text:
+        raise UsageError(f"{path.name}: does not say {old!r}; remove the installation and try again")
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def _run(command: Sequence[str], remedy: str) -> None:
+    try:
+        subprocess.run(command, check=True)
+    except subprocess.CalledProcessError as error:
+        raise UsageError(f"{' '.join(command[:4])} …: exit status {error.returncode}; {remedy}") from None

@@ -1,0 +1,135 @@
+"""Requests to an SGLang, the same for the same seed: some number of clients, each asking again when it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import aiohttp
+
+_GENERATED = re.compile(rb'"completion_tokens": ?(\d+)')
+_FIRST_WORD, _WORDS = 3, 512  # the tiny model's vocabulary without its special tokens
+_PATIENCE = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent. `prompt_tokens` are the lengths drawn from, beside a shared prefix where there are any.
+
+    With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
+    `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
+    retracts one.
+    """
+
+    clients: int
+    seconds: float = 60.0
+    seed: int = 1
+    prompt_tokens: tuple[int, ...] = (24,)
+    most_new_tokens: int = 600
+    families: int = 0
+    prefix_tokens: int = 0
+    ignore_eos: bool = False
+
+    def request(self, number: int) -> dict[str, Any]:
+        """Write the body of the request of that number; `number` and `seed` alone decide it."""
+        drawn = random.Random(f"{self.seed}/{number}")
+        prompt: list[int] = []
+        if self.families:
+            family = drawn.randrange(self.families)
+            prompt = _words(random.Random(f"{self.seed}/family {family}"), self.prefix_tokens)
+        prompt += _words(drawn, drawn.choice(self.prompt_tokens))
+        sampling = {"max_new_tokens": self.most_new_tokens, "ignore_eos": self.ignore_eos, "temperature": 0.8}
+        return {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of_json(told: Mapping[str, Any]) -> Load:
+        """Read what `as_json` gave."""
+        known = {f.name: told[f.name] for f in fields(Load) if f.name in told}
+        return Load(**{**known, "prompt_tokens": tuple(known.get("prompt_tokens", (24,)))})
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as its client saw it; times are unix seconds. `arrivals` are (time, tokens) of each piece of the answer."""
+
+    number: int
+    prompt_tokens: int
+    sent: float
+    first: float | None = None
+    ended: float | None = None  # None: not answered to its end when the load was over
+    status: int | None = None
+    error: str = ""
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens received."""
+        return sum(count for _, count in self.arrivals)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the whole answer came."""
+        return self.ended is not None and self.status == 200 and not self.error
+
+
+def run(load: Load, url: str) -> list[Record]:
+    """Send the load for its length and give every request; those unanswered at the end are given up."""
+    return asyncio.run(drive(load, url))
+
+
+async def drive(load: Load, url: str, records: list[Record] | None = None) -> list[Record]:
+    """Send the load from a running event loop. `records`, where given, fills while the load runs."""
+    seen = [] if records is None else records
+    until = time.monotonic() + load.seconds
+    unlimited = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=unlimited, read_bufsize=1 << 20, trust_env=False) as session:
+
+        async def client() -> None:
+            while time.monotonic() < until:
+                body = load.request(len(seen))
+                record = Record(len(seen), len(body["input_ids"]), time.time())
+                seen.append(record)
+                await _ask(session, url, body, record)
+
+        asking = [asyncio.create_task(client()) for _ in range(load.clients)]
+        if asking:
+            await asyncio.wait(asking, timeout=load.seconds)
+        else:
+            await asyncio.sleep(load.seconds)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return seen
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], record: Record) -> None:
+    received, patience = 0, aiohttp.ClientTimeout(total=_PATIENCE)
+    try:
+        async with session.post(f"{url}/generate", json=body, timeout=patience) as answer:
+            record.status = answer.status
+            async for line in answer.content:
+                found = _GENERATED.search(line) if line.startswith(b"data:") else None
+                if found is None:
+                    continue
+                now, count = time.time(), int(found[1])
+                record.first = record.first or now
+                if count > received:
+                    record.arrivals.append((now, count - received))
+                    received = count
+            record.ended = time.time()
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        record.error, record.ended = repr(error)[:100], time.time()
+        await asyncio.sleep(0.5)  # a server that is gone must not be asked a thousand times a second
+
+
+def _words(drawn: random.Random, count: int) -> list[int]:
+    return [drawn.randrange(_FIRST_WORD, _WORDS) for _ in range(count)]

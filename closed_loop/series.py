@@ -1,0 +1,91 @@
+"""Running loops one after another: each run's result is a file, and what has its file is not run again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from closed_loop import chain
+from closed_loop.advice import Advised, advised
+from closed_loop.engine import arguments
+from closed_loop.installation import Installation
+from closed_loop.load import Load
+from closed_loop.loops import Loop
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where runs happen and where their results lie."""
+
+    installation: Installation
+    lane: chain.Lane
+    results: Path
+    say: Say
+
+    def side(self, args: Sequence[str], profile: str, env: dict[str, str], load: Load) -> tuple[chain.Side, Any]:
+        """Run one side; gives it and its JSON."""
+        side = chain.run(chain.Setting(tuple(args), profile, env), load, self.installation, self.lane, self.say)
+        told = side.as_json()
+        told["args"] = chain.shown(args, self.installation, self.lane)
+        told["load"] = load.as_json()
+        return side, told
+
+    def arguments(self, flags: str) -> list[str]:
+        """Give the whole command line of a server with these flags."""
+        return arguments(self.installation, self.lane.port, *flags.split())
+
+    def kept(self, name: str) -> Any:
+        """Give a result that is there, None where it is not."""
+        path = self.results / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def keep(self, name: str, result: Any) -> None:
+        """Write a result; half of one is never left."""
+        path = self.results / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+
+
+def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
+    """Run a loop once, unless its result is there: the wrong setting, and what was advised for it."""
+    name = f"{loop.name}.{number}"
+    known = bench.kept(name)
+    if known is not None:
+        bench.say(f"{name}: known")
+        return known
+    bench.say(f"{name}: {loop.what}")
+    begin = time.time()
+    args, load, env = bench.arguments(loop.flags), loop.load, dict(loop.env)
+    before, told = bench.side(args, loop.profile, env, load)
+    result: dict[str, Any] = {"loop": loop.name, "run": number, "version": bench.installation.version, "before": told}
+    advice = advised(before.document, args, load)
+    result["advice"] = advice.as_json()
+    bench.say(f"{name}: {told['verdict']} {_words(advice)}")
+    if loop.expected and advice.changes:
+        _, result["after"] = bench.side(advice.args, loop.profile, env, advice.load)
+        bench.say(f"{name}: then {result['after']['verdict']}")
+    bench.keep(name, result)
+    bench.say(f"{name}: {_gain(result)} in {time.time() - begin:.0f} s")
+    return result
+
+
+def _words(advice: Advised) -> str:
+    changes = [f"{c.what}: {c.old} -> {c.new}" for c in advice.changes]
+    return "; ".join(changes) or advice.words or "nothing to change"
+
+
+def _gain(result: dict[str, Any]) -> str:
+    figures = [
+        f"{side['measures']['tokens_per_second']:.0f} tok/s ({side['measures']['tokens_per_cpu_second'] or 0:.0f} per CPU second)"
+        for side in (result["before"], result.get("after"))
+        if side is not None
+    ]
+    return " -> ".join(figures)

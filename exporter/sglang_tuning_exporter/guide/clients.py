@@ -1,0 +1,59 @@
+"""How many requests at once clients should send: what a server can run, and what may wait beside it. Pure.
+
+Little's law both ways: as many run as fit into the pool, and as many may wait as are started within the wait that is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.evidence import Past
+
+# Of the wait that breaks the objective: the mean wait of requests, some of which wait longer.
+ALLOWED_SHARE = 0.5
+
+
+def at_least(past: Past) -> str:
+    """Say how many keep the batches full and the queue in its range; empty where that cannot be told.
+
+    What fits into the pool is what runs, stretched to the usage that the profile aims at; at most the limit of the server.
+    """
+    running, usage, lowest = past.recent.mean("running"), past.recent.mean("usage"), past.profile.queue_lower
+    if not running or not usage or lowest is None:
+        return ""
+    schedulers = max(len(past.by_rank), 1)
+    fit = max(running, running * past.profile.token_usage_target / usage)
+    limit = max(past.facts.running_limits.values(), default=None)
+    fit = schedulers * (fit if limit is None else min(fit, limit))
+    queued = past.recent.mean("queued") or 0.0
+    wanted, now = round(fit + schedulers * lowest), round(schedulers * (running + queued))
+    if wanted <= now:
+        return ""
+    return (
+        f"send at least {wanted:,} requests at once (now about {now:,}): some {fit:,.0f} fit beside each other, and"
+        f" {schedulers * lowest:,.0f} waiting keep the batches full"
+    )
+
+
+def at_most(past: Past) -> str:
+    """Say how many wait no longer than the profile allows; empty where that cannot be told."""
+    running, queued = past.recent.mean("running"), past.recent.mean("queued")
+    started = past.latency.get("time_to_first_token")
+    if running is None or not queued or past.served_seconds <= 0:
+        return ""
+    schedulers, profile = max(len(past.by_rank), 1), past.profile
+    if profile.queue_wait_seconds is None:
+        waiting, because = schedulers * profile.queue_upper, f"{profile.queue_upper:,.0f} may wait"
+    elif started is None:
+        return ""
+    else:
+        rate = started.observations / past.served_seconds
+        wait = ALLOWED_SHARE * min(
+            profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
+        )
+        waiting, because = rate * wait, f"{rate:.3g} a second are started, and none should wait longer than {wait:g} s"
+    wanted, now = int(schedulers * running + waiting), round(schedulers * (running + queued))
+    if not 0 < wanted < now:
+        return ""
+    return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"

@@ -1,0 +1,78 @@
+"""How many requests at once clients are told to send: a figure that follows from what the server did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_tuning_exporter.guide.clients import at_least, at_most
+from sglang_tuning_exporter.guide.evidence import Past
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.latency import Recent
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.window import Totals
+
+MINUTE = 60.0
+
+
+def past(
+    profile: str,
+    *,
+    running: float,
+    queued: float = 0.0,
+    usage: float = 0.3,
+    started: float | None = None,
+    limit: float | None = None,
+) -> Past:
+    recent = Totals()
+    for figure, value in (("running", running), ("queued", queued), ("usage", usage)):
+        recent.integrals[figure], recent.integrals[figure + "_seconds"] = MINUTE * value, MINUTE
+    recent.seconds["activity", "serving"] = MINUTE
+    facts = ServerFacts(version=None, args={}, running_limits={} if limit is None else {None: limit})
+    waits = {} if started is None else {"time_to_first_token": Recent(started, None, None, 1.0, 1.0)}
+    return Past(recent, {}, MINUTE, facts, PROFILES[profile], latency=waits)  # type: ignore[arg-type]
+
+
+def test_slow_clients_are_told_how_many_fit_and_how_many_should_wait() -> None:
+    words = at_least(past("offline", running=10, usage=0.3))
+    assert words.startswith("send at least 130 requests at once (now about 10): some 30 fit")
+
+
+def test_no_more_are_asked_for_than_the_server_may_run_and_the_range_lets_wait() -> None:
+    assert "at least 116 requests" in at_least(past("offline", running=10, usage=0.3, limit=16))
+
+
+@pytest.mark.parametrize("profile", ["online", "long_context"])
+def test_where_an_empty_queue_is_good_nobody_is_told_to_send_more(profile: str) -> None:
+    assert at_least(past(profile, running=10)) == ""
+
+
+def test_clients_that_send_enough_already_are_not_told_to_send_more() -> None:
+    assert at_least(past("offline", running=30, queued=200, usage=0.9)) == ""
+
+
+def test_a_queue_is_shortened_to_what_is_started_within_half_the_time_to_the_first_token() -> None:
+    # Four a second, two seconds to the first token: four may wait beside the forty that run.
+    words = at_most(past("online", running=40, queued=24, started=4 * MINUTE))
+    assert words == (
+        "send at most 44 requests at once (now about 64), or add a replica: 4 a second are started,"
+        " and none should wait longer than 1 s"
+    )
+
+
+def test_where_nobody_waits_the_queue_may_be_as_long_as_its_range() -> None:
+    assert "at most 2,040 requests" in at_most(past("offline", running=40, queued=3000))
+
+
+@pytest.mark.parametrize(("queued", "started"), [(2.0, 240.0), (24.0, None)])
+def test_no_figure_is_invented_where_the_queue_is_short_or_starts_are_not_told(
+    queued: float, started: float | None
+) -> None:
+    assert at_most(past("online", running=40, queued=queued, started=started)) == ""
+
+
+def test_a_server_with_ranks_is_told_the_sum_over_them() -> None:
+    one = past("offline", running=10, usage=0.3)
+    two = replace(one, by_rank={0: one.recent, 1: one.recent})
+    assert "at least 260 requests at once (now about 20)" in at_least(two)
