@@ -278,10 +278,10 @@ def test_an_oversized_request_is_refused(row: str, fake: FakeSGLang, exporter: E
     assert fake.count("/metrics") == before
 
 
-def test_an_oversized_body_is_answered_without_being_kept(exporter: Exporter) -> None:
+def test_an_oversized_body_is_refused_without_being_read(exporter: Exporter) -> None:
     size = 100 << 20
     head = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
-    assert status(asked(exporter, head + b"x" * size)) == 200
+    assert status(asked(exporter, head + b"x" * size)) == 413
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/findings", "/-/healthy", "/runbooks/SGLangServerDown"])

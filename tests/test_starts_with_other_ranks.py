@@ -9,7 +9,9 @@ import itertools
 
 import pytest
 
+from faults import serving
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.state import ServerState
 
@@ -53,3 +55,22 @@ def test_a_scheduler_that_the_new_start_has_not_has_no_limit() -> None:
         for rank in ranks:
             state.observe_all(reader.feed(lines(f"10:1{3 - dp_size}", rank).split(b"\n", 1)[1]))
     assert [state.facts.running_limit(dp) for dp in (0, 1)] == [8, None]
+
+
+def scraped(*pages: bytes) -> ServerState:
+    state = ServerState(PROFILES["online"], 0.0)
+    for number, page in enumerate(pages):
+        state.observe_scrape(facts.read(page.decode()), 15.0 * number)
+    return state
+
+
+def test_a_start_without_dp_ranks_after_one_with_them_is_seen_in_the_metrics_alone() -> None:
+    state = scraped(serving(90, ranks=range(4)), serving(95, ranks=range(4)), serving(3), serving(10))
+    assert (state.starts, state.has_dp_ranks) == (1, False)
+    assert state.totals().counts["native_retracted_requests"] == 4 * 5 + 10
+
+
+def test_counters_that_have_passed_what_they_were_before_a_restart_count_from_0() -> None:
+    before = serving(10).replace(b'mode="decode"} 1000', b'mode="decode"} 9000')
+    state = scraped(before, serving(12))
+    assert (state.starts, state.totals().counts["native_retracted_requests"]) == (1, 12)

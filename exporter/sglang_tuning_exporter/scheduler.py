@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.admission import Beside
 from sglang_tuning_exporter.credibility import PoolMemory
-from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
 from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.signals import (
     ALL_IDLE,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.server import ServerFacts
-    from sglang_tuning_exporter.sglang.events import Event, RankFigures
+    from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.signals import States
 
 # A health probe's generation moves the work counters by a few tokens; a long prompt in prefill, which the gauges do not
@@ -256,6 +256,11 @@ class RankState:
         # Whether the new one counts its decode batches must be told anew; until then its log does.
         self.passes_told = False
         self._passes_logged.clear()
+
+    def counters_began_again(self) -> None:
+        """Count the server's own counters from 0: one may have passed what it was before the restart."""
+        if self._native is not None:
+            self._native = RankFigures(self.dp)
 
     def saved(self) -> dict[str, float]:
         """Give the counters that only the log tells, and that it would tell twice if they were forgotten."""

@@ -304,15 +304,19 @@ class ServerState:
         if scrape.spoiled:
             scrape = replace(scrape, progress=self._progress, aborted_requests=None)
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
-        if restarted and not self._log_tells_starts:
-            self._start(now)
+        if restarted:
+            if not self._log_tells_starts:
+                self._start(now)
+            for rank in self.ranks.values():
+                rank.counters_began_again()
+            self._native_aborted = None
         stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
         self._count_aborted(scrape.aborted_requests)
         self.latency.observe(scrape, now)
         # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1),
         # so the log's ranks win.
-        blurred = [r.dp for r in scrape.ranks] == [None] and self.has_dp_ranks
+        blurred = [r.dp for r in scrape.ranks] == [None] and self._this_start_has_dp_ranks
         # Progress is the whole server's: with several schedulers it says nothing of one.
         progress = scrape.progress if len(scrape.ranks) == 1 else None
         for figures in scrape.ranks:
@@ -448,6 +452,13 @@ class ServerState:
     def has_dp_ranks(self) -> bool:
         """Whether the server has DP ranks of its own: a start with fewer GPUs may have none where the one before had."""
         told = [rank.dp for rank in self.ranks.values() if rank.served] or list(self.ranks)
+        return any(dp is not None for dp in told)
+
+    @property
+    def _this_start_has_dp_ranks(self) -> bool:
+        """Whether this start has shown DP ranks: those of the one before must not keep its figures away."""
+        told = [rank.dp for rank in self.ranks.values() if rank.served]
+        told += [*self.facts.logged_pool_tokens, *self.facts.running_limits]
         return any(dp is not None for dp in told)
 
 

@@ -12,6 +12,7 @@ STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
 _SECONDS_KEPT = 256  # of admissions that nobody has asked for
 _MOST_PENDING = 2048  # seconds or snapshots that nobody has asked for
+_MOST_SNAPSHOTS = 256  # a window wants some sixty of them; each keeps its counts
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
 
@@ -70,7 +71,7 @@ class Totals:
 
     def snapshot(self) -> Snapshot:
         """Remember what there is now; it is added up when it is asked for."""
-        if len(self.pending) > _MOST_PENDING or len(self._snapshots) > _MOST_PENDING:
+        if len(self.pending) > _MOST_PENDING or len(self._snapshots) > _MOST_SNAPSHOTS:
             self.settle()
         snapshot = Snapshot(self)
         self._snapshots.append((len(self.pending), snapshot))
