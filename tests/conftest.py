@@ -270,10 +270,12 @@ def watched_retractions(directory: Path, **settings: object) -> Watcher:
 
 
 @contextmanager
-def web(watcher: Watcher) -> Iterator[str]:
+def web(watcher: Watcher, limit_concurrency: int | None = None) -> Iterator[str]:
     """The watcher behind a real port of this process; its address."""
     listener = bind(Address("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn_config(make_app(watcher)))
+    settings = uvicorn_config(make_app(watcher))
+    settings.limit_concurrency = limit_concurrency or settings.limit_concurrency
+    server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     wait_for(lambda: server.started)

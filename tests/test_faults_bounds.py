@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter import credibility, history, ledgers, serving, watcher
+from sglang_tuning_exporter import credibility, history, ledgers, serving, state, watcher
+from sglang_tuning_exporter.metrics import families
 from sglang_tuning_exporter.sglang import events, exposition, histograms, usual, wrappers
 from sglang_tuning_exporter.sglang.prefix import parse_rank
 from sglang_tuning_exporter.sources import scrape, selection, statefile, stream, tail
+from sglang_tuning_exporter.web import connections
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -34,7 +36,15 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
         ("a quiet deleted or rotated file is held", f"{tail._DELETED_SECONDS:.0f} s, {tail._LINGER_SECONDS:.0f} s"),
         ("ranks of a kind (DP, TP, PP)", f"{events.MOST_RANKS}"),
         ("the state file", f"{statefile.MOST_BYTES >> 20} MiB"),
-        ("SGLang's page, and its other answers", f"{scrape.MOST_BYTES >> 20} MiB"),
+        ("SGLang's page", f"{scrape.MOST_BYTES >> 20} MiB"),
+        ("its other answers", f"{scrape.MOST_JSON_BYTES >> 20} MiB"),
+        (
+            "lines of a page that are read, and each of them",
+            f"{exposition.MOST_LINES}, of {exposition.LONGEST_LINE} characters",
+        ),
+        ("DP ranks with series of their own", f"{state.MOST_SCHEDULERS}"),
+        ("a label with the server's words", f"{families.LONGEST_LABEL} characters"),
+        ("connections", f"{connections.MOST_CONNECTIONS}"),
         ("buckets of a histogram", f"{histograms.MOST_BOUNDS}"),
         ("suspect events that wait for a witness", f"{credibility.MOST_PENDING}"),
         ("retractions that may still be repeated", f"{ledgers._MOST_KEYS}"),
@@ -55,10 +65,12 @@ def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str) -> N
 
 
 def test_every_test_that_a_row_names_exists() -> None:
-    files = ("test_faults_*.py", "test_cli.py", "test_state.py")
+    files = ("test_faults_*.py", "test_cli.py", "test_state.py", "test_starts_with_other_ranks.py")
     names = "\n".join(path.read_text(encoding="utf-8") for file in files for path in (ROOT / "tests").glob(file))
-    for part in re.findall(r"`…([a-z_]+)…`", TEXT):
+    for part in re.findall(r"`…([a-z0-9_]+)…`", TEXT):
         assert re.search(rf"def test_\w*{part}\w*\(", names), part
+    for row in re.findall(r"`\[([a-z0-9_]+)\]`", TEXT):
+        assert f'    "{row}": ' in names, row
 
 
 def test_a_rank_beyond_the_bound_is_none() -> None:

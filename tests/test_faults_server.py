@@ -148,7 +148,7 @@ def test_redirect_to_another_server_is_not_followed(watched: Watched) -> None:
     assert (page.value("sglang_tuning_up"), page.error, other.asked) == (0, "http_status", [])
 
 
-def test_closes_at_once(watched: Watched) -> None:
+def test_a_server_that_closes_at_once_is_unreachable(watched: Watched) -> None:
     watched.sglang.stop()
     with closing_at_once(watched.sglang.port):
         page = watched.page()
@@ -157,7 +157,7 @@ def test_closes_at_once(watched: Watched) -> None:
     watched.sglang.start()
 
 
-def test_nothing_listens(watched: Watched) -> None:
+def test_where_nothing_listens_the_connection_is_refused(watched: Watched) -> None:
     watched.sglang.stop()
     page = watched.page()
     assert (page.value("sglang_tuning_up"), page.error) == (0, "connection_refused")
@@ -407,7 +407,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ServerProcess, Exporter]]:
             assert complaints(exporter) == []
 
 
-def test_killed(served: tuple[ServerProcess, Exporter]) -> None:
+def test_a_killed_server_is_down_and_counts_on_when_it_is_back(served: tuple[ServerProcess, Exporter]) -> None:
     server, exporter = served
     server.tell(serving(1010))
     before = totals(exporter.page())
@@ -425,7 +425,7 @@ def test_killed(served: tuple[ServerProcess, Exporter]) -> None:
     assert not found(exporter)
 
 
-def test_frozen(served: tuple[ServerProcess, Exporter]) -> None:
+def test_a_frozen_server_times_out_and_loses_nothing(served: tuple[ServerProcess, Exporter]) -> None:
     server, exporter = served
     before = totals(exporter.page())
     server.signal(signal.SIGSTOP)
@@ -470,7 +470,7 @@ def test_a_server_that_closes_every_connection_is_up_at_every_scrape(tmp_path: P
             assert [exporter.page().value("sglang_tuning_up") for _ in range(20)] == [1] * 20
 
 
-def test_dns(fake: FakeSGLang) -> None:
+def test_a_name_that_does_not_resolve_is_unreachable(fake: FakeSGLang) -> None:
     """A name that cannot be: the resolver may take longer than the scrape."""
     with running_exporter("--sglang-url", f"http://no-such-host.invalid:{fake.port}") as exporter:
         begin = time.monotonic()
@@ -482,7 +482,7 @@ def test_dns(fake: FakeSGLang) -> None:
         assert complaints(exporter) == []
 
 
-def test_ipv6(tmp_path: Path) -> None:
+def test_both_sides_speak_ipv6(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
