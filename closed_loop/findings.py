@@ -25,4 +25,11 @@ MENDED: tuple[tuple[str, str], ...] = (
             " balance at which SGLang stops admitting, and 0.3 is advised only where they end early."
         ),
     ),
+    (
+        "Larger chunks were advised for prompts of 24 tokens.",
+        (
+            "First tokens that came late behind the last of a queue were put down to long prompts. Where hardly a prompt fills a chunk,"
+            " no larger one is advised any more."
+        ),
+    ),
 )

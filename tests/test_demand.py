@@ -72,3 +72,11 @@ def test_a_flag_above_its_ceiling_goes_back_to_the_usual() -> None:
     past = balanced(asked=600, used=240, ratio=0.14, conservativeness=3.0)
     (advice,) = advise(ROW, Case(past))
     assert (advice.current, advice.suggested) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(("chunk", "larger"), [(4096, 0), (512, 1)])
+def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one(chunk: int, larger: int) -> None:
+    # Seen on a real engine: 4096 -> 8192 for prompts of 24 tokens, because first tokens came late behind the last of a queue.
+    past = balanced(asked=600, used=240, ratio=0.1)
+    past.facts.args["chunked_prefill_size"] = chunk
+    assert len(advise("latency_long_prompts", Case(past))) == larger

@@ -11,7 +11,7 @@ from math import floor
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.clients import at_least, at_most
-from sglang_tuning_exporter.guide.demand import used_share
+from sglang_tuning_exporter.guide.demand import mean_prompt, used_share
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ USUAL_GRAPH_SIZES = (
     *(320, 384, 448, 512, 640, 768),
 )
 SMALL_CHUNK = 4096.0  # what the guide falls back to where memory is short: less is needed hardly ever
+SHORT_PROMPT = 0.125  # of a chunk: with this mean at most one prompt in eight fills it
 LARGEST_CHUNK = 16384  # the guide's for throughput and long context (E5)
 
 
@@ -229,6 +230,13 @@ def _chunks(case: Case) -> list[Value]:
     if current is None:
         return [Value(None)]
     return [Value(float(max(min(2 * int(current), LARGEST_CHUNK), SMALL_CHUNK)), current)]
+
+
+def _long_prompts(case: Case) -> list[Value]:
+    chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
+    if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
+        return []  # hardly one is as long as a chunk: a larger one would change nothing
+    return _chunks(case)
 
 
 def _balance(case: Case) -> list[Value]:
@@ -435,7 +443,7 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "hybrid_pool_full": _hybrid,
     "running_at_limit": _at_limit,
     "prefill_bound": _chunks,
-    "latency_long_prompts": _chunks,
+    "latency_long_prompts": _long_prompts,
     "latency_batch_too_large": _smaller_batch,
     "dp_imbalanced": _balance,
     "running_far_below_limit": _pool_short,
