@@ -51,7 +51,7 @@ test: system install ## every test, with real Prometheus, Alertmanager and Chrom
 	$(BIN)/python -m pytest $(TESTS)
 
 .PHONY: test-real
-test-real: system install ## the advice followed on a real SGLang (on a CPU), about 25 minutes
+test-real: system install ## the advice followed on a real SGLang (on a CPU), about 35 minutes
 	$(BIN)/python -m closed_loop run $(REAL)
 
 .PHONY: bench

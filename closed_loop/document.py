@@ -197,7 +197,8 @@ python -m closed_loop document                       # docs/closed-loop.json and
 ```
 
 Whoever repeats it will see other figures. The order of requests is the seed's; how long an answer is is the model's chance, and what
-runs beside the engine moves all figures of the clock. Differences of a few per cent between two single runs mean nothing."""
+runs beside the engine moves all figures of the clock. Differences of a few per cent between two single runs mean nothing. Two engines
+side by side (`--lane 1`) slow each other by up to a quarter even on cores of their own: for figures, one at a time."""
 
 
 def _counted(held: Iterable[bool]) -> str:

@@ -17,4 +17,19 @@ MENDED: tuple[tuple[str, str], ...] = (
             " `--max-running-requests` stood side by side. No more are let in now while those that run make each step too long."
         ),
     ),
+    (
+        "Conservativeness went round and round.",
+        (
+            "At 1.3, with room in the pool and a queue, 0.3 was advised; at 0.3 a burst of retractions, and 1.3 again, which is the"
+            " faster of the two where requests use much of the max_new_tokens they ask for. What they ask for and use is now read off the"
+            " balance at which SGLang stops admitting, and 0.3 is advised only where they end early."
+        ),
+    ),
+    (
+        "Larger chunks were advised for prompts of 24 tokens.",
+        (
+            "First tokens that came late behind the last of a queue were put down to long prompts. Where hardly a prompt fills a chunk,"
+            " no larger one is advised any more."
+        ),
+    ),
 )

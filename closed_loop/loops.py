@@ -87,7 +87,7 @@ LOOPS: tuple[Loop, ...] = (
         name="queue",
         what="a well-filled server, and many more requests at once than it finishes in time, where people wait",
         flags="--max-total-tokens 8192 --schedule-conservativeness 1.3",
-        load=Load(clients=48, seconds=SECONDS),
+        load=Load(clients=72, seconds=SECONDS),
         expected="queue_too_long",
         alert="SGLangQueueTooLong",
         brings="first tokens in time for the same tokens a second",

@@ -54,6 +54,7 @@ class Past:
     `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
     `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
     `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
+    `new_token_ratio` is the present one, the mean of the schedulers that tell theirs.
     """
 
     recent: Totals
@@ -67,6 +68,7 @@ class Past:
     fullest_pool: str = "full"
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
+    new_token_ratio: float | None = None
 
     @property
     def served_seconds(self) -> float:
@@ -124,4 +126,9 @@ def past_of(
         state.fullest_pool,
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
+        _mean([rank.new_token_ratio for rank in state.schedulers if rank.new_token_ratio is not None]),
     )
+
+
+def _mean(figures: list[float]) -> float | None:
+    return sum(figures) / len(figures) if figures else None

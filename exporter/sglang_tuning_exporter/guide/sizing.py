@@ -11,6 +11,7 @@ from math import floor
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.clients import at_least, at_most
+from sglang_tuning_exporter.guide.demand import mean_prompt, used_share
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
 # DP attention multiplies the flag by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
 DP_ATTENTION_FACTOR = 0.3
+# Of what they ask for, running requests may have used this much before a retraction leaves the ratio higher than 0.3 starts at
+# (0.7 x 0.3): from there on a low flag means bursts of retractions and long over-care after each.
+USED_LITTLE = 0.21
 LOWERED_LIMIT = 0.8  # of the batch that runs, where the pool is too small for it
 PEAKS = (
     "leave it, or enlarge the pool: it is full at peaks only (token usage is {:.2f}), and fewer requests at once would cost"
@@ -43,6 +47,7 @@ USUAL_GRAPH_SIZES = (
     *(320, 384, 448, 512, 640, 768),
 )
 SMALL_CHUNK = 4096.0  # what the guide falls back to where memory is short: less is needed hardly ever
+SHORT_PROMPT = 0.125  # of a chunk: with this mean at most one prompt in eight fills it
 LARGEST_CHUNK = 16384  # the guide's for throughput and long context (E5)
 
 
@@ -166,6 +171,11 @@ def _too_conservative(case: Case) -> list[Value]:
         # Whatever the flag, a request is admitted only where the whole of its max_new_tokens fits, 4096 at most
         # (PrefillAdder.add_one_req, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
         return _people(SMALLER_REQUESTS)
+    used = used_share(case.past)
+    if current is not None and used is not None and used > USED_LITTLE:
+        # They do not end early, which is what lowering is for. Above the ceiling the flag does nothing but mislead.
+        above = current * factor > CONSERVATIVENESS_CEILING
+        return [Value(round(USUAL_CONSERVATIVENESS / factor, 2), current)] if above else []
     return [Value(target, current)]
 
 
@@ -220,6 +230,13 @@ def _chunks(case: Case) -> list[Value]:
     if current is None:
         return [Value(None)]
     return [Value(float(max(min(2 * int(current), LARGEST_CHUNK), SMALL_CHUNK)), current)]
+
+
+def _long_prompts(case: Case) -> list[Value]:
+    chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
+    if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
+        return []  # hardly one is as long as a chunk: a larger one would change nothing
+    return _chunks(case)
 
 
 def _balance(case: Case) -> list[Value]:
@@ -426,7 +443,7 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "hybrid_pool_full": _hybrid,
     "running_at_limit": _at_limit,
     "prefill_bound": _chunks,
-    "latency_long_prompts": _chunks,
+    "latency_long_prompts": _long_prompts,
     "latency_batch_too_large": _smaller_batch,
     "dp_imbalanced": _balance,
     "running_far_below_limit": _pool_short,

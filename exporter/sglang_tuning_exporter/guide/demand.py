@@ -1,0 +1,36 @@
+"""What requests use of the tokens they ask for, read off the balance at which SGLang stops admitting. Pure.
+
+While requests wait and the pool has room, the next one just does not fit: what is free is what is kept for those that run
+(new-token ratio x what each may still ask for) and all that the next asks for (PrefillAdder.add_one_req,
+srt/managers/schedule_policy.py, 0.4.9 to 0.5.23). So what they ask for follows from pool, usage, batch and ratio.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.evidence import Past
+
+
+def mean_prompt(past: Past) -> float | None:
+    """Give the tokens of a mean prompt, cached ones included; None where prompts or first tokens are not told."""
+    started = past.latency.get("time_to_first_token")
+    tokens = past.recent.counts["cached_tokens"] + past.recent.counts["computed_tokens"]
+    return tokens / started.observations if started is not None and started.observations and tokens else None
+
+
+def used_share(past: Past) -> float | None:
+    """Give the part of max_new_tokens that running requests have used, 0-1: what SGLang sets the ratio to after a retraction.
+
+    None where the server does not tell enough: without its ratio (before 0.5.5), its pool or its prompts.
+    """
+    running, usage, ratio = past.recent.mean("running"), past.recent.mean("usage"), past.new_token_ratio
+    pools, prompt = past.facts.kv_pool_tokens.values(), mean_prompt(past)
+    if not running or not usage or ratio is None or not pools or prompt is None:
+        return None
+    pool = sum(pools) / len(pools)
+    used = usage * pool / running - prompt
+    kept_for = ratio * running  # requests, of which all would be kept free
+    asked = ((1.0 - usage) * pool - prompt + kept_for * used) / (1.0 + kept_for)
+    return min(used / asked, 1.0) if used > 0 and asked > 0 else None

@@ -1,0 +1,82 @@
+"""What requests use of what they ask for, and that a low conservativeness is advised only where they end early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_tuning_exporter.guide.advice import Case, advise
+from sglang_tuning_exporter.guide.demand import used_share
+from sglang_tuning_exporter.guide.evidence import Past
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.latency import Recent
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.window import Totals
+
+MINUTE = 60.0
+POOL, PROMPT = 10_000, 100.0
+ROW = "admission_too_conservative"
+
+
+def balanced(*, asked: float, used: float, ratio: float, conservativeness: float = 1.0) -> Past:
+    """A minute of a server that admits until the next request does not fit."""
+    free_beside = POOL - asked - PROMPT
+    running = free_beside / (PROMPT + used + ratio * (asked - used))
+    usage = running * (PROMPT + used) / POOL
+    recent = Totals()
+    for figure, value in (("running", running), ("queued", 20.0), ("usage", usage)):
+        recent.integrals[figure], recent.integrals[figure + "_seconds"] = MINUTE * value, MINUTE
+    recent.seconds["activity", "serving"] = MINUTE
+    recent.counts["computed_tokens"] = 200 * PROMPT
+    facts = ServerFacts(version=None, args={"schedule_conservativeness": conservativeness})
+    facts.kv_pool_tokens[None] = POOL
+    waits = {"time_to_first_token": Recent(200.0, None, None, 1.0, 1.0)}
+    past = Past(recent, {}, MINUTE, facts, PROFILES["offline"], latency=waits)  # type: ignore[arg-type]
+    return replace(past, new_token_ratio=ratio)
+
+
+@pytest.mark.parametrize(("asked", "used"), [(4000, 400), (600, 240), (512, 500)])
+@pytest.mark.parametrize("ratio", [0.03, 0.13, 0.7])
+def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, ratio: float) -> None:
+    assert used_share(balanced(asked=asked, used=used, ratio=ratio)) == pytest.approx(used / asked)
+
+
+@pytest.mark.parametrize("untold", ["ratio", "pool", "prompts", "figures"])
+def test_nothing_is_concluded_where_the_server_does_not_tell(untold: str) -> None:
+    past = balanced(asked=600, used=240, ratio=0.1)
+    if untold == "ratio":
+        past = replace(past, new_token_ratio=None)
+    elif untold == "pool":
+        past.facts.kv_pool_tokens.clear()
+    elif untold == "prompts":
+        past = replace(past, latency={})
+    else:
+        past = replace(past, recent=Totals())
+    assert used_share(past) is None
+
+
+def test_requests_that_end_early_lower_conservativeness() -> None:
+    (advice,) = advise(ROW, Case(balanced(asked=4000, used=400, ratio=0.1)))
+    assert (advice.flag, advice.suggested) == ("--schedule-conservativeness", 0.3)
+
+
+@pytest.mark.parametrize("conservativeness", [1.0, 1.3])
+def test_requests_that_use_what_they_ask_for_leave_it_where_it_is(conservativeness: float) -> None:
+    # Seen on a real engine: 1.3 -> 0.3 for want of room, and 0.3 -> 1.3 for retractions, round and round.
+    past = balanced(asked=600, used=240, ratio=0.13, conservativeness=conservativeness)
+    assert advise(ROW, Case(past)) == []
+
+
+def test_a_flag_above_its_ceiling_goes_back_to_the_usual() -> None:
+    past = balanced(asked=600, used=240, ratio=0.14, conservativeness=3.0)
+    (advice,) = advise(ROW, Case(past))
+    assert (advice.current, advice.suggested) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(("chunk", "larger"), [(4096, 0), (512, 1)])
+def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one(chunk: int, larger: int) -> None:
+    # Seen on a real engine: 4096 -> 8192 for prompts of 24 tokens, because first tokens came late behind the last of a queue.
+    past = balanced(asked=600, used=240, ratio=0.1)
+    past.facts.args["chunked_prefill_size"] = chunk
+    assert len(advise("latency_long_prompts", Case(past))) == larger
