@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.latency import Recent
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.window import Totals, batch_size_bucket
 
@@ -70,6 +73,17 @@ def test_a_pool_that_is_full_at_peaks_only_is_no_reason_to_run_fewer(conservativ
     assert one("retracting_too_often", of).flag == ""
     full = case(schedule_conservativeness=conservativeness, max_running_requests=64, ran=50, usage=0.95)
     assert turned("retracting_too_often", full) == ("--max-running-requests", 64, 40)
+
+
+@pytest.mark.parametrize(("started", "flag"), [(100.0, "--max-running-requests"), (1000.0, "")])
+def test_fewer_run_at_once_only_where_much_of_the_work_is_taken_back(started: float, flag: str) -> None:
+    # Seen on a real engine: five retractions among eight hundred requests a minute, and nine at once in place of thirteen.
+    of = case(schedule_conservativeness=1.3, max_running_requests=64, ran=50, usage=0.95)
+    of.recent.counts["retraction_events"] = 100.0
+    of.recent.seconds["activity", "serving"] = 100.0
+    first_tokens = Recent(started, None, None, 1.0, 1.0)
+    known = replace(of.past, latency={"time_to_first_token": first_tokens})
+    assert one("retracting_too_often", Case(known)).flag == flag
 
 
 def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room_it_left() -> None:

@@ -33,6 +33,11 @@ PEAKS = (
     "leave it, or enlarge the pool: it is full at peaks only (token usage is {:.2f}), and fewer requests at once would cost"
     " more than what is computed again"
 )
+FEW = (
+    "leave it, or enlarge the pool: only {:.0f} % of the requests are taken back, and fewer requests at once would cost more than"
+    " what is computed again"
+)
+OFTEN_TAKEN_BACK = 0.5  # retractions for each request that is started: below it running fewer costs more than it saves
 RECOVERS = (
     "admission was over-careful after retractions for {:.0f} % of the time: expect more throughput and shorter waits, but not"
     " fewer retractions"
@@ -157,6 +162,11 @@ def _ineffective(case: Case) -> list[Value]:
     if usage is not None and usage < case.profile.token_usage_target:
         # Fewer at once would end what happens at peaks only, and then be itself what requests wait for.
         return _people(PEAKS.format(usage))
+    started = case.past.latency.get("time_to_first_token")
+    if started is not None and started.observations:
+        taken_back = case.past.retractions_per_minute / case.past.per_minute(started.observations)
+        if taken_back < OFTEN_TAKEN_BACK:
+            return _people(FEW.format(100 * taken_back))
     fewer = _fewer(case, 0.5, LOWERED_LIMIT)
     if fewer is None:
         return []
