@@ -34,7 +34,7 @@ PEAKS = (
     " more than what is computed again"
 )
 FEW = (
-    "leave it, or enlarge the pool: only {:.0f} % of the requests are taken back, and fewer requests at once would cost more than"
+    "leave it, or enlarge the pool: only {:.1f} % of the requests are taken back, and fewer requests at once would cost more than"
     " what is computed again"
 )
 OFTEN_TAKEN_BACK = 0.5  # retractions for each request that is started: below it running fewer costs more than it saves
