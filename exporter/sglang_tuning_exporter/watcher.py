@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 # Between two looks at the log: while lines come, and once none has come for a while. A log that is copied and truncated
 # loses what was written since the last look, so the first pause is short.
 POLL_SECONDS = 0.1
-QUIET_POLL_SECONDS = 0.25
-QUIET_AFTER_SECONDS = 5.0
+QUIET_POLL_SECONDS = 1.0
+QUIET_AFTER_SECONDS = 2.0
 # A scrape waits so long for the log to be read first: what was written before it is in it, and a flood does not hold it up.
 FRESH_SECONDS = 0.05
 # Between two looks whether SGLang should be asked for something; the first leaves time for somebody else's scrape.
 LOOK_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 0.25
-SELF_SCRAPE_SECONDS = 15.0  # when nobody scrapes us, states, findings and the page live all the same
+# When nobody scrapes us, states, findings and the page live all the same. More than the usual interval of a Prometheus, which would
+# otherwise find that SGLang has just been asked.
+SELF_SCRAPE_SECONDS = 20.0
 STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
 # First and longest pause: every /server_info leaves a line in the log that is being read.
 INFO_RETRY_SECONDS = (15.0, 300.0)
