@@ -46,6 +46,11 @@ DECODE = (
 Answer: TypeAlias = "Callable[[socket.socket], None]"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if sys.version_info < (3, 11):  # its asyncio lets go of every handshake that fails in this way
+        config.addinivalue_line("filterwarnings", "ignore:unclosed transport .*SSLProtocolTransport:ResourceWarning")
+
+
 def reply(
     body: bytes, status: str = "200 OK", content_type: str = "text/plain; version=0.0.4", more: str = ""
 ) -> Answer:

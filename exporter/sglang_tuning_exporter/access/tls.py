@@ -28,7 +28,10 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
     made.minimum_version, made.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     _choose_suites(made, tls)
     for curve in tls.curve_preferences:
-        made.set_ecdh_curve(CURVES[curve])
+        try:
+            made.set_ecdh_curve(CURVES[curve])
+        except (ssl.SSLError, ValueError):  # Python 3.10 asks OpenSSL for curves in a way that does not know X25519
+            raise Refused(f"curve_preferences={curve}: this Python cannot be held to it; leave it out") from None
     _load_pair(made, _pem(tls, directory, "cert"), _pem(tls, directory, "key"))
     if tls.client_auth_type != "NoClientCert":
         _trust(made, _pem(tls, directory, "client_ca"))
