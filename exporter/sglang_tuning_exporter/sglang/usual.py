@@ -25,7 +25,7 @@ _KEPT = 4096
 _SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
 _AFTER_SECOND = (b" ", b"]")  # no fraction of the second
 _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
-_SHAPES_KEPT, _SHAPE_LENGTH = 8192, 512
+_SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
 _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _NO_GRAPH: _Graph = (None, None)
 
