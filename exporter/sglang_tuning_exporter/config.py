@@ -338,6 +338,10 @@ def _api_key(path: Path | None, variable: str | None) -> str | None:
     return key or None
 
 
+# What is not UTF-8, and what PyYAML's conversions come upon: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+
+
 def _read_file(path: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
 
@@ -345,7 +349,7 @@ def _read_file(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2025-13-01
+    except (yaml.YAMLError, RecursionError, *_UNREADABLE) as error:
         reason = " ".join(str(error).split())[:160]
         raise UsageError(f"--config={path}: not YAML ({reason}); write one 'key: value' on each line") from None
     if content is None:
