@@ -320,7 +320,13 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
         elif environment.get(option.variable, "") != "":
             values[option.name] = option.check(option.variable, environment[option.variable])
         elif stored.get(option.name) is not None:
-            values[option.name] = option.check(f"{path}: {option.name}", stored[option.name])
+            try:
+                values[option.name] = option.check(f"{path}: {option.name}", stored[option.name])
+            except (
+                ValueError,
+                OverflowError,
+            ):  # Python neither writes an integer of 5,000 digits nor makes a float of it
+                raise UsageError(f"{path}: {option.name}: too large a figure; give a smaller one") from None
         else:
             values[option.name] = option.default
     config = Config(**values, api_key=_api_key(values["api_key_file"], environment.get(API_KEY_VARIABLE)))
