@@ -89,7 +89,7 @@ WEB_CONFIG = (
     b"client_ca_file: ", b"client_auth_type: ", b"RequireAndVerifyClientCert", b"VerifyClientCertIfGiven", b"client_allowed_sans: ", b"min_version: ",
     b"max_version: ", b"TLS12", b"TLS13", b"cipher_suites: ", b"curve_preferences: ", b"http2: ", b"headers: ", b"interval: ", b"burst: ", b"server.pem",
     b"server.key", b"ca.pem", b"text.pem", b"-----BEGIN CERTIFICATE-----", b"-----END PRIVATE KEY-----", b"$2b$04$", b"!!map ", b"!x ", b"&a ", b"*a", b"<<: ",
-    b"? ", b"[", b"]", b"{", b"}", b"|\n    ", b'"\\ud800"', b'"\\n"', b"\\0", b"---\n", b"~", b"1e9h", b"9" * 30, b"0.", b"ns", b"\xc2\xb5s",
+    b"? ", b"[", b"]", b"{", b"}", b"|\n    ", b'"\\ud800"', b'"\\UFFFFFFFF"', b'"\\n"', b"\\0", b"---\n", b"~", b"1e9h", b"9" * 30, b"0.", b"ns", b"\xc2\xb5s",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ ARGUMENT = (
     b"b'", b"r'", b"schedule_conservativeness=", b"mem_fraction_static=", b"max_running_requests=", b"chunked_prefill_size=", b"dp_size=", b"tp_size=",
 )  # fmt: skip
 CONFIG = (
+    b'!!int ""', b"!!bool x", b"!!timestamp x", b"!!float ", b"{=: ", b'"\\UFFFFFFFF"', b"0x" + b"f" * 40,
     *(option.name.encode() + b": " for option in OPTIONS), b"http://", b"https://[", b"]", b"!!", b"&a ", b"*a", b"<<: ", b"|\n ", b"? ", b"---\n", b"~",
     b"2025-13-01", b"0x1f", b"1:30", b".nan", b".inf", b'"\\ud800"', b"offline", b"queue_upper", b"=", b"-", b"%", b"@",
 )  # fmt: skip
