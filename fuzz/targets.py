@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fuzz import access, words
 from sglang_tuning_exporter import report
 from sglang_tuning_exporter.config import OPTIONS, Address, Config, UsageError, resolve
 from sglang_tuning_exporter.guide.evidence import past_of
@@ -35,6 +37,7 @@ from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.terminal import render as as_text
 from sglang_tuning_exporter.sglang import exposition, facts
+from sglang_tuning_exporter.sglang.layout import PageReader, Reading
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.serverargs import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.serverinfo import parse_loads, parse_server_info
@@ -48,7 +51,7 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 RECORDINGS = ROOT / "exporter" / "sglang_tuning_exporter" / "recordings"
 FOUND = DATA / "fuzz"
-PART = b"\n%%%% "  # begins a file inside an input that stands for several
+_LAST_DIGIT = re.compile(r"[0-9]$", re.MULTILINE | re.ASCII)
 
 Check = Callable[[bytes], None]
 
@@ -152,6 +155,18 @@ def check_exposition(data: bytes) -> None:
     for at in (0.0, 5.0):
         watcher.state.observe_scrape(facts.read(text), now + at)
     tell(watcher)
+    _check_reader(text.split(words.PART.decode()))
+
+
+def _check_reader(pages: list[str]) -> None:
+    """Pages of one server one after the other, some with other figures only, are each read as if it were the first."""
+    readers = {passed: PageReader(passthrough=passed) for passed in (True, False)}
+    later = [_LAST_DIGIT.sub(lambda digit: str(9 - int(digit[0])), page) for page in pages]
+    for page in (*pages, *later, pages[0]):
+        scrape, native = facts.read(page), exposition.passthrough(page)
+        for passed, reader in readers.items():
+            # NaN is not itself, and a figure may be one.
+            assert repr(reader.read(page)) == repr(Reading(scrape, native if passed else ""))
 
 
 def harmless(value: object) -> None:
@@ -241,7 +256,7 @@ def _line() -> bytes:
 def parts(data: bytes) -> dict[str, bytes]:
     """The files of an input: each begins with `%%%% NAME` on a line of its own."""
     found: dict[str, bytes] = {}
-    for part in (b"\n" + data).split(PART)[1:]:
+    for part in (b"\n" + data).split(words.PART)[1:]:
         name, _, text = part.partition(b"\n")
         found[name.decode("utf-8", "replace")] = text
     return found
@@ -298,31 +313,22 @@ def _page_seeds() -> list[bytes]:
     for text in _texts("metrics/*.prom"):
         lines = text.splitlines(keepends=True)
         found += [b"".join(lines[at : at + 40]) for at in range(0, len(lines), 160)]
-    return found
+    short = [b"".join(page.splitlines(keepends=True)[:12]) for page in found[:3]]
+    return [*found, words.PART.join(short)]
 
 
 def _info_seeds() -> list[bytes]:
     recorded = [gzip.decompress(path.read_bytes()) for path in sorted(RECORDINGS.glob("*/server_info.json.gz"))]
-    load = {
-        "dp_rank": 0,
-        "num_running_reqs": 3,
-        "max_running_requests": 48,
-        "memory": {"weight_gb": 1.5},
-        "queues": {"waiting": 2},
-    }
+    load = {"dp_rank": 0, "num_running_reqs": 3, "max_running_requests": 48, "memory": {"weight_gb": 1.5}}
+    load |= {"queues": {"waiting": 2}}
     return [*recorded, json.dumps({"loads": [load, {**load, "dp_rank": 1}]}).encode(), _small_info()]
 
 
 def _small_info() -> bytes:
     memory = {"weight": 14.9, "kvcache": 40.1, "graph": 1.2, "startup_available": 7.1, "token_capacity": 400000}
     states = [{"last_gen_throughput": 12.5, "memory_usage": memory, "effective_max_running_requests_per_dp": 48}]
-    args = {
-        "model_path": "m",
-        "tp_size": 2,
-        "dp_size": 1,
-        "schedule_conservativeness": 1.0,
-        "mem_fraction_static": 0.88,
-    }
+    args = {"model_path": "m", "tp_size": 2, "dp_size": 1, "schedule_conservativeness": 1.0}
+    args |= {"mem_fraction_static": 0.88}
     return json.dumps(
         {**args, "api_key": "x", "version": "0.5.9", "status": "ready", "internal_states": states}
     ).encode()
@@ -365,8 +371,9 @@ def _recording_seeds() -> list[bytes]:
         b"metrics-1-1763638815000.prom": b"sglang:num_queue_reqs 1\n",
         b"metrics-2-1763638816000.prom": b"sglang:num_queue_reqs 2\n",
     }
-    whole = b"".join(PART + name + b"\n" + text for name, text in pieces.items())
-    return [whole, PART + b"server.log\n" + log, PART + b"server.log\n" + log + PART + b"events.jsonl\n" + events]
+    whole = b"".join(words.PART + name + b"\n" + text for name, text in pieces.items())
+    alone = words.PART + b"server.log\n" + log
+    return [whole, alone, alone + words.PART + b"events.jsonl\n" + events]
 
 
 def _report_seeds() -> list[bytes]:
@@ -374,50 +381,18 @@ def _report_seeds() -> list[bytes]:
     return plain + [b"\x1f" + seed for seed in plain[::5]]
 
 
-_LOG_WORDS = (
-    b"Decode batch, ", b"Prefill batch, ", b"Prefill batch. ", b"#running-req: ", b"#queue-req: ", b"token usage: ", b"cuda graph: True",
-    b"KV cache pool is full. Retract requests. ", b"#retracted_reqs: ", b"#new_token_ratio: 0.3 -> 0.5", b"server_args=ServerArgs(", b"server_args={",
-    b"torch.OutOfMemoryError: ", b"Traceback (most recent call last):\n", b"[2025-11-20 11:40:13] ", b"[2025-11-20 11:40:13 DP1 TP0] ", b"[11:40:13] ",
-    b"The server is fired up and ready to roll!", b"max_total_num_tokens=", b"available_gpu_mem=", b'{"log":"', b"2025-11-20T11:40:11.5Z stderr F ",
-    b"\x1b[31m", b"nan", b"1e999", b"\r\n", b"Capture cuda graph bs [1, 2]", b"gen throughput (token/s): ", b"\x00", b"(Engine pid=1) ",
-)  # fmt: skip
-_PAGE_WORDS = (
-    b"# TYPE ", b"# HELP ", b"# EOF", b"sglang:", b"sglang_", b"sglang_tuning_", b"num_running_reqs", b"_total", b"_created", b"_bucket", b'{le="+Inf"}',
-    b'dp_rank="1"', b'tp_rank="0"', b"\\n", b'\\"', b"\\\\", b" NaN", b" +Inf", b" counter", b" gauge", b" histogram", b" summary", b" info", b" 1e9",
-    b" # {} 1 2", b"time_to_first_token_seconds", b"token_usage", b'priority=""', b"1763638815000",
-)  # fmt: skip
-_JSON_WORDS = (
-    b'"', b"{", b"}", b"[", b"]", b":", b",", b"null", b"true", b"-1", b"1e999", b"NaN", b"Infinity", b'"internal_states"', b'"loads"', b'"model_path"',
-    b'"version"', b'"memory_usage"', b'"api_key"', b"\\ud800", b"9" * 30, b'"schedule_conservativeness"', b'"cuda_graph_bs"', b'"chunked_prefill_size"',
-)  # fmt: skip
-_ARGUMENT_WORDS = (
-    b"server_args=ServerArgs(", b"server_args={", b"'model_path': ", b"model_path=", b"'", b'"', b"\\'", b"None", b"True", b"nan", b"inf", b"[", b"]", b"{",
-    b"}", b"(", b")", b"<", b">", b", ", b"=", b"field(default_factory=", b"api_key=", b"--api-key", b"token", b"cuda_graph_bs=", b"0x1", b"1_0", b"1e999",
-    b"b'", b"r'", b"schedule_conservativeness=", b"mem_fraction_static=", b"max_running_requests=", b"chunked_prefill_size=", b"dp_size=", b"tp_size=",
-)  # fmt: skip
-_CONFIG_WORDS = (
-    *(option.name.encode() + b": " for option in OPTIONS), b"http://", b"https://[", b"]", b"!!", b"&a ", b"*a", b"<<: ", b"|\n ", b"? ", b"---\n", b"~",
-    b"2025-13-01", b"0x1f", b"1:30", b".nan", b".inf", b'"\\ud800"', b"offline", b"queue_upper", b"=", b"-", b"%", b"@",
-)  # fmt: skip
-_STATE_WORDS = (
-    *_JSON_WORDS, b'"schema": 1', b'"state"', b'"ranks"', b'"counts"', b'"dp"', b'"witness"', b'"retractions"', b'"failures"', b'"stats_ranks"',
-    b'"positions"', b'"files"', b'"patterns"', b'"inode"', b'"position"', b'"lines"', b'"starts"', b'"decode"', b'"unexplained": true',
-)  # fmt: skip
-_RECORDING_WORDS = (
-    PART + b"server.log\n", PART + b"events.jsonl\n", PART + b"recording.json\n", PART + b"server_info.json\n", PART + b"metrics-3-1763638817000.prom\n",
-    *_LOG_WORDS, b'{"t": 1763638813, "event": "ready"}\n', b'"SIGKILL"', b'"load_begin"', b'"load_end"', b'"burst"', b'"exit"', b'"log_utc_offset_seconds": ',
-)  # fmt: skip
-
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("lines", check_lines, _log_seeds, _LOG_WORDS),
-        Target("exposition", check_exposition, _page_seeds, _PAGE_WORDS),
-        Target("server_info", check_server_info, _info_seeds, _JSON_WORDS),
-        Target("server_args", check_server_args, lambda: _texts("server_args/*.log"), _ARGUMENT_WORDS),
-        Target("config", check_config, _config_seeds, _CONFIG_WORDS, 2048),
-        Target("state_file", check_state_file, _state_seeds, _STATE_WORDS),
-        Target("recording", check_recording, _recording_seeds, _RECORDING_WORDS),
-        Target("report", check_report, _report_seeds, _LOG_WORDS),
+        Target("lines", check_lines, _log_seeds, words.LOG),
+        Target("exposition", check_exposition, _page_seeds, words.PAGE),
+        Target("server_info", check_server_info, _info_seeds, words.JSON),
+        Target("server_args", check_server_args, lambda: _texts("server_args/*.log"), words.ARGUMENT),
+        Target("config", check_config, _config_seeds, words.CONFIG, 2048),
+        Target("state_file", check_state_file, _state_seeds, words.STATE),
+        Target("recording", check_recording, _recording_seeds, words.RECORDING),
+        Target("report", check_report, _report_seeds, words.LOG),
+        Target("web_config", access.check_web_config, access.web_config_seeds, access.WEB_CONFIG),
+        Target("request", access.check_request, access.request_seeds, access.REQUEST, 2048),
     )
 }

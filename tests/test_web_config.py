@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import socket
 import ssl
@@ -45,6 +46,8 @@ FILES = {
     "a hash cut short": f"basic_auth_users: {{prometheus: '{HASH[:-3]}'}}",
     "a hash of too low a cost": f"basic_auth_users: {{prometheus: '{HASH.replace('$04$', '$03$')}'}}",
     "a list of users": "basic_auth_users: [prometheus]",
+    "one user twice under a tag": f"basic_auth_users: !users {{prometheus: '{HASH}', prometheus: '{HASH}'}}",
+    "an endless interval": "rate_limit: {interval: 9999999999h, burst: 1}",
     "one user twice": f"basic_auth_users: {{prometheus: '{HASH}', prometheus: '{HASH}'}}",
     "a certificate and its key": f"tls_server_config: {{{PAIR}}}",
     "no key": "tls_server_config: {cert_file: server.pem}",
@@ -64,6 +67,9 @@ FILES = {
     "TLS 1.3 at least": f"tls_server_config: {{{PAIR}, min_version: TLS13}}",
     "TLS 1.2 at most": f"tls_server_config: {{{PAIR}, max_version: TLS12}}",
     "an invented version": f"tls_server_config: {{{PAIR}, min_version: TLS14}}",
+    "a list for a version": f"tls_server_config: {{{PAIR}, min_version: [TLS12]}}",
+    "a list for a way to ask": f"tls_server_config: {{{PAIR}, client_auth_type: [NoClientCert]}}",
+    "a path of two lines": 'tls_server_config: {cert_file: "server.pem\\n", key_file: server.key}',
     "a version as a figure": f"tls_server_config: {{{PAIR}, min_version: 1.2}}",
     "all suites": f"tls_server_config: {{{PAIR}, cipher_suites: [{', '.join(SUITES)}]}}",
     "an invented suite": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_WITH_NOTHING]}}",
@@ -168,6 +174,9 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
         ('http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}', "one line of plain text"),
         ("basic_auth_users: {'a:b': x}", "with a colon"),
         ("? [a, b]\n: c", "give a plain word as a key"),
+        ('"a\\nb": c\n"a\\nb": d', "a b: it stands there twice"),
+        ('"\\UFFFFFFFF": c', "not YAML"),
+        ("!!map [[a, b]]", "give a mapping"),
         ("a: &a [*a]", "not YAML"),
         ("\x00", "not YAML"),
     ],
@@ -193,6 +202,40 @@ def test_no_slip_has_a_secret_repeated(slip: str, certified: Certificates) -> No
     with pytest.raises(UsageError) as error:
         Door(certified.write(slip, "slip.yml"))
     assert CANARY not in str(error.value)
+
+
+SECRET = "{}"
+MISPLACED = (
+    f"basic_auth_users: {{{SECRET}: x}}",
+    f"basic_auth_users: {{prometheus: x, prometheus: {SECRET}}}",
+    f"{SECRET}: x",
+    f"{{{SECRET}: x, {SECRET}: y}}",
+    f"http_server_config: {{http2: {SECRET}}}",
+    f"http_server_config: {{headers: {{X-Frame-Options: {SECRET}}}}}",
+    f"tls_server_config: {{cipher_suites: [{SECRET}]}}",
+    f"tls_server_config: {{min_version: {SECRET}}}",
+    f"tls_server_config: {{cert_file: {SECRET}, key_file: {SECRET}}}",
+    f"rate_limit: {{interval: {SECRET}, burst: 1}}",
+)
+
+
+@pytest.mark.parametrize("text", MISPLACED)
+def test_a_hash_or_a_key_in_another_place_than_its_own_is_not_repeated_either(
+    text: str, certified: Certificates
+) -> None:
+    pem = (certified.directory / "server.key").read_text()
+    first_line = pem.splitlines()[1]
+    for secret, piece in ((HASH, HASH[:30]), (pem, first_line), (first_line, first_line)):
+        with pytest.raises(UsageError) as error:
+            Door(certified.write(text.replace(SECRET, json.dumps(secret)), "misplaced.yml"))
+        assert piece not in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_pem_text_for_a_path_is_told_where_it_belongs(certified: Certificates) -> None:
+    text = json.dumps((certified.directory / "server.key").read_text())
+    with pytest.raises(UsageError, match=r"key_file: give the path of a file; a PEM text belongs under key$"):
+        Door(certified.write(f"tls_server_config: {{cert_file: server.pem, key_file: {text}}}", "misplaced.yml"))
 
 
 def test_serve_ends_with_status_2_and_one_line(certified: Certificates) -> None:

@@ -320,7 +320,13 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
         elif environment.get(option.variable, "") != "":
             values[option.name] = option.check(option.variable, environment[option.variable])
         elif stored.get(option.name) is not None:
-            values[option.name] = option.check(f"{path}: {option.name}", stored[option.name])
+            try:
+                values[option.name] = option.check(f"{path}: {option.name}", stored[option.name])
+            except (
+                ValueError,
+                OverflowError,
+            ):  # Python neither writes an integer of 5,000 digits nor makes a float of it
+                raise UsageError(f"{path}: {option.name}: too large a figure; give a smaller one") from None
         else:
             values[option.name] = option.default
     config = Config(**values, api_key=_api_key(values["api_key_file"], environment.get(API_KEY_VARIABLE)))
@@ -338,6 +344,10 @@ def _api_key(path: Path | None, variable: str | None) -> str | None:
     return key or None
 
 
+# What is not UTF-8, and what PyYAML's conversions come upon: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
+
+
 def _read_file(path: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
 
@@ -345,7 +355,7 @@ def _read_file(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2025-13-01
+    except (yaml.YAMLError, RecursionError, *_UNREADABLE) as error:
         reason = " ".join(str(error).split())[:160]
         raise UsageError(f"--config={path}: not YAML ({reason}); write one 'key: value' on each line") from None
     if content is None:

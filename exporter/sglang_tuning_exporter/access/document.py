@@ -56,8 +56,11 @@ HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _HASH = re.compile(r"\$2[aby]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+# A hash or a key that slipped into another place than its own, where a message would show it: in part, too.
+_SECRET = re.compile(r"\$2[abxy]?\$[0-9]{2}\$\S*|-----BEGIN.*|[A-Za-z0-9+/=]{60,}", re.DOTALL | re.IGNORECASE)
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?(?:ns|us|µs|ms|s|m|h))+|0")
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
+_LONGEST_SECONDS = 2**63 * 1e-9  # of a duration in Go
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -104,7 +107,16 @@ class WebConfig:
 
 
 class _Loader(yaml.BaseLoader):
-    """Scalars stay the text they are (a user may be called `no` or `0123`), and no key stands twice."""
+    """Scalars stay the text they are (a user may be called `no` or `0123`), tags mean nothing, and no key stands twice."""
+
+
+def _content(loader: _Loader, _tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(loader, node)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    assert isinstance(node, yaml.ScalarNode)
+    return loader.construct_scalar(node)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
@@ -114,12 +126,17 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
         if not isinstance(key, str):
             raise Refused(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
         if key in found:
-            raise Refused(f"{key}: it stands there twice; keep one")
+            raise Refused(f"{shown(key)}: it stands there twice; keep one")
         found[key] = loader.construct_object(value_node, deep=True)
     return found
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_multi_constructor("", _content)
+
+
+def shown(word: str) -> str:
+    """Give a word of the file as it may stand in a message: one line, not too long, with `…` for a hash or a piece of PEM."""
+    return "".join(c if c.isprintable() else " " for c in _SECRET.sub("…", word))[:80]
 
 
 def parse(text: str) -> WebConfig:
@@ -130,7 +147,7 @@ def parse(text: str) -> WebConfig:
         # Without the line itself, which PyYAML would show: it may be a password's.
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         raise Refused(f"not YAML{line}; write one 'key: value' on each line") from None
-    except (yaml.YAMLError, RecursionError, ValueError):
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):  # as of an escape beyond Unicode
         raise Refused("not YAML; write one 'key: value' on each line") from None
     if content is None or content == "":
         raise Refused("it is empty; write what is to be guarded, or start without it")
@@ -145,7 +162,7 @@ def _table(where: str, content: Any, checks: Mapping[str, _Check]) -> dict[str, 
         raise Refused(f"{where.rstrip('.') or 'it'}: give a mapping of keys to values")
     for key in content:
         if key not in checks:
-            raise Refused(f"{where}{_shown(key)}: unknown key; known are {', '.join(sorted(checks))}")
+            raise Refused(f"{where}{shown(key)}: unknown key; known are {', '.join(sorted(checks))}")
     return {key: checks[key](where + key, value) for key, value in content.items() if not _is_blank(value)}
 
 
@@ -153,14 +170,17 @@ def _is_blank(value: Any) -> bool:
     return isinstance(value, str) and value in {"", "~", "null", "Null", "NULL"}
 
 
-def _shown(value: Any) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(value))[:80]
-
-
 def _word(key: str, value: Any) -> str:
     if not isinstance(value, str):
         raise Refused(f"{key}: give one word, not a list or a mapping")
     return value
+
+
+def _path(key: str, value: Any) -> str:
+    word = _word(key, value)
+    if "-----BEGIN" in word or "\n" in word:
+        raise Refused(f"{key}: give the path of a file; a PEM text belongs under {key.rpartition('.')[2][:-5]}")
+    return word
 
 
 def _words(key: str, value: Any) -> tuple[str, ...]:
@@ -173,7 +193,7 @@ def _one_of(*known: str) -> _Check:
     def check(key: str, value: Any) -> str:
         word = _word(key, value)
         if word not in known:
-            raise Refused(f"{key}={_shown(word)}: give one of {', '.join(known)}")
+            raise Refused(f"{key}={shown(word)}: give one of {', '.join(known)}")
         return word
 
     return check
@@ -182,18 +202,18 @@ def _one_of(*known: str) -> _Check:
 def _switch(key: str, value: Any) -> bool:
     word = _word(key, value).lower()
     if word not in {"true", "yes", "y", "on", "false", "no", "n", "off"}:
-        raise Refused(f"{key}={_shown(word)}: give true or false")
+        raise Refused(f"{key}={shown(word)}: give true or false")
     return word in {"true", "yes", "y", "on"}
 
 
 def _version(key: str, value: Any) -> str:
-    if value in {"TLS10", "TLS11"}:
+    if _word(key, value) in {"TLS10", "TLS11"}:
         raise Refused(f"{key}={value}: TLS below 1.2 is broken and not spoken here; give TLS12 or TLS13")
     return str(_one_of("TLS12", "TLS13")(key, value))
 
 
 def _client_auth(key: str, value: Any) -> str:
-    if value in {"RequestClientCert", "RequireClientCert", "RequireAnyClientCert"}:
+    if _word(key, value) in {"RequestClientCert", "RequireClientCert", "RequireAnyClientCert"}:
         raise Refused(f"{key}={value}: it asks for a certificate and verifies nothing; give RequireAndVerifyClientCert")
     return str(_one_of("NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")(key, value))
 
@@ -202,7 +222,7 @@ def _suites(key: str, value: Any) -> tuple[str, ...]:
     names = _words(key, value)
     for name in names:
         if name not in SUITES and name not in SUITES_OF_TLS13:
-            raise Refused(f"{key}={_shown(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
+            raise Refused(f"{key}={shown(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
     return names
 
 
@@ -210,7 +230,7 @@ def _curves(key: str, value: Any) -> tuple[str, ...]:
     names = _words(key, value)
     for name in names:
         if name not in CURVES:
-            raise Refused(f"{key}={_shown(name)}: give one of {', '.join(CURVES)}")
+            raise Refused(f"{key}={shown(name)}: give one of {', '.join(CURVES)}")
     if len(names) > 1:  # Python's ssl has no call for a list before 3.15
         raise Refused(f"{key}: only one curve can be kept to; give one, or leave the key out for OpenSSL's choice")
     return names
@@ -221,10 +241,10 @@ def _headers(key: str, value: Any) -> dict[str, str]:
         raise Refused(f"{key}: give a mapping of headers to values")
     for name, content in value.items():
         if name not in HEADERS:
-            raise Refused(f"{key}.{_shown(name)}: it cannot be set; those that can are {', '.join(HEADERS)}")
+            raise Refused(f"{key}.{shown(name)}: it cannot be set; those that can are {', '.join(HEADERS)}")
         word, allowed = _word(f"{key}.{name}", content), HEADERS[name]
         if allowed and word not in allowed:
-            raise Refused(f"{key}.{name}={_shown(word)}: give {' or '.join(allowed)}")
+            raise Refused(f"{key}.{name}={shown(word)}: give {' or '.join(allowed)}")
         if not (word.isascii() and (word.isprintable() or not word)):
             raise Refused(f"{key}.{name}: give one line of plain text")
     return dict(value)
@@ -235,33 +255,36 @@ def _users(key: str, value: Any) -> dict[str, str]:
         raise Refused(f"{key}: give a mapping of names to bcrypt hashes")
     for name, hashed in value.items():
         if ":" in name:
-            raise Refused(f"{key}.{_shown(name)}: no browser or scraper can send a name with a colon; give another")
+            raise Refused(f"{key}.{shown(name)}: no browser or scraper can send a name with a colon; give another")
         if not (isinstance(hashed, str) and _HASH.fullmatch(hashed)):
-            raise Refused(f"{key}.{_shown(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {_shown(name)}` prints")
+            raise Refused(f"{key}.{shown(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {shown(name)}` prints")
     return dict(value)
 
 
 def _duration(key: str, value: Any) -> float:
     word = _word(key, value)
     if not _DURATION.fullmatch(word):
-        raise Refused(f"{key}={_shown(word)}: give a time such as 1s or 250ms")
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(word))
+        raise Refused(f"{key}={shown(word)}: give a time such as 1s or 250ms")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(word))
+    if seconds >= _LONGEST_SECONDS:
+        raise Refused(f"{key}={shown(word)}: too long; give a time such as 1s or 250ms")
+    return seconds
 
 
 def _count(key: str, value: Any) -> int:
     word = _word(key, value)
     if not re.fullmatch(r"[1-9][0-9]{0,8}", word):
-        raise Refused(f"{key}={_shown(word)}: give a number above 0")
+        raise Refused(f"{key}={shown(word)}: give a number above 0")
     return int(word)
 
 
 _TLS: Mapping[str, _Check] = {
     "cert": _word,
-    "cert_file": _word,
+    "cert_file": _path,
     "key": _word,
-    "key_file": _word,
+    "key_file": _path,
     "client_ca": _word,
-    "client_ca_file": _word,
+    "client_ca_file": _path,
     "client_auth_type": _client_auth,
     "client_allowed_sans": _words,
     "min_version": _version,

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.access.document import CURVES, SUITES, TLS, Refused
+from sglang_tuning_exporter.access.document import CURVES, SUITES, TLS, Refused, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,14 +93,14 @@ def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
     """Give the text of a certificate, key or authority."""
     name: str = getattr(tls, f"{kind}_file")
     if not name:
-        return str(getattr(tls, kind)).encode()
+        return str(getattr(tls, kind)).encode("ascii", "replace")  # PEM is ASCII; what is not makes no difference
     try:
         with (directory / name).open("rb") as file:
             return file.read(MOST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or "not a path"
         raise Refused(
-            f"tls_server_config.{kind}_file={name}: {reason}; give a PEM file that this user may read"
+            f"tls_server_config.{kind}_file={shown(name)}: {reason}; give a PEM file that this user may read"
         ) from None
 
 

@@ -1,0 +1,237 @@
+"""The door: web configuration files with the PEM texts they hold, and the headers that ask to be let in.
+
+Keys, certificates and hashes are made anew by every process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+import ssl
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bcrypt
+import trustme
+import yaml
+
+from sglang_tuning_exporter.access.document import HEADERS, SUITES, Refused, parse
+from sglang_tuning_exporter.access.door import Door, read
+from sglang_tuning_exporter.access.guard import METHODS, Guard
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+_HASH = re.compile(rb"\$2[abxy]?\$[0-9]{2}\$[./A-Za-z0-9]{20,}")
+_PEM_LINE = re.compile(rb"^[ \t]*([A-Za-z0-9+/=]{60,})[ \t\r]*$", re.MULTILINE)
+# The second is longer than the part of a password that bcrypt looks at.
+_PASSWORDS = {"prometheus": "right", "Žofie": "pass:word " * 9}
+_BCRYPT_BYTES = 72
+_LONGEST_SECONDS = 2**63 / 10**9
+
+
+@cache
+def _directory() -> Path:
+    """Where the files lie that a configuration may name; kept until the process ends."""
+    kept = tempfile.TemporaryDirectory(prefix="fuzz-")
+    _kept.append(kept)
+    place = Path(kept.name)
+    authority = trustme.CA()
+    server = authority.issue_cert("localhost")
+    (place / "server.pem").write_bytes(b"".join(blob.bytes() for blob in server.cert_chain_pems))
+    (place / "server.key").write_bytes(server.private_key_pem.bytes())
+    (place / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    (place / "text.pem").write_bytes(b"not a certificate\n")
+    return place
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@cache
+def _hash(name: str) -> str:
+    return bcrypt.hashpw(_PASSWORDS[name].encode()[:_BCRYPT_BYTES], bcrypt.gensalt(4)).decode()
+
+
+def _block(name: str) -> str:
+    """Give a PEM file as YAML's block text inside a section."""
+    lines = (_directory() / name).read_text().splitlines()
+    return "|\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def web_config_seeds() -> list[bytes]:
+    """Whole files: paths and PEM texts, each section, and what is refused for good reasons."""
+    pair = "cert_file: server.pem, key_file: server.key"
+    clients = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
+    optional = f"  client_ca: {_block('ca.pem')}  client_auth_type: VerifyClientCertIfGiven\n"
+    headers = {name: (*allowed, "max-age=9")[0] for name, allowed in HEADERS.items()}
+    files = [
+        f"basic_auth_users:\n  prometheus: {_hash('prometheus')}\n  'Žofie': {_hash('Žofie')}\n",
+        f"tls_server_config: {{{pair}}}\nhttp_server_config: {{http2: true}}\n",
+        f"tls_server_config: {{{pair}, {clients}, client_allowed_sans: [prometheus.example], min_version: TLS13}}\n",
+        f"tls_server_config: {{{pair}, cipher_suites: [{', '.join(SUITES)}], curve_preferences: [X25519]}}\n",
+        f"tls_server_config:\n  cert: {_block('server.pem')}  key: {_block('server.key')}",
+        f"tls_server_config:\n  cert: {_block('server.pem')}  key_file: server.key\n{optional}",
+        "tls_server_config: {cert_file: text.pem, key_file: absent.key}\n",
+        yaml.safe_dump({"http_server_config": {"headers": headers}}),
+        "rate_limit:\n  interval: 1m1.5s\n  burst: 10\n",
+        "basic_auth_users: &u {prometheus: secret}\nrate_limit: *u\n---\n!!str x: ? [y]\n",
+    ]
+    return [file.encode() for file in files]
+
+
+WEB_CONFIG = (
+    b"tls_server_config:", b"http_server_config:", b"basic_auth_users:", b"rate_limit:", b"cert: ", b"cert_file: ", b"key: ", b"key_file: ", b"client_ca: ",
+    b"client_ca_file: ", b"client_auth_type: ", b"RequireAndVerifyClientCert", b"VerifyClientCertIfGiven", b"client_allowed_sans: ", b"min_version: ",
+    b"max_version: ", b"TLS12", b"TLS13", b"cipher_suites: ", b"curve_preferences: ", b"http2: ", b"headers: ", b"interval: ", b"burst: ", b"server.pem",
+    b"server.key", b"ca.pem", b"text.pem", b"-----BEGIN CERTIFICATE-----", b"-----END PRIVATE KEY-----", b"$2b$04$", b"!!map ", b"!x ", b"&a ", b"*a", b"<<: ",
+    b"? ", b"[", b"]", b"{", b"}", b"|\n    ", b'"\\ud800"', b'"\\UFFFFFFFF"', b'"\\n"', b"\\0", b"---\n", b"~", b"1e9h", b"9" * 30, b"0.", b"ns", b"\xc2\xb5s",
+)  # fmt: skip
+
+
+def check_web_config(data: bytes) -> None:
+    """A file is refused in one line that tells no secret of it, or its settings can be kept to."""
+    place = _directory()
+    path = place / "web.yml"
+    path.write_bytes(data)
+    try:
+        rules = read(path)
+    except Refused as refused:
+        _is_discreet(str(refused), data)
+        return
+    config = rules.config
+    assert config == parse(data.decode("utf-8")), "a second reading tells otherwise"
+    _has_no_key_twice(yaml.compose(data.decode("utf-8"), Loader=yaml.BaseLoader))
+    for name, hashed in config.users.items():
+        assert ":" not in name
+        assert re.fullmatch(r"\$2[aby]\$[0-3][0-9]\$[./A-Za-z0-9]{53}", hashed), name
+    for name, value in config.headers.items():
+        assert name in HEADERS
+        value.encode("ascii")
+        assert "\r" not in value
+        assert "\n" not in value
+    limit = config.rate_limit
+    assert limit is None or (0 < limit.interval < _LONGEST_SECONDS and limit.burst > 0)
+    assert (config.tls is None) == (rules.context is None)
+    if config.tls is not None and rules.context is not None:
+        tls, made = config.tls, rules.context
+        assert bool(tls.cert) != bool(tls.cert_file)
+        assert bool(tls.key) != bool(tls.key_file)
+        is_required = tls.client_auth_type == "RequireAndVerifyClientCert"
+        assert (made.verify_mode == ssl.CERT_REQUIRED) == is_required
+        assert (made.verify_mode == ssl.CERT_NONE) == (tls.client_auth_type == "NoClientCert")
+        assert not tls.client_allowed_sans or is_required
+        assert made.minimum_version >= ssl.TLSVersion.TLSv1_2
+        assert made.minimum_version <= made.maximum_version
+
+
+def _is_discreet(said: str, text: bytes) -> None:
+    assert said
+    assert len(said.splitlines()) == 1, said
+    assert said.isprintable(), ascii(said)
+    assert "-----BEGIN" not in said, said
+    told = said.encode()
+    for secret in (*_HASH.findall(text), *_PEM_LINE.findall(text)):
+        assert secret not in told, said
+
+
+def _has_no_key_twice(node: yaml.Node | None) -> None:
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        assert len(set(keys)) == len(keys), "a key stands twice"
+        for _, value in node.value:
+            _has_no_key_twice(value)
+
+
+def request_seeds() -> list[bytes]:
+    """Requests as their method and headers: who is let in, who is not, and what is too heavy."""
+    right = [_basic(name, word) for name, word in _PASSWORDS.items()]
+    first = right[0]
+    return [
+        b"GET\nAuthorization: " + first,
+        b"HEAD\nHost: localhost\nAuthorization: " + right[1],
+        b"GET\nAuthorization: " + first.replace(b"Basic", b"bAsIC") + b"\nAuthorization: Bearer x",
+        b"GET\nAuthorization: " + _basic("prometheus", "wrong"),
+        b"GET\nAuthorization: " + _basic("nobody", "right"),
+        b"GET\nAuthorization: " + _basic("prometheus", "right\0"),
+        b"GET\nHost: localhost",
+        b"POST\nContent-Length: 70000\nAuthorization: " + first,
+        b"GET\nContent-Length: 65536\nAuthorization: " + first,
+        b"GET\nTransfer-Encoding: chunked\nAuthorization: " + first,
+    ]
+
+
+REQUEST = (
+    b"GET", b"HEAD", b"POST", b"\nAuthorization: ", b"Basic ", b"Bearer ", b"Digest ", b"cHJvbWV0aGV1czpyaWdodA==", b"Og==", b"OjpyaWdodA==",
+    b"\nContent-Length: ", b"\nTransfer-Encoding: chunked", b"65537", b"-1", b"\xb2", b"9" * 30, b"=", b"\xff", b"\x00", b"w78=", b"7aCA",
+)  # fmt: skip
+
+
+def _basic(name: str, password: str) -> bytes:
+    return b"Basic " + base64.b64encode(f"{name}:{password}".encode())
+
+
+@cache
+def _guard() -> Guard:
+    path = _directory() / "users.yml"
+    path.write_text("basic_auth_users:\n" + "".join(f"  '{name}': {_hash(name)}\n" for name in _PASSWORDS))
+    return Guard(_let_in, Door(path))
+
+
+async def _let_in(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def check_request(data: bytes) -> None:
+    """No header raises; whoever is let in said a name and its password, and whoever says them plainly is let in."""
+    method, *lines = data.split(b"\n")
+    pairs = [line.partition(b":") for line in lines]
+    headers = [(name.strip().lower(), value.strip()) for name, _, value in pairs]  # as h11 hands them on
+    status, said = asyncio.run(_asked(method.decode("latin-1"), headers))
+    assert status in {200, 401, 405, 413}
+    given = next((value for name, value in headers if name == b"authorization"), b"")
+    names = {name for name, _ in headers}
+    if status != 401:
+        assert _is_right(given), given
+        assert status == 405 or (status == 200) == (method.decode("latin-1") in METHODS and not _is_heavy(headers))
+    else:
+        assert any(name == b"www-authenticate" for name, _ in said)
+        assert given not in {_basic(*each) for each in _PASSWORDS.items()}
+    if status != 200 and b"transfer-encoding" in names:
+        assert (b"connection", b"close") in said
+
+
+def _is_right(given: bytes) -> bool:
+    """Tell by a reading of its own whether a header has a name and its password, or what bcrypt cannot tell from it."""
+    try:
+        name, _, password = binascii.a2b_base64(given[len("Basic ") :]).partition(b":")
+    except binascii.Error:
+        return False
+    word = _PASSWORDS.get(name.decode("utf-8", "replace"), "").encode()
+    return given[:6].lower() == b"basic " and word != b"" and password[:_BCRYPT_BYTES] == word[:_BCRYPT_BYTES]
+
+
+def _is_heavy(headers: list[tuple[bytes, bytes]]) -> bool:
+    first: dict[bytes, bytes] = {}
+    for name, value in headers:
+        first.setdefault(name, value)
+    length = first.get(b"content-length", b"0")
+    return b"transfer-encoding" in first or not re.fullmatch(rb"[0-9]+", length) or int(length[:4000]) > 65536
+
+
+async def _asked(method: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, list[tuple[bytes, bytes]]]:
+    sent: list[Any] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await _guard()({"type": "http", "method": method, "path": "/metrics", "headers": headers}, receive, send)
+    return sent[0]["status"], list(sent[0]["headers"])
