@@ -160,6 +160,7 @@ def _document(args: argparse.Namespace) -> int:
     if not args.results.is_dir():
         raise UsageError(f"--results={args.results}: no such folder; run some loops first")
     data = collect(args.results)
+    data |= {"liveness": liveness.collected(args.results), "agreement": agreement.collected(args.results)}
     (args.docs / "closed-loop.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")
     return 0

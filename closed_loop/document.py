@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from closed_loop import convergence
+from closed_loop import agreement, convergence, liveness
 from closed_loop.collection import diagnosed, forbidden, notified_after, spread, won
 from closed_loop.findings import MENDED
 from closed_loop.loops import LOOPS, Loop
@@ -36,7 +36,7 @@ def render(data: dict[str, Any]) -> str:
         _overview(data),
         *(_loop(loop, data["loops"][loop.name]) for loop in LOOPS if loop.name in data["loops"]),
     ]
-    blocks += [_converged(data), _mended(), _repeat()]
+    blocks += [_converged(data), _liveness(data), _agreement(data), _mended(), _repeat()]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -176,6 +176,33 @@ def _against(paths: Sequence[Any], grid: Sequence[Any]) -> list[str]:
         for point in ranked
     ]
     return [*lines, _table(("grid", WORDS[measure], "first token p50, s", "runs"), rows)]
+
+
+def _liveness(data: dict[str, Any]) -> str:
+    told = data.get("liveness")
+    if not told:
+        return ""
+    rows = "\n".join(liveness.table(told))
+    return f"""## Whether it lives
+
+What was done to a real server, which alert told of it, and after how many seconds: of the fault up to the first *notified*, of the
+repair from *serves again* on. Where clocks run ten times as fast, the rules' durations are divided by ten; how long SGLang takes to
+start is not, so a slow start is told there as a server that is down, and at true clocks it is not.
+
+{rows}"""
+
+
+def _agreement(data: dict[str, Any]) -> str:
+    told = data.get("agreement")
+    if not told:
+        return ""
+    rows = "\n".join(agreement.table(told))
+    return f"""## Whether all count the same
+
+A storm of {told["storm"]["seconds"]:.0f} s: retractions, clients that leave, and requests that are turned away, counted by the clients themselves, by
+SGLang's log, by its counters, by the exporter's, and by `report` over the same log.
+
+{rows}"""
 
 
 def _mended() -> str:
