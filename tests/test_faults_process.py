@@ -115,6 +115,15 @@ def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server:
         assert exporter.page().value("sglang_tuning_decode_batches_total", graph="replayed") == lines
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """As from a shell: a run of these tests under nohup would hand on that hang-ups are ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 def test_a_hangup_does_not_end_a_service_and_is_answered_in_words(server: Server) -> None:
     with following(*of(server), start_new_session=True) as exporter:
         exporter.process.send_signal(signal.SIGHUP)
@@ -123,6 +132,7 @@ def test_a_hangup_does_not_end_a_service_and_is_answered_in_words(server: Server
         counted(exporter, 1)
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_terminal_that_is_closed_ends_it_in_order(server: Server, state: Path) -> None:
     child, terminal = pty.fork()
     if child == 0:
