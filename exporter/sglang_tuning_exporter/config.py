@@ -132,13 +132,18 @@ def _path_of_metrics(key: str, value: Any) -> str:
     return text
 
 
+def key_in(path: Path) -> str:
+    """Read the key that a file holds as one line of text; empty where it holds none."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):  # missing, being replaced, a directory, not text
+        return ""
+    return key if key.isprintable() else ""
+
+
 def _key_file(key: str, value: Any) -> Path:
     path = Path(_word(value))
-    try:
-        secret = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):  # missing, a directory, not text
-        secret = ""
-    if not secret or not secret.isprintable():
+    if not key_in(path):
         raise UsageError(
             f"{key}={value}: give a file that holds the key as one line of text and that this user may read"
         )
@@ -337,7 +342,7 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
 
 def _api_key(path: Path | None, variable: str | None) -> str | None:
     if path is not None:
-        return path.read_text(encoding="ascii").strip()
+        return key_in(path) or None
     key = (variable or "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise UsageError(f"{API_KEY_VARIABLE}=…: give SGLang's --api-key as one line of plain text")

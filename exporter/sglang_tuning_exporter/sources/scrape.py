@@ -19,6 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from sglang_tuning_exporter.config import key_in
 from sglang_tuning_exporter.sglang.serverinfo import Load, ServerInfo, parse_loads, parse_server_info
 
 if TYPE_CHECKING:
@@ -173,12 +174,7 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         if self._api_key_file is not None:
-            try:
-                key = self._api_key_file.read_text(encoding="ascii").strip()
-            except (OSError, ValueError):  # it is being replaced
-                key = ""
-            if key.isprintable() and key:
-                self._api_key = key
+            self._api_key = key_in(self._api_key_file) or self._api_key  # the last one, while it is being replaced
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
     def _same_server(self, url: str) -> str:
