@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, get_args
 
@@ -14,6 +15,7 @@ from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.findings import Finding, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.latency import Recent
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.signals import SIGNALS, STATES, Signal
@@ -170,6 +172,29 @@ def test_twenty_seconds_and_ten_observations_are_enough_and_less_is_not(
 
 def test_retractions_without_enough_load_are_no_finding() -> None:
     assert ids(retracted(30, served=19.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("conservativeness", "started", "expected"),
+    [
+        (1.3, 801, []),
+        (2.0, 801, []),
+        (1.3, 799, ["retracting_too_often"]),
+        (2.0, 799, ["conservativeness_ineffective"]),
+        (1.0, 801, ["retracting_too_often"]),
+        (1.3, None, ["retracting_too_often"]),
+    ],
+)
+def test_nobody_is_called_for_one_retraction_in_twenty_requests_that_no_flag_would_save(
+    conservativeness: float, started: int | None, expected: list[str]
+) -> None:
+    of = retracted(40)
+    of.facts.args["schedule_conservativeness"] = conservativeness
+    if started is not None:
+        first_tokens = Recent(started, None, None, 1.0, 1.0)
+        of = replace(of, latency={"time_to_first_token": first_tokens})
+    assert ids(of) == expected
+    assert judge(of).verdict == (expected or ["no_clear_bottleneck"])[0]
 
 
 def test_seconds_of_eight_schedulers_are_no_more_than_those_watched() -> None:

@@ -9,6 +9,7 @@ from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.diagnosis import EVENTFUL, Diagnosis, Failures, GraphMemory, RetractionRate
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.measurement import measure, supporting
+from sglang_tuning_exporter.guide.sizing import tolerated
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
@@ -99,6 +100,8 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         if not held.keys().isdisjoint(row.unless):
             continue
         given = advise(row.id, case)
+        if isinstance(row.condition, RetractionRate) and tolerated(case):
+            continue  # nobody is called for what is best left as it is
         advice = tuple(a for a in given if a.arg not in turned and _may_turn(a, held, case)) if given else ()
         turned.update(a.arg for a in advice if a.arg)
         # Without advice the flag is where the guide wants it, or a more urgent finding turns it: nothing to say, unless

@@ -30,14 +30,16 @@ DP_ATTENTION_FACTOR = 0.3
 USED_LITTLE = 0.21
 LOWERED_LIMIT = 0.8  # of the batch that runs, where the pool is too small for it
 PEAKS = (
-    "leave it, or enlarge the pool: it is full at peaks only (token usage is {:.2f}), and fewer requests at once would cost"
-    " more than what is computed again"
+    "enlarge the pool (--mem-fraction-static, --kv-cache-dtype fp8_e4m3): it is full at peaks only (token usage is {:.2f}), and fewer"
+    " requests at once would cost more than what is computed again"
 )
 FEW = (
-    "leave it, or enlarge the pool: only {:.1f} % of the requests are taken back, and fewer requests at once would cost more than"
-    " what is computed again"
+    "enlarge the pool (--mem-fraction-static, --kv-cache-dtype fp8_e4m3): {:.0f} % of the requests are taken back, and fewer requests"
+    " at once would cost more than what is computed again"
 )
-OFTEN_TAKEN_BACK = 0.5  # retractions for each request that is started: below it running fewer costs more than it saves
+# Retractions for each request that is started. Up to the first they are the price of a pool that is full: what is computed again
+# is a prefill, which costs a few per cent of the decoding it repeats. Below the second, running fewer costs more than it saves.
+TOLERATED, OFTEN_TAKEN_BACK = 0.05, 0.5
 RECOVERS = (
     "admission was over-careful after retractions for {:.0f} % of the time: expect more throughput and shorter waits, but not"
     " fewer retractions"
@@ -157,16 +159,31 @@ def _retracting(case: Case) -> list[Value]:
     return _ineffective(case)
 
 
+def tolerated(case: Case) -> bool:
+    """Say whether retractions are the price of a full pool: the flag is high enough, and hardly a request is taken back."""
+    current, factor = _conservativeness(case)
+    high = current is not None and current * factor >= RAISED_CONSERVATIVENESS - 0.01
+    share = _taken_back(case)
+    return high and share is not None and share < TOLERATED
+
+
+def _taken_back(case: Case) -> float | None:
+    """Give retractions for each request that is started; None where nothing tells of those."""
+    started = case.past.latency.get("time_to_first_token")
+    if started is None or not started.observations:
+        return None
+    return case.past.retractions_per_minute / case.past.per_minute(started.observations)
+
+
 def _ineffective(case: Case) -> list[Value]:
-    usage = case.recent.mean("usage")
+    if tolerated(case):
+        return []
+    usage, share = case.recent.mean("usage"), _taken_back(case)
     if usage is not None and usage < case.profile.token_usage_target:
         # Fewer at once would end what happens at peaks only, and then be itself what requests wait for.
         return _people(PEAKS.format(usage))
-    started = case.past.latency.get("time_to_first_token")
-    if started is not None and started.observations:
-        taken_back = case.past.retractions_per_minute / case.past.per_minute(started.observations)
-        if taken_back < OFTEN_TAKEN_BACK:
-            return _people(FEW.format(100 * taken_back))
+    if share is not None and share < OFTEN_TAKEN_BACK:
+        return _people(FEW.format(100 * share))
     fewer = _fewer(case, 0.5, LOWERED_LIMIT)
     if fewer is None:
         return []
