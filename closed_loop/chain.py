@@ -22,6 +22,7 @@ from sglang_tuning_exporter.stack import Stack
 
 SETTLE_SECONDS = 3.0  # the server's own first request
 POLL_SECONDS = 2.0
+TIME_SCALE = 12.0  # the rules' ten minutes take fifty seconds
 MODEL, PORT = "MODEL", "PORT"
 
 
@@ -56,7 +57,7 @@ class Setting:
     args: tuple[str, ...]
     profile: str
     env: Mapping[str, str] = field(default_factory=dict)
-    time_scale: float = 10.0
+    time_scale: float = TIME_SCALE
     warm_seconds: float = 12.0  # of the load, before it is measured
 
 
@@ -108,9 +109,10 @@ def run(
     """Start everything, send the load, end everything. Raises `UsageError` where something does not come up."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
         log = Path(scratch) / "server.log"
-        server = engine.start(installation, setting.args, port=lane.port, log=log, core=lane.core, env=setting.env)
+        server = engine.start(installation, setting.args, port=lane.port, log=log, env=setting.env)
         try:
-            ready = server.wait_ready()
+            ready = server.wait_ready()  # its imports on any core, its work on one
+            server.pin(lane.core)
             time.sleep(SETTLE_SECONDS)
             side = _watched(setting, sent, server, Path(scratch), say)
             side.ready_seconds = ready

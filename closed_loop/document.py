@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from closed_loop import agreement, convergence, liveness
+from closed_loop import agreement, chain, convergence, liveness
 from closed_loop.collection import diagnosed, forbidden, notified_after, spread, won
 from closed_loop.findings import MENDED
 from closed_loop.loops import LOOPS, Loop
@@ -56,8 +56,8 @@ Made by `python -m closed_loop document` from [closed-loop.json](closed-loop.jso
 
 Each loop starts a real SGLang 0.5.23 with a wrong setting, the exporter beside it, Prometheus with the committed rules and
 Alertmanager, and sends it a load that a seed decides. When the load is over, the flags of the exporter's own JSON
-(`/api/v1/findings`) are typed as they stand, and the same load is sent again. Every duration of the rules is divided by ten, so
-that ten minutes take one; a *rate* of the rules is then ten times as hard to reach.
+(`/api/v1/findings`) are typed as they stand, and the same load is sent again. Every duration of the rules is divided by {chain.TIME_SCALE:g}, so
+that ten minutes take fifty seconds; a *rate* of the rules is then {chain.TIME_SCALE:g} times as hard to reach.
 
 The engine is SGLang's own scheduler, admission, cache, pool and logs, unchanged. Its model is a tiny Llama with random weights on a
 CPU ({machine["cores"]} cores), which ends its answers by chance after some 500 tokens. So it says how scheduling reacts to a flag,
@@ -115,7 +115,7 @@ def _converged(data: dict[str, Any]) -> str:
     blocks = [
         (
             "## From several wrong flags at once\n\nThe advice is followed, whole command lines of the JSON, until it says no more. Beside it the best"
-            " of a grid over the same flags, its best points run three times."
+            " of a grid over the same flags, its two best points run three times."
         ),
     ]
     heads = ("restarts", "flags", "tokens a second", WORDS["tokens_per_cpu_second"], "first token p50, s", "verdict")

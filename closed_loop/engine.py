@@ -115,6 +115,15 @@ class Engine:
                     spent += int(fields[11]) + int(fields[12])
         return spent / _TICKS
 
+    def pin(self, core: int | None) -> None:
+        """Keep all its threads to one core from now on; None leaves them where they are."""
+        if core is None:
+            return
+        for pid in self.processes():
+            for task in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+                with suppress(OSError):
+                    os.sched_setaffinity(int(task.name), {core})
+
     def stop(self, seconds: float = 2.0) -> None:
         """End it: politely, then not; returns when no process of its group is left."""
         self._send(signal.SIGTERM)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from closed_loop.load import Load
 
-SECONDS = 70.0
+SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
