@@ -43,6 +43,11 @@ class Lane:
         first = 2 * number if len(cores) >= 2 * number + 2 else number
         return Lane(31000 + 100 * number, cores[first], cores[first + 1 if first + 1 < len(cores) else 0])
 
+    @property
+    def any(self) -> str | None:
+        """Both its cores, as `taskset -c` takes them; None where nothing is pinned."""
+        return None if self.core is None else f"{self.core},{self.beside}"
+
     def stay(self) -> None:
         """Keep this process and its later children beside the engine, and before a neighbour's."""
         engine.prefer(0, engine.PRIORITY // 2)
@@ -109,7 +114,7 @@ def run(
     """Start everything, send the load, end everything. Raises `UsageError` where something does not come up."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
         log = Path(scratch) / "server.log"
-        server = engine.start(installation, setting.args, port=lane.port, log=log, env=setting.env)
+        server = engine.start(installation, setting.args, port=lane.port, log=log, core=lane.any, env=setting.env)
         try:
             ready = server.wait_ready()  # its imports on any core, its work on one
             server.pin(lane.core)
