@@ -36,7 +36,14 @@ MENDED: tuple[tuple[str, str], ...] = (
         "Fewer requests at once were advised for three retractions among 750 requests a minute.",
         (
             "`--max-running-requests` 9 in place of 13 that ran took the rate from 434 to 370 tokens a second of the scheduler's CPU. It is advised"
-            " only where at least every second request is taken back; else the finding says that it costs less than running fewer."
+            " only where at least every second request is taken back; else a larger pool is."
+        ),
+    ),
+    (
+        "People were called to be told to leave it as it is.",
+        (
+            "A server at conservativeness 1.3 that took back three requests in 750 still had its finding and its alert, with the advice to leave it."
+            " Below one request in twenty, with the flag where the guide wants it, there is no finding any more."
         ),
     ),
 )
