@@ -46,12 +46,15 @@ check: install ## style, types, insecure calls, and generated files
 audit: install ## known vulnerabilities of what is installed; asks PyPI's database, so it needs the network
 	$(BIN)/python -m pip freeze --exclude-editable | $(BIN)/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
+# All files on as many processes as there are cores: half of the time is spent waiting for real processes.
+SIDE_BY_SIDE = $(if $(TESTS),,-n auto --dist loadfile)
+
 .PHONY: test
 test: system install ## every test, with real Prometheus, Alertmanager and Chromium
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
 .PHONY: test-real
-test-real: system install ## the advice followed on a real SGLang (on a CPU), about 35 minutes
+test-real: system install ## the advice followed on a real SGLang (on a CPU), about half an hour
 	$(BIN)/python -m closed_loop run $(REAL)
 
 .PHONY: bench
@@ -93,7 +96,7 @@ test-wheel: system dist ## every test against the installed wheel; make test-whe
 	if [ -n "$(LOWEST)" ]; then cd $(WHEEL)/tree && ../venv/bin/python -m release lowest >lowest.txt && \
 	  ../venv/bin/python -m pip install --quiet --disable-pip-version-check -r lowest.txt; fi
 	cd $(WHEEL)/tree && ../venv/bin/python -c 'import sglang_tuning_exporter as e; assert "site-packages" in e.__file__, e.__file__'
-	cd $(WHEEL)/tree && ../venv/bin/python -m pytest $(TESTS)
+	cd $(WHEEL)/tree && ../venv/bin/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
 .PHONY: release-notes
 release-notes: install ## what the changelog says of this version
