@@ -160,6 +160,13 @@ def test_a_value_of_the_wrong_shape_in_the_file_is_refused_by_key(key: str, valu
     assert "give " in said
 
 
+def test_a_file_of_aliases_that_unfold_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    lists = ["&a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lists += [f"&a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]" for depth in range(1, 12)]
+    (tmp_path / "config.yml").write_text(f"profile: [{', '.join(lists)}]\n")
+    assert refusal(file=tmp_path / "config.yml").endswith("*alias: not taken; write the value out")
+
+
 @pytest.mark.parametrize("text", ["a: [", "profile: 2025-13-45", "[" * 500, "- a\n- b", "just words", "a: \x01"])
 def test_a_file_that_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)

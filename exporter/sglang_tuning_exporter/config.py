@@ -357,7 +357,11 @@ def _read_file(path: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - a start without a config file need not pay for the YAML parser
 
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            # A page of them stands for more values than there is memory, and a message that repeats one never ends.
+            raise UsageError(f"--config={path}: *alias: not taken; write the value out")
+        content = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"--config={path}: {error.strerror or error}; give a readable YAML file") from None
     except (yaml.YAMLError, RecursionError, *_UNREADABLE) as error:

@@ -43,6 +43,7 @@ _ESCAPE = re.compile(r"\\(.)")
 
 # The page of one scheduler has some 700 lines, a tenth of them its own, all shorter than a thousand characters.
 MOST_LINES = 50_000
+MOST_LABEL_SETS = 4096
 LONGEST_LINE = 4096  # label sets are remembered, so their number alone would not bound the memory
 
 
@@ -124,8 +125,9 @@ def _any_sample(line: str) -> tuple[str, str, str] | None:
     return match[1], match[2] or "", match[3]
 
 
-# A server repeats its label sets in every family and at every scrape. Both caches hold those of eight ranks.
-@lru_cache(maxsize=16384)
+# A server repeats its label sets in every family. Both caches hold those of sixteen ranks, which is a megabyte; of one page
+# after the other only the layout is kept.
+@lru_cache(maxsize=MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
     if _ONLY_LABELS.fullmatch(raw) is None:
         return False
@@ -133,7 +135,7 @@ def _are_labels(raw: str) -> bool:
     return len(set(names)) == len(names)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=MOST_LABEL_SETS)
 def labels(raw: str) -> Mapping[str, str]:
     """Labels of one sample, escapes undone. The answer is remembered and shared: it is read-only."""
     if "\\" not in raw:
