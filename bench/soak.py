@@ -36,7 +36,9 @@ class _SGLang(BaseHTTPRequestHandler):
     """Answers with a page whose counters and labels move."""
 
     asked = 0
-    disable_nagle_algorithm = True  # its head and its body are two packets: the second would wait 40 ms for the first's receipt
+    disable_nagle_algorithm = (
+        True  # its head and its body are two packets: the second would wait 40 ms for the first's receipt
+    )
 
     def do_GET(self) -> None:
         _SGLang.asked += 1

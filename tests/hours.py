@@ -94,14 +94,17 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
                     printed.write(moment.lines)
                 while exporter._read_log(exporter.log):
                     pass
+            passed_on = ""
             if story.scraped:
                 refused = ScrapeError("connection_refused", "nobody listens") if moment.page is None else None
-                exporter._take(Outcome(moment.page, refused, 0.012))
+                outcome = Outcome(moment.page, refused, 0.012)
+                exporter._take(outcome)
+                passed_on = outcome.passed_on
                 if story.server_info is not None and moment.page is not None:
                     _inform(exporter, story.server_info)
             with exporter.view():
                 pass
-            page = generate_latest(registry(exporter)).decode() + (exporter._native if moment.page is not None else "")
+            page = generate_latest(registry(exporter)).decode() + passed_on
         sink.write(f"up{{{place}}} 1 {moment.at:.3f}\n")
         sink.writelines(_placed(page, place, moment.at, families))
     if exporter is not None:

@@ -101,7 +101,6 @@ class Watcher:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # who waits for the log to be read
-        self._native = ""
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
@@ -173,8 +172,7 @@ class Watcher:
             read.set()
         outcome = self._scraper.scrape(timeout) if self._scraper is not None else None
         read.wait(max(0.0, begin + min(FRESH_SECONDS, timeout) - time.monotonic()))
-        with self._lock:
-            return "" if outcome is None or outcome.text is None else self._native
+        return "" if outcome is None else outcome.passed_on
 
     def past(self, now: float) -> Past:
         """Give what the table's conditions look at; call it inside `view`."""
@@ -225,7 +223,7 @@ class Watcher:
             self.health.up, self.health.reason, self.health.message = True, "", ""
             self.health.scrape_seconds = outcome.seconds
             self.health.unrecognised = scrape.unrecognised
-            self._native = native
+            outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte
             starts = self.state.starts
             self.state.observe_scrape(scrape, time.monotonic())
             if self._was_away or self.state.starts != starts:

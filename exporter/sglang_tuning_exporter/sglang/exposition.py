@@ -104,9 +104,11 @@ def plain(text: str) -> list[tuple[str, str]] | None:
     On such a page the value is what stands behind a line's last blank, and nothing but the value decides what it is.
     """
     found: list[tuple[str, str]] = []
-    for name, raw, value, other in _LINES.findall(text):
+    once: dict[str, str] = {}
+    for match in _LINES.finditer(text):
+        name, raw, value, other = match.groups("")
         if not other and _is_sound(raw, value):
-            found.append((name, raw))
+            found.append((once.setdefault(name, name), once.setdefault(raw, raw)))
         elif not other.startswith("#"):
             return None
     return found
@@ -141,6 +143,12 @@ def labels(raw: str) -> Mapping[str, str]:
     if "\\" not in raw:
         return MappingProxyType(dict(_LABEL.findall(raw)))
     return MappingProxyType({name: _ESCAPE.sub(_unescaped, value) for name, value in _LABEL.findall(raw)})
+
+
+def forget() -> None:
+    """Let go of the label sets remembered: who keeps a page's layout has no more use for them, and they are a megabyte."""
+    _are_labels.cache_clear()
+    labels.cache_clear()
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -193,7 +201,10 @@ def passthrough(text: str) -> str:
     """
     families: dict[str, _Family] = {}
     seen: set[tuple[str, str]] = set()
-    for printed, raw, value, other in _LINES.findall(text):
+    once: dict[str, str] = {}
+    for match in _LINES.finditer(text):
+        printed, raw, value, other = match.groups("")
+        printed, raw = once.setdefault(printed, printed), once.setdefault(raw, raw)
         comment = _COMMENT.fullmatch(other) if other else None
         if comment is not None:
             if _is_native(comment[2]):

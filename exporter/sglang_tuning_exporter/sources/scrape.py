@@ -53,13 +53,14 @@ class ScrapeError(Exception):
         self.reason: Reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """One finished scrape: the page, or why there is none; seconds it took."""
+    """One finished scrape: the page, or why there is none; seconds it took. Who takes it adds what of the page is passed on."""
 
     text: str | None
     error: ScrapeError | None
     seconds: float
+    passed_on: str = ""
 
 
 class Client:
