@@ -64,6 +64,19 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advise
     return Advised(tuple(args), replace(load, clients=clients), (change,), words)
 
 
+def held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised:
+    """Leave the flags `fixed` as they are in `args`: they stand for what nobody can turn."""
+    turned = [change for change in advice.changes if change.what in fixed]
+    if not turned:
+        return advice
+    kept = list(advice.args)
+    for change in turned:
+        kept[kept.index(change.what) + 1] = args[len(args) - 1 - list(args)[::-1].index(change.what) + 1]
+    words = "; ".join(f"{change.what} {change.old} -> {change.new}, which is held here" for change in turned)
+    rest = tuple(change for change in advice.changes if change not in turned)
+    return replace(advice, args=tuple(kept), changes=rest, words=advice.words or words)
+
+
 def _sentences(document: dict[str, Any]) -> list[str]:
     """Give everything that people are told, the most urgent first."""
     return [str(a["suggested"]) for finding in document["findings"] for a in finding["advice"] if a["flag"] is None]

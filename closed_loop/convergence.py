@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from closed_loop import chain
-from closed_loop.advice import advised
+from closed_loop.advice import advised, held
 from closed_loop.load import Load
 from closed_loop.loops import CLIPPED, SECONDS
 from closed_loop.series import Bench
@@ -23,7 +23,8 @@ BEST, REPEATED = 2, 3  # the best of a grid: one run of each tells little
 class Start:
     """Where a convergence starts: flags as wrong as people set them, a load, and the values that a grid tries for the same flags.
 
-    `fixed` are flags that nobody turns. A value of the grid that is empty leaves its flag out.
+    `fixed` are flags that stand for what nobody can turn, such as a GPU's memory, and are held against any advice.
+    A value of the grid that is empty leaves its flag out.
     """
 
     name: str
@@ -102,7 +103,7 @@ def converge(bench: Bench, start: Start, number: int) -> list[Any]:
         if step is None:
             bench.say(name)
             side, step = bench.side(args, start.profile, dict(start.env), load)
-            advice = advised(side.document, args, load)
+            advice = held(advised(side.document, args, load), args, start.fixed.split()[::2])
             step["advice"] = advice.as_json()
             step["next"] = chain.shown(advice.args, bench.installation, bench.lane)
             step["next_load"] = advice.load.as_json()

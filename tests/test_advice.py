@@ -302,3 +302,24 @@ def test_a_captured_size_found_by_the_server_is_the_present_value() -> None:
 def test_advice_to_people_names_no_flag(diagnosis: str) -> None:
     advice = one(diagnosis, case())
     assert (advice.flag, advice.arg, advice.suggested) == ("", "", None)
+
+
+@pytest.mark.parametrize("conservativeness", [1.3, 3.0])
+def test_a_pool_that_its_own_flag_keeps_small_is_made_larger(conservativeness: float) -> None:
+    of = case(
+        schedule_conservativeness=conservativeness, max_running_requests=64, ran=50, usage=0.95, max_total_tokens=8192
+    )
+    of.facts.kv_pool_tokens[None] = 8180.0
+    assert turned("retracting_too_often", of) == ("--max-total-tokens", 8192, 16384)
+    of.facts.kv_pool_tokens[None] = 5000.0  # no more fits into memory: the flag is not what limits it
+    assert turned("retracting_too_often", of) == ("--max-running-requests", 64, 40)
+
+
+@pytest.mark.parametrize(("prompt", "flag"), [(999.0, ""), (1001.0, "--max-running-requests")])
+def test_fewer_run_at_once_only_where_it_is_dear_to_compute_a_request_again(prompt: float, flag: str) -> None:
+    # Seen on a real engine: four retractions for each request, prompts of 24 tokens, and a tenth of the throughput lost by 8 in place of 11.
+    of = case(schedule_conservativeness=1.6, max_running_requests=64, ran=50, usage=0.95)
+    of.recent.counts.update(retraction_events=400.0, computed_tokens=100 * prompt)
+    of.recent.seconds["activity", "serving"] = 100.0
+    known = replace(of.past, latency={"time_to_first_token": Recent(100.0, None, None, 1.0, 1.0)})
+    assert one("conservativeness_ineffective", Case(known)).flag == flag

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from closed_loop import convergence
-from closed_loop.advice import advised
+from closed_loop.advice import Advised, Change, advised, held
 from closed_loop.collection import collect, diagnosed, forbidden, notified_after, won
 from closed_loop.document import render
 from closed_loop.engine import PROGRAM, arguments_of
@@ -209,6 +209,17 @@ def test_a_finding_that_is_to_be_left_as_it_is_does_not_hide_the_next() -> None:
 def test_words_without_a_number_change_nothing(words: str) -> None:
     found = advised(findings(finding("admission_recovering", turn(None, None, words))), NOW, LOAD)
     assert (found.args, found.load, found.changes, found.words) == (NOW, LOAD, (), words)
+
+
+def test_a_flag_that_stands_for_what_nobody_can_turn_is_held_against_the_advice() -> None:
+    pool = Change("--max-total-tokens", "3000", "6000")
+    chunk = Change("--chunked-prefill-size", "128", "4096")
+    before = ("--max-total-tokens", "3000", "--chunked-prefill-size", "128")
+    told = Advised(("--chunked-prefill-size", "4096", "--max-total-tokens", "6000"), LOAD, (pool, chunk))
+    found = held(told, before, ["--max-total-tokens"])
+    assert found.args == ("--chunked-prefill-size", "4096", "--max-total-tokens", "3000")
+    assert found.changes == (chunk,)
+    assert held(told, before, []) is told
 
 
 def test_a_healthy_server_is_left_as_it_is() -> None:

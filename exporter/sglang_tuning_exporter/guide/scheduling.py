@@ -50,7 +50,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             RUNNING_LIMIT,
             "lower",
             "four fifths of the batch that runs",
-            "The pool is too small for what runs at once. Run fewer at once, or enlarge the pool (--mem-fraction-static, --kv-cache-dtype fp8_e4m3).",
+            "The pool is too small for what runs at once. Enlarge it (--max-total-tokens where it is set, --mem-fraction-static, --kv-cache-dtype"
+            " fp8_e4m3), or run fewer at once where prompts are long and dear to compute again.",
             "a single request is longer than the pool: then lower --context-length",
             cost="Fewer requests are served at once.",
         ),
