@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 DOWN, LOOP, STUCK = "SGLangServerDown", "SGLangRestartLoop", "SGLangSchedulerStuck"
+OUT_OF_MEMORY = "SGLangOutOfMemory"  # what the starts that fail here fail with
 # No graphs are captured on a CPU, and what SGLang prints as free GPU memory is the machine's.
 ALWAYS = frozenset({"SGLangCudaGraphOff", "SGLangMemoryReserveTooLarge"})
 # Requests that hung, or were put back, were late when they came.
@@ -83,6 +84,7 @@ FAULTS: tuple[Fault, ...] = (
         DOWN,
         ("launch_failed", "process_died", "scheduler_exception"),
         starts=2,
+        also=frozenset({OUT_OF_MEMORY}),
     ),
     Fault(
         "crash_before_arguments",
@@ -104,7 +106,7 @@ FAULTS: tuple[Fault, ...] = (
         ("start",),
         LOOP,
         starts=5,
-        also=frozenset({DOWN}),
+        also=frozenset({DOWN, OUT_OF_MEMORY}),
     ),
 )
 

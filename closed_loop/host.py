@@ -107,8 +107,8 @@ class Host:
         self.start()
 
     def start_in_vain(self) -> None:
-        """Start it with two schedulers where there is room for one: it prints its arguments, and fails."""
-        self._launch("--dp-size", "2")
+        """Start it with a pool of next to nothing: it prints its arguments, and a scheduler fails."""
+        self._launch("--mem-fraction-static", "0.0001")
         self._wait_end(FAIL_SECONDS)
         self.clear()
 
