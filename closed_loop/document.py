@@ -63,7 +63,8 @@ The engine is SGLang's own scheduler, admission, cache, pool and logs, unchanged
 CPU ({machine["cores"]} cores), which ends its answers by chance after some 500 tokens. So it says how scheduling reacts to a flag,
 and nothing about speeds on a GPU. The machine was shared: the engine had a core and went before others, which took
 {others} of the machine meanwhile. Hence the figure to compare is **tokens a second of the scheduler's CPU**, not of the clock.
-Figures are medians, with least and most in brackets."""
+Figures are medians, with least and most in brackets; in the table of all loops the brackets hold what each run gained. What is not
+of one sign in all runs is no effect that this machine can show."""
 
 
 def _overview(data: dict[str, Any]) -> str:
@@ -271,8 +272,9 @@ def _arrow(runs: Sequence[Any], name: str) -> str:
     before, after = spread([run["before"] for run in runs], name), spread([run["after"] for run in runs], name)
     if before is None or after is None:
         return "-" if before is None else _shown(before[0])
-    change = f" ({100 * (after[0] / before[0] - 1):+.0f} %)" if before[0] else ""
-    return f"{_shown(before[0])} → {_shown(after[0])}{change}"
+    pairs = [(run["before"][name], run["after"][name]) for run in runs if run["after"]]
+    gains = ", ".join(f"{100 * (then / now - 1):+.0f}" for now, then in pairs if now and then is not None)
+    return f"{_shown(before[0])} → {_shown(after[0])}" + (f" ({gains} %)" if gains else "")
 
 
 def _figure(sides: Sequence[Any], name: str) -> str:
