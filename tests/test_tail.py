@@ -290,6 +290,57 @@ def test_a_truncated_file_is_read_from_its_new_start(log: Path, *, appending: bo
         assert live(follower) == [b"fourth\n"]
 
 
+def test_what_was_written_between_a_look_and_a_copytruncate_is_read_from_the_copy(log: Path) -> None:
+    follower = LogFollower([str(log)])
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"2026-01-01 00:00:00 a first line, long enough to be known again\n")
+        assert len(live(follower)) == 1
+        writer.write(b"second\nthi")
+        shutil.copy(log, f"{log}.1")
+        os.truncate(log, 0)
+        writer.write(b"rd\nfourth\n")
+        assert live(follower) == [b"second\n", b"third\n", b"fourth\n"]
+        open_files = len(list(Path("/proc/self/fd").iterdir()))
+        assert live(follower) == []
+        assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+
+
+def test_a_neighbour_of_a_truncated_log_that_is_no_copy_of_it_is_not_read(log: Path) -> None:
+    Path(f"{log}.1").write_bytes(b"2025-12-31 00:00:00 another night, just as long as the line of today\nolder\n")
+    follower = LogFollower([str(log)])
+    append(log, b"2026-01-01 00:00:00 a first line, long enough to be known again....\n")
+    assert len(live(follower)) == 1
+    os.truncate(log, 0)
+    append(log, b"new\n")
+    assert live(follower) == [b"new\n"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(st.sampled_from(["half", "line", "look", "copytruncate", "many"]), max_size=25))
+def test_no_order_of_looks_and_copytruncates_loses_or_doubles_a_byte(steps: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
+        log = Path(directory) / "log"
+        writer = files.enter_context(log.open("ab", buffering=0))
+        follower = LogFollower([str(log)])
+        written, found, looked = b"", b"", 0
+        for number, step in enumerate([*steps, "line", "look"]):
+            text = {"half": b"[%d" % number, "line": b"[%d]\n" % number, "many": b"[%d]\n" % number * 200_000}.get(
+                step, b""
+            )
+            writer.write(text)
+            written += text
+            if step == "look":
+                found += b"".join(block.data for block in follower.poll())
+                looked = log.stat().st_size
+            elif step == "copytruncate" and looked >= 32:  # less is not enough to know a copy by
+                shutil.copy(log, f"{log}.{number}")
+                os.truncate(log, 0)
+                looked = 0
+        found += b"".join(block.data for block in follower.poll())
+        follower.close()
+    assert found == written
+
+
 def test_a_file_truncated_and_regrown_past_the_old_position_is_read_from_its_start(log: Path) -> None:
     follower = LogFollower([str(log)])
     append(log, b"2026-01-01 one\n")

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -140,6 +141,7 @@ class Stream:
         self._line_tail = b""  # the text before _line_start, for a mark
         self._head = b""
         self._tail = b""
+        self._copy: int | None = None  # a copytruncate's, while what it alone still holds is read
 
     def start_at(self, position: int) -> None:
         """Begin with the line that holds the byte before `position`, unless that ends it."""
@@ -184,6 +186,7 @@ class Stream:
         """Close the file and return its last, unended line."""
         if not self.closed:
             os.close(self.fd)
+        self._let_copy_go()
         self.closed = True
         return self.lines.rest()
 
@@ -228,11 +231,15 @@ class Stream:
             self.at_end = not raw
             self.position += len(raw)
             return raw
+        if self._copy is not None:
+            return self._next_of_copy()
         # The text before the position comes with the same read, so that nothing can happen between check and use.
         known = len(self._tail)
         got = os.pread(self.fd, known + _CHUNK, self.position - known)
         if got[:known] != self._tail or not self._same_head() or os.fstat(self.fd).st_size < self.position:
-            self._restart()
+            self._copy = self._find_copy()
+            if self._copy is None:
+                self._restart()
             return b""
         raw = got[known:]
         self.at_end = len(raw) < _CHUNK
@@ -243,6 +250,33 @@ class Stream:
         elif raw and not self.at_end:
             self._skip_hole(len(raw))
         return text
+
+    def _find_copy(self) -> int | None:
+        """Open the copy that holds what was written between the last look and the truncation, by its text alone."""
+        if not self.position:
+            return None
+        mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
+        for place in places.rotated(mark)[:1]:
+            with suppress(OSError):
+                return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return None
+
+    def _next_of_copy(self) -> bytes:
+        assert self._copy is not None
+        raw = b""
+        with suppress(OSError):  # what cannot be read is lost, as without a copy
+            raw = os.pread(self._copy, _CHUNK, self.position)
+        if raw:
+            self._advance(raw)
+        else:
+            self._let_copy_go()
+            self._restart()
+        return raw
+
+    def _let_copy_go(self) -> None:
+        if self._copy is not None:
+            os.close(self._copy)
+            self._copy = None
 
     def _same_head(self) -> bool:
         head = os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0]
