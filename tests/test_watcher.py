@@ -222,6 +222,22 @@ def test_the_servers_arguments_are_asked_for_once_a_start(sglang: FakeSGLang, tm
         wait_for(lambda: watcher.state.facts.arg("schedule_conservativeness") == 0.7)
 
 
+def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: FakeSGLang, tmp_path: Path) -> None:
+    # Seen on a real 0.4.9: its first batch took long, so its log said neither ready nor a token when it was killed.
+    sglang.stop()
+    log = tmp_path / "server.log"
+    log.touch()
+    with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
+        wait_for(lambda: watcher.health.reason == "connection_refused")
+        append(log, SERVER_ARGS)
+        wait_for(lambda: watcher.health.reason == "not_ready")
+        sglang.start()
+        wait_for(lambda: watcher.health.up is True)
+        sglang.stop()
+        wait_for(lambda: watcher.health.up is False)
+        assert watcher.health.reason == "connection_refused"
+
+
 def test_a_server_that_comes_back_is_asked_again(sglang: FakeSGLang) -> None:
     sglang.answers["/server_info"] = info()
     with watching(sglang_url=sglang.url) as watcher:

@@ -217,6 +217,10 @@ class ServerState:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
         return self._started_at is not None and now - self._started_at < STARTING_SECONDS
 
+    def answered(self) -> None:
+        """Note that the server answers: its port opens only when the model is loaded, whatever the log has yet to say of it."""
+        self._started_at = None
+
     def recall(self, event: Event | BatchRun) -> None:
         """Take an event from before the exporter came: only what lasts is learned, nothing is counted."""
         if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory, Rejection)):

@@ -225,6 +225,7 @@ class Watcher:
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte
             starts = self.state.starts
+            self.state.answered()
             self.state.observe_scrape(scrape, time.monotonic())
             if self._was_away or self.state.starts != starts:
                 self._inquiry.want()
