@@ -154,3 +154,11 @@ def won(loop: Loop, runs: Sequence[Any]) -> dict[str, bool]:
             before is not None and after is not None and (after[0] > before[0] if way == "up" else after[0] < before[0])
         )
     return moved
+
+
+def in_every_run(runs: Sequence[Any], name: str, way: str) -> bool:
+    """Say whether a figure moved that way in each run."""
+    pairs = [(run["before"][name], run["after"][name]) for run in runs if run["after"]]
+    return all(
+        now is not None and then is not None and (then > now if way == "up" else then < now) for now, then in pairs
+    )

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from closed_loop import agreement, chain, convergence, liveness
-from closed_loop.collection import diagnosed, forbidden, notified_after, spread, won
+from closed_loop.collection import diagnosed, forbidden, in_every_run, notified_after, spread, won
 from closed_loop.findings import MENDED
 from closed_loop.loops import LOOPS, Loop
 
@@ -98,7 +98,11 @@ def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     befores, afters = [run["before"] for run in runs], [run["after"] for run in runs if run["after"]]
     moved = won(loop, runs) if afters else {}
     if moved:
-        told = (f"{WORDS[name]} {'yes' if fine else '**no**'}" for name, fine in moved.items())
+        ways = dict(loop.wins)
+        told = (
+            f"{WORDS[name]} {('in every run' if in_every_run(runs, name, ways[name]) else 'on the median') if fine else '**no**'}"
+            for name, fine in moved.items()
+        )
         lines.append(f"Expected: {loop.brings}. Moved so: {', '.join(told)}.")
     next_words = dict.fromkeys(side["says"] for side in afters if side["says"])
     lines += [f"Afterwards it says: {text}." for text in next_words]

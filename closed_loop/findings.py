@@ -54,4 +54,15 @@ MENDED: tuple[tuple[str, str], ...] = (
             " Below one request in twenty, with the flag where the guide wants it, there is no finding any more."
         ),
     ),
+    (
+        "A server that was killed before its first token was taken for one that loads its model.",
+        (
+            "A real 0.4.9 still compiled its first batch, so its log said neither ready nor a token: no alert for five minutes, and on. It had answered"
+            " by then, and its port opens only when the model is loaded; a server that has answered counts as started now."
+        ),
+    ),
+    (
+        "A log that was copied and truncated lost one line in three hundred.",
+        "What is written between the last look and the truncation is in the copy alone. It is found by its text, as after a restart, and read to its end.",
+    ),
 )
