@@ -49,7 +49,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             RUNNING_LIMIT,
             "lower",
-            "four fifths of the batch that runs",
+            "four fifths of the batch that runs where prompts are long, else enlarge the pool",
             "The pool is too small for what runs at once. Enlarge it (--max-total-tokens where it is set, --mem-fraction-static, --kv-cache-dtype"
             " fp8_e4m3), or run fewer at once where prompts are long and dear to compute again.",
             "a single request is longer than the pool: then lower --context-length",
