@@ -117,10 +117,13 @@ def _converged(data: dict[str, Any]) -> str:
     told = data.get("convergence") or {}
     if not told:
         return ""
+    sides = [side for each in told.values() for path in each["paths"] for side in path]
+    sides += [run for each in told.values() for point in each["grid"] for run in point["runs"]]
     blocks = [
         (
             "## From several wrong flags at once\n\nThe advice is followed, whole command lines of the JSON, until it says no more. Beside it the best"
-            " of a grid over the same flags, its two best points run three times."
+            " of a grid over the same flags, whose best points are run again. Compare these figures with each other, not with those above: other"
+            f" programs took {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile."
         ),
     ]
     heads = ("restarts", "flags", "tokens a second", WORDS["tokens_per_cpu_second"], "first token p50, s", "verdict")
