@@ -614,6 +614,7 @@ def test_a_handshake_that_nobody_goes_on_with_is_ended(
         GUARDED,
         f"basic_auth_users: {{a: '{HASH}'}}",
     ],
+    ids=["tls", "client certificates", "tls and passwords", "passwords"],
 )
 def test_the_health_check_of_the_container_sees_life_behind_every_door(text: str, certified: Certificates) -> None:
     with ours(certified.write(text, "probed.yml")) as exporter:
