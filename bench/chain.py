@@ -146,7 +146,11 @@ def _trials(directory: Path) -> Iterator[tuple[float, float]]:
     try:
         for chain in chains:
             chain.start()
-        time.sleep(5)  # a counter is seen to rise only where it was seen before
+        # A counter is seen to rise only where it was seen before, and Prometheus takes some five seconds to begin.
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not chains[0].query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(2)
         for number in range(TRIALS):
             time.sleep(choose.uniform(0, 1))
             begin = time.monotonic()

@@ -43,7 +43,7 @@ _ESCAPE = re.compile(r"\\(.)")
 
 # The page of one scheduler has some 700 lines, a tenth of them its own, all shorter than a thousand characters.
 MOST_LINES = 50_000
-MOST_LABEL_SETS = 4096
+MOST_LABEL_SETS = 16384
 LONGEST_LINE = 4096  # label sets are remembered, so their number alone would not bound the memory
 
 
@@ -127,8 +127,8 @@ def _any_sample(line: str) -> tuple[str, str, str] | None:
     return match[1], match[2] or "", match[3]
 
 
-# A server repeats its label sets in every family. Both caches hold those of sixteen ranks, which is a megabyte; of one page
-# after the other only the layout is kept.
+# A server repeats its label sets in every family. Both caches hold those of sixty ranks, while a page is laid out: then the
+# layout is kept, and they are let go.
 @lru_cache(maxsize=MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
     if _ONLY_LABELS.fullmatch(raw) is None:
