@@ -36,9 +36,7 @@ class _SGLang(BaseHTTPRequestHandler):
     """Answers with a page whose counters and labels move."""
 
     asked = 0
-    disable_nagle_algorithm = (
-        True  # its head and its body are two packets: the second would wait 40 ms for the first's receipt
-    )
+    disable_nagle_algorithm = True  # head and body are two packets
 
     def do_GET(self) -> None:
         _SGLang.asked += 1

@@ -54,7 +54,8 @@ class PageReader:
         between, figures = parts[0::2], parts[1::2]
         if self._layout is None or self._layout.between != between:
             self._layout = _layout(text, between, passthrough=self._passthrough)
-            exposition.forget()
+            if self._layout is not None:  # without one, the next page is read by them again
+                exposition.forget()
         layout = self._layout
         if layout is None:
             return Reading(facts.read(text), exposition.passthrough(text) if self._passthrough else "")

@@ -68,9 +68,8 @@ def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
         return Response(render_findings(watcher), media_type="application/json")
 
     @reading(app, "/-/healthy", response_class=PlainTextResponse)
-    async def healthy() -> (
-        Response
-    ):  # of a plain str FastAPI would make a model, and load what Pydantic was before: 2 MB
+    async def healthy() -> Response:
+        # Of a plain str FastAPI would make a model, and load what Pydantic was before: a megabyte.
         return PlainTextResponse("sglang-tuning-exporter is healthy.\n")
 
     @reading(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
