@@ -11,12 +11,16 @@ from typing import Any
 from closed_loop.engine import arguments_of
 from closed_loop.load import Load
 
-_AT_ONCE = re.compile(r"\bat (?:least|most) ([\d,]+) requests at once")
+# What people are told of their clients, with the load's own name for it.
+_COUNTED = (
+    ("clients", "requests at once", re.compile(r"\bat (?:least|most) ([\d,]+) requests at once")),
+    ("most_new_tokens", "max_new_tokens", re.compile(r"\bat most ([\d,]+) max_new_tokens")),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that was changed, as text: a flag, or `requests at once` of the clients."""
+    """One thing that was changed, as text: a flag, or `requests at once` or `max_new_tokens` of the clients."""
 
     what: str
     old: str
@@ -41,7 +45,7 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advise
     """Take the next command line and load out of `/api/v1/findings`.
 
     The document's own command line goes first. Else the first advice with something to type, which the exporter leaves
-    to be tried by itself. Else the first sentence that tells the clients a number of requests at once.
+    to be tried by itself. Else the first sentence that tells the clients a figure.
     """
     command = document.get("command")
     if command:
@@ -52,16 +56,15 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advise
             if advice["typed"]:
                 change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
                 return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
-    words = _words(document)
-    # "Leave it" of the most urgent finding is followed by reading on.
-    counted = [told for told in _sentences(document) if _AT_ONCE.search(told)]
-    found = _AT_ONCE.search(counted[0]) if counted else None
-    if found is None:
-        return Advised(tuple(args), load, words=words)
-    words = counted[0]
-    clients = int(found[1].replace(",", ""))
-    change = Change("requests at once", str(load.clients), str(clients))
-    return Advised(tuple(args), replace(load, clients=clients), (change,), words)
+    for sentence in _sentences(document):
+        for name, what, figure in _COUNTED:
+            found = figure.search(sentence)
+            if found is not None:
+                wanted = int(found[1].replace(",", ""))
+                change = Change(what, str(getattr(load, name)), str(wanted))
+                changed = Load.of_json({**load.as_json(), name: wanted})
+                return Advised(tuple(args), changed, (change,), sentence)
+    return Advised(tuple(args), load, words=_words(document))
 
 
 def held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised:

@@ -22,7 +22,7 @@ from sglang_tuning_exporter.stack import Stack
 
 SETTLE_SECONDS = 3.0  # the server's own first request
 POLL_SECONDS = 2.0
-TIME_SCALE = 12.0  # the rules' ten minutes take fifty seconds
+TIME_SCALE = 18.0  # the rules' ten minutes take 33 seconds
 MODEL, PORT = "MODEL", "PORT"
 
 
@@ -63,7 +63,7 @@ class Setting:
     profile: str
     env: Mapping[str, str] = field(default_factory=dict)
     time_scale: float = TIME_SCALE
-    warm_seconds: float = 12.0  # of the load, before it is measured
+    warm_seconds: float = 10.0  # of the load, before it is measured
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class Side:
     ready_seconds: float
     others: float  # share of all cores that other programs took meanwhile
     records: list[load.Record]
+    time_scale: float  # of the rules' clocks
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain JSON, without requests and paths."""
@@ -173,7 +174,7 @@ def _watched(
     lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
     figures = measure(records, lines, warm, end, spent)
     notified = [n for at, message in messages for n in _notified(at - begin, message)]
-    return Side(figures, document, notified, verdicts, 0.0, others, records)
+    return Side(figures, document, notified, verdicts, 0.0, others, records, setting.time_scale)
 
 
 def _notified(after: float, message: Any) -> list[dict[str, Any]]:

@@ -72,6 +72,8 @@ def _side(side: Any) -> dict[str, Any]:
         "advice": [advice for finding in side["findings"] for advice in finding["advice"]],
         "notifications": [[n["alert"], n["after_seconds"], n["flag"], n["suggested"]] for n in side["notifications"]],
         "others": side["others"],
+        "time_scale": side["time_scale"],
+        "seconds": side["load"]["seconds"],
         **{name: side["measures"][name] for name in TOLD},
         "retractions_per_million_tokens": _per_million(side["measures"]),
     }

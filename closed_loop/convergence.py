@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
@@ -23,7 +23,8 @@ BEST, REPEATED = 2, 3  # the best of a grid: one run of each tells little
 class Start:
     """Where a convergence starts: flags as wrong as people set them, a load, and the values that a grid tries for the same flags.
 
-    `fixed` are flags that stand for what nobody can turn, such as a GPU's memory, and are held against any advice.
+    `fixed` are flags that stand for what nobody can turn, such as a GPU's memory, and are held against any advice;
+    `right` are set as they should be.
     A value of the grid that is empty leaves its flag out.
     """
 
@@ -35,6 +36,7 @@ class Start:
     grid: Mapping[str, tuple[str, ...]]
     profile: str = "offline"
     env: Mapping[str, str] = field(default_factory=dict)
+    right: str = ""
 
     @property
     def points(self) -> tuple[str, ...]:
@@ -74,6 +76,7 @@ STARTS: tuple[Start, ...] = (
         name="prefixes-in-small-chunks",
         what="chunks of 128 and first come, first served, with long prefixes that take turns in a small pool",
         fixed="--max-total-tokens 8192",
+        right="--max-running-requests 16",
         wrong="--chunked-prefill-size 128 --schedule-policy fcfs",
         load=Load(
             clients=32, seconds=SECONDS, prompt_tokens=(16,), most_new_tokens=32, families=10, prefix_tokens=1500
@@ -95,7 +98,7 @@ BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
 
 def converge(bench: Bench, start: Start, number: int) -> list[Any]:
     """Follow the advice from the start until nothing more is advised; gives each step, the first the start itself."""
-    args = bench.arguments(f"{start.fixed} {start.wrong}")
+    args = bench.arguments(f"{start.fixed} {start.right} {start.wrong}")
     load, steps = start.load, []
     for restart in range(MOST_RESTARTS + 1):
         name = f"{start.name}.{number}.step{restart}"
@@ -121,23 +124,30 @@ def converge(bench: Bench, start: Start, number: int) -> list[Any]:
     return steps
 
 
-def search(bench: Bench, start: Start) -> dict[str, list[Any]]:
-    """Try each point of the grid once and the best again; gives the runs of each by its flags."""
-    runs: dict[str, list[Any]] = {point: [_point(bench, start, place, 1)] for place, point in enumerate(start.points)}
-    best = sorted(runs, key=lambda point: -(runs[point][0]["measures"]["tokens_per_cpu_second"] or 0.0))[:BEST]
-    for number in range(2, REPEATED + 1):
-        for point in best:
-            runs[point].append(_point(bench, start, start.points.index(point), number))
-    return runs
+def search(bench: Bench, start: Start) -> None:
+    """Try each point of the grid once, and the best again; beside them, in turn, where the advice led to.
+
+    The machine's speed drifts within minutes, so only what ran within the same minutes is compared.
+    """
+    end = converge(bench, start, 1)[-1]
+    reached = chain.typed(end["args"], bench.installation, bench.lane)
+    points = [bench.arguments(f"{start.fixed} {start.right} {point}") for point in start.points]
+    speeds: dict[int, float] = {}
+    for number in range(1, REPEATED + 1):
+        places = sorted(speeds, key=lambda place: -speeds[place])[:BEST] or list(range(len(points)))
+        for turn, place in enumerate(places):
+            if turn == len(places) // 2:
+                _run(bench, start, f"{start.name}.final.{number}", reached, Load.of_json(end["load"]))
+            found = _run(bench, start, f"{start.name}.grid{place}.{number}", points[place], start.load)
+            if number == 1:
+                speeds[place] = found["measures"]["tokens_per_cpu_second"] or 0.0
 
 
-def _point(bench: Bench, start: Start, place: int, number: int) -> Any:
-    name = f"{start.name}.grid{place}.{number}"
+def _run(bench: Bench, start: Start, name: str, args: Sequence[str], load: Load) -> Any:
     known = bench.kept(name)
     if known is None:
-        point = start.points[place]
-        bench.say(f"{name}: {point}")
-        _, known = bench.side(bench.arguments(f"{start.fixed} {point}"), start.profile, dict(start.env), start.load)
+        bench.say(name)
+        _, known = bench.side(args, start.profile, dict(start.env), load)
         bench.keep(name, known)
     bench.say(f"{name}: {_speed(known)}, {known['verdict']}")
     return known

@@ -42,13 +42,10 @@ def render(data: dict[str, Any]) -> str:
 
 def _head(data: dict[str, Any]) -> str:
     machine = data["machine"]
-    shares = [
-        side["others"]
-        for runs in data["loops"].values()
-        for run in runs
-        for side in (run["before"], run["after"])
-        if side
-    ]
+    sides = [side for runs in data["loops"].values() for run in runs for side in (run["before"], run["after"]) if side]
+    shares = [side["others"] for side in sides]
+    scales = sorted({side["time_scale"] for side in sides}) or [chain.TIME_SCALE]
+    scale = " or ".join(f"{each:g}" for each in scales)
     others = f"{100 * median(shares):.0f} % (most {100 * max(shares):.0f} %)" if shares else "-"
     return f"""# The advice, followed on a real engine
 
@@ -56,8 +53,8 @@ Made by `python -m closed_loop document` from [closed-loop.json](closed-loop.jso
 
 Each loop starts a real SGLang 0.5.23 with a wrong setting, the exporter beside it, Prometheus with the committed rules and
 Alertmanager, and sends it a load that a seed decides. When the load is over, the flags of the exporter's own JSON
-(`/api/v1/findings`) are typed as they stand, and the same load is sent again. Every duration of the rules is divided by {chain.TIME_SCALE:g}, so
-that ten minutes take fifty seconds; a *rate* of the rules is then {chain.TIME_SCALE:g} times as hard to reach.
+(`/api/v1/findings`) are typed as they stand, and the same load is sent again. Every duration of the rules is divided by {scale}, so
+that ten minutes take {600 / max(scales):.0f} seconds; a *rate* of the rules is then as many times as hard to reach.
 
 The engine is SGLang's own scheduler, admission, cache, pool and logs, unchanged. Its model is a tiny Llama with random weights on a
 CPU ({machine["cores"]} cores), which ends its answers by chance after some 500 tokens. So it says how scheduling reacts to a flag,
@@ -87,9 +84,10 @@ def _overview(data: dict[str, Any]) -> str:
 
 def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     environment = "".join(f" `{name}={value}`" for name, value in loop.env.items())
+    seconds = " or ".join(f"{each:g}" for each in sorted({run["before"]["seconds"] for run in runs}))
     lines = [f"## {loop.name}", ""]
     lines.append(
-        f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {loop.load.seconds:g} s."
+        f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {seconds} s."
     )
     lines += [f"To people: {text}." for text in dict.fromkeys(run["words"] for run in runs if run["words"])]
     given = [text for run in runs for text in forbidden(loop, run)]
@@ -131,7 +129,8 @@ def _converged(data: dict[str, Any]) -> str:
         if start.name not in told:
             continue
         paths, grid = told[start.name]["paths"], told[start.name]["grid"]
-        lines = [f"### {start.name}", "", f"{start.what}: `{start.wrong}`. {start.load.clients} clients.", ""]
+        flags = " ".join(filter(None, (start.fixed, start.right, start.wrong)))
+        lines = [f"### {start.name}", "", f"{start.what}: `{flags}`. {start.load.clients} clients.", ""]
         for path in paths:
             rows = [_step(number, path, start) for number in range(len(path))]
             lines += [_table(heads, rows), ""]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from closed_loop.load import Load
 
-SECONDS = 60.0
+SECONDS = 40.0
 
 
 @dataclass(frozen=True, slots=True)

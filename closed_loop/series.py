@@ -34,6 +34,7 @@ class Bench:
         told = side.as_json()
         told["args"] = chain.shown(args, self.installation, self.lane)
         told["load"] = load.as_json()
+        told["time_scale"] = side.time_scale
         return side, told
 
     def arguments(self, flags: str) -> list[str]:

@@ -60,7 +60,15 @@ def side(**figures: Any) -> dict[str, Any]:
     names = "tokens_per_second latency_p50 latency_p99 first_token_p50 first_token_p99 retractions_per_minute"
     names += " tokens_per_cpu_second token_usage running queued cached_share errors cpu_share"
     measured = {**dict.fromkeys(names.split(), 1.0), **figures.pop("measures", {})}
-    told = {"verdict": "healthy", "findings": [], "notifications": [], "others": 0.1, "measures": measured}
+    told = {
+        "verdict": "healthy",
+        "findings": [],
+        "notifications": [],
+        "others": 0.1,
+        "measures": measured,
+        "time_scale": 12,
+        "load": {"seconds": 60},
+    }
     return {**told, **figures}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.demand import used_share
+from sglang_tuning_exporter.guide.demand import demand
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.latency import Recent
@@ -39,7 +39,9 @@ def balanced(*, asked: float, used: float, ratio: float, conservativeness: float
 @pytest.mark.parametrize(("asked", "used"), [(4000, 400), (600, 240), (512, 500)])
 @pytest.mark.parametrize("ratio", [0.03, 0.13, 0.7])
 def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, ratio: float) -> None:
-    assert used_share(balanced(asked=asked, used=used, ratio=ratio)) == pytest.approx(used / asked)
+    found = demand(balanced(asked=asked, used=used, ratio=ratio))
+    assert found is not None
+    assert (found.asked, found.used, found.share) == pytest.approx((asked, used, used / asked))
 
 
 @pytest.mark.parametrize("untold", ["ratio", "pool", "prompts", "figures"])
@@ -53,7 +55,7 @@ def test_nothing_is_concluded_where_the_server_does_not_tell(untold: str) -> Non
         past = replace(past, latency={})
     else:
         past = replace(past, recent=Totals())
-    assert used_share(past) is None
+    assert demand(past) is None
 
 
 def test_requests_that_end_early_lower_conservativeness() -> None:
@@ -66,6 +68,29 @@ def test_requests_that_use_what_they_ask_for_leave_it_where_it_is(conservativene
     # Seen on a real engine: 1.3 -> 0.3 for want of room, and 0.3 -> 1.3 for retractions, round and round.
     past = balanced(asked=600, used=240, ratio=0.13, conservativeness=conservativeness)
     assert advise(ROW, Case(past)) == []
+
+
+def test_clients_are_told_how_many_tokens_are_enough_where_the_flag_is_low_already() -> None:
+    past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
+    (advice,) = advise(ROW, Case(past))
+    assert advice.flag == ""
+    assert "at most 1,728 max_new_tokens (now about 3,008; 99 % of the answers end within 1,700)" in advice.suggestion
+
+
+def test_of_clients_that_ask_for_as_much_as_is_ever_kept_free_nobody_knows_how_much_more() -> None:
+    past = replace(balanced(asked=4096, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
+    (advice,) = advise(ROW, Case(past))
+    assert "now about 4,096 or more;" in advice.suggestion
+
+
+def test_clients_that_ask_for_little_more_than_they_use_are_told_nothing() -> None:
+    past = replace(balanced(asked=2000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
+    assert advise(ROW, Case(past)) == []
+
+
+def test_clients_are_told_no_figure_where_no_answers_are() -> None:
+    (advice,) = advise(ROW, Case(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3)))
+    assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 
 
 def test_a_flag_above_its_ceiling_goes_back_to_the_usual() -> None:

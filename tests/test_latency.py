@@ -183,3 +183,25 @@ def test_a_server_that_was_killed_and_came_back_in_a_recording_is_counted_twice_
         own.observe(facts.read(text), 10.0 * number)
     highest = max(now for now, then in pairwise(totals) if then < now)
     assert own.observations("time_to_first_token") == highest - totals[0] + totals[-1]
+
+
+def answers(short: float, long: float) -> Scrape:
+    """A page of answers of up to 100 tokens and of up to 500."""
+    return Scrape(ranks=[], answer_tokens=Histogram((100.0, 500.0, inf), (short, short + long, short + long), 0.0))
+
+
+@pytest.mark.parametrize(("short", "long", "within"), [(200, 0, 99.0), (0, 200, 496.0), (196, 4, 300.0)])
+def test_the_longest_answer_but_one_in_a_hundred_is_estimated_inside_its_bucket(
+    short: float, long: float, within: float
+) -> None:
+    assert ledger(answers(7, 9), answers(7 + short, 9 + long)).longest_answer(20.0) == pytest.approx(within)
+
+
+def test_of_few_answers_nobody_says_how_long_the_longest_are() -> None:
+    assert ledger(answers(0, 0), answers(20, 20)).longest_answer(20.0) is None
+    assert ledger(scrape(0), scrape(900)).longest_answer(20.0) is None
+
+
+def test_answers_before_the_window_are_not_recent() -> None:
+    seen = ledger(answers(0, 0), answers(0, 900), answers(0, 900), answers(200, 900), step=400.0)
+    assert seen.longest_answer(1200.0) == pytest.approx(99.0)

@@ -1,4 +1,4 @@
-"""How long requests wait, out of SGLang's own histograms: how many, how many too long, and how long lately.
+"""How long requests wait and how long their answers are, out of SGLang's own histograms: how many, how many too long, and how long lately.
 
 Pure; `now` is seconds on the caller's clock. Counted since the exporter came: the first scrape is the base, and a server
 that starts again counts from nothing. Its own counts tell that it has, not the log: a page under way when the start is
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Latency: TypeAlias = Literal["time_to_first_token", "inter_token", "request", "queue"]
 LATENCIES: tuple[Latency, ...] = get_args(Latency)
+ENOUGH_ANSWERS = 50  # below, the longest of a hundred is the edge of a bucket and little more
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,12 @@ class LatencyLedger:
 
     def __init__(self, objectives: Mapping[Latency, float | None], length: float = 600.0) -> None:
         self._tallies = {latency: _Tally(objectives.get(latency), length) for latency in LATENCIES}
+        self._answers = _Tally(None, length)  # of tokens, where the others are of seconds
         self._scraped = False
 
     def observe(self, scrape: Scrape, now: float) -> None:
         """Take one successful scrape."""
+        self._answers.see(scrape.answer_tokens, now, first=not self._scraped)
         for latency, tally in self._tallies.items():
             tally.see(told(scrape, latency), now, first=not self._scraped)
         self._scraped = True
@@ -73,6 +76,11 @@ class LatencyLedger:
     def recent(self, latency: Latency, now: float, seconds: float | None = None) -> Recent | None:
         """Give what came in the last `seconds` (the ledger's length unless told, and at most); None if nothing did."""
         return self._tallies[latency].recent(now, seconds)
+
+    def longest_answer(self, now: float, seconds: float | None = None) -> float | None:
+        """Estimate the tokens that all but one in a hundred of the last answers end within; None where too few are told for that."""
+        recent = self._answers.recent(now, seconds)
+        return None if recent is None or recent.observations < ENOUGH_ANSWERS else recent.p99_seconds
 
 
 def told(scrape: Scrape, latency: Latency) -> Histogram | None:

@@ -365,6 +365,10 @@ class ServerState:
         recent = ((latency, self.latency.recent(latency, now, seconds)) for latency in LATENCIES)
         return {latency: told for latency, told in recent if told is not None}
 
+    def longest_answer(self, now: float, seconds: float | None = None) -> float | None:
+        """Give the tokens that all but one in a hundred of the last answers end within; None where the server does not tell."""
+        return self.latency.longest_answer(now, seconds)
+
     def lost_scrape(self) -> None:
         """SGLang could not be scraped."""
         self.witness.unscraped()

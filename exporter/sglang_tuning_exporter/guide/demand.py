@@ -7,6 +7,7 @@ srt/managers/schedule_policy.py, 0.4.9 to 0.5.23). So what they ask for follows 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,8 +21,21 @@ def mean_prompt(past: Past) -> float | None:
     return tokens / started.observations if started is not None and started.observations and tokens else None
 
 
-def used_share(past: Past) -> float | None:
-    """Give the part of max_new_tokens that running requests have used, 0-1: what SGLang sets the ratio to after a retraction.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Tokens of the mean running request: what it has answered so far, and what it may answer at most."""
+
+    used: float
+    asked: float  # 4096 where clients ask for more: SGLang keeps no more free
+
+    @property
+    def share(self) -> float:
+        """The part of max_new_tokens that is used, 0-1: what SGLang sets the ratio to after a retraction."""
+        return min(self.used / self.asked, 1.0)
+
+
+def demand(past: Past) -> Demand | None:
+    """Read the demand off the balance.
 
     None where the server does not tell enough: without its ratio (before 0.5.5), its pool or its prompts.
     """
@@ -33,4 +47,4 @@ def used_share(past: Past) -> float | None:
     used = usage * pool / running - prompt
     kept_for = ratio * running  # requests, of which all would be kept free
     asked = ((1.0 - usage) * pool - prompt + kept_for * used) / (1.0 + kept_for)
-    return min(used / asked, 1.0) if used > 0 and asked > 0 else None
+    return Demand(used, asked) if used > 0 and asked > 0 else None

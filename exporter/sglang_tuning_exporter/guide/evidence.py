@@ -54,7 +54,8 @@ class Past:
     `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
     `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
     `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
-    `new_token_ratio` is the present one, the mean of the schedulers that tell theirs.
+    `new_token_ratio` is the present one, the mean of the schedulers that tell theirs; `longest_answer` the tokens that
+    99 % of the answers end within.
     """
 
     recent: Totals
@@ -69,6 +70,7 @@ class Past:
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     new_token_ratio: float | None = None
+    longest_answer: float | None = None
 
     @property
     def served_seconds(self) -> float:
@@ -127,6 +129,7 @@ def past_of(
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
         _mean([rank.new_token_ratio for rank in state.schedulers if rank.new_token_ratio is not None]),
+        state.longest_answer(now, seconds),
     )
 
 

@@ -7,11 +7,11 @@ second part for what it leaves out (CENSUS §6 has versions and lines).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.clients import at_least, at_most
-from sglang_tuning_exporter.guide.demand import mean_prompt, used_share
+from sglang_tuning_exporter.guide.demand import demand, mean_prompt
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 
 if TYPE_CHECKING:
@@ -54,8 +54,15 @@ RECOVERS = (
     " fewer retractions"
 )
 SMALLER_REQUESTS = (
-    "ask for fewer max_new_tokens: the flag is low enough, and a new request waits until all that it asks for fits beside"
-    " what is kept for those that run"
+    "ask for {}: the flag is low enough, and a new request waits until all that it asks for fits beside what is kept for"
+    " those that run"
+)
+FEWER_TOKENS = "fewer max_new_tokens"
+TOKENS_ENOUGH = "at most {:,} max_new_tokens (now about {:,}{}; 99 % of the answers end within {:,.0f})"
+TOKENS_STEP = 64
+MOST_KEPT = 4096  # no more is kept free, whatever a request asks for
+ASKED_IN_VAIN = (
+    0.8  # of what is asked for: where answers need more, asking for less gains nothing worth an answer cut short
 )
 SMALL_BATCH = 8
 USUAL_GRAPH_SIZES = (
@@ -231,13 +238,26 @@ def _too_conservative(case: Case) -> list[Value]:
     if current is not None and current <= target:
         # Whatever the flag, a request is admitted only where the whole of its max_new_tokens fits, 4096 at most
         # (PrefillAdder.add_one_req, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
-        return _people(SMALLER_REQUESTS)
-    used = used_share(case.past)
-    if current is not None and used is not None and used > USED_LITTLE:
+        return _smaller_requests(case)
+    asking = demand(case.past)
+    if current is not None and asking is not None and asking.share > USED_LITTLE:
         # They do not end early, which is what lowering is for. Above the ceiling the flag does nothing but mislead.
         above = current * factor > CONSERVATIVENESS_CEILING
         return [Value(round(USUAL_CONSERVATIVENESS / factor, 2), current)] if above else []
     return [Value(target, current)]
+
+
+def _smaller_requests(case: Case) -> list[Value]:
+    """Say how many max_new_tokens are enough; nothing where clients ask for little more than they use."""
+    asking, longest = demand(case.past), case.past.longest_answer
+    if longest is None or asking is None:
+        return _people(SMALLER_REQUESTS.format(FEWER_TOKENS))
+    enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
+    if enough > ASKED_IN_VAIN * asking.asked:
+        return []
+    asked = min(TOKENS_STEP * round(asking.asked / TOKENS_STEP), MOST_KEPT)
+    told = TOKENS_ENOUGH.format(enough, asked, " or more" if asked >= MOST_KEPT else "", longest)
+    return _people(SMALLER_REQUESTS.format(told))
 
 
 def _at_limit(case: Case) -> list[Value]:
@@ -333,6 +353,9 @@ def _pool_short(case: Case) -> list[Value]:
     running = case.recent.mean("running")
     if not limit.in_force or running is None or running * limit.shared_by * 2 >= limit.in_force:
         return []
+    larger = _larger_pool(case)
+    if larger is not None:
+        return [larger]
     if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in ("auto", None):
         return _people("enlarge the pool (--mem-fraction-static, more GPUs), or send shorter requests")
     return _word("kv_cache_dtype", "fp8_e4m3")(case)

@@ -242,5 +242,6 @@ class Scrape:
     inter_token: Histogram | None = None
     request_latency: Histogram | None = None
     queue_time: Histogram | None = None
+    answer_tokens: Histogram | None = None  # its "seconds" are tokens of an answer
     unrecognised: int = 0  # sglang families that no release of the census has
     spoiled: bool = False  # a counter is no count (NaN, negative): this page's counters say nothing

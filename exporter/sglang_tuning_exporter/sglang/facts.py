@@ -79,7 +79,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSource:
-    """One family of buckets that tells a latency: `fact` is a field of `Scrape`, the rest as in `Source`."""
+    """One family of buckets that tells a latency, or the length of answers: `fact` is a field of `Scrape`, the rest as in `Source`."""
 
     fact: str
     metric: str
@@ -164,7 +164,7 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source("progress", "prefill_effective_tokens_total", "0.5.20-0.5.23", fold="sum"),
 )
 
-# Histograms of the whole server, in seconds. Of several for a latency, the first that a page has is used.
+# Histograms of the whole server, in seconds but for the answers' tokens. Of several for one, the first that a page has is used.
 HISTOGRAM_SOURCES: tuple[HistogramSource, ...] = (
     # Of an answer that is not streamed the tokenizer learns after fifty tokens (SGLANG_FORCE_STREAM_INTERVAL) or at its
     # end, and nobody waits for its first token. The label came with 0.5.18; before, both are one.
@@ -176,6 +176,8 @@ HISTOGRAM_SOURCES: tuple[HistogramSource, ...] = (
     HistogramSource("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4"),
     HistogramSource("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23"),
     HistogramSource("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23"),
+    # Up to 0.5.9 with --collect-tokens-histogram only.
+    HistogramSource("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23"),
 )
 _HISTOGRAM_MEMBERS = frozenset(
     f"{source.metric}_{member}" for source in HISTOGRAM_SOURCES for member in ("bucket", "count", "sum")
@@ -263,6 +265,7 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
         inter_token=_histogram("inter_token", members),
         request_latency=_histogram("request_latency", members),
         queue_time=_histogram("queue_time", members),
+        answer_tokens=_histogram("answer_tokens", members),
         unrecognised=places.unrecognised,
         spoiled=spoiled,
     )
