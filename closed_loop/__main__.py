@@ -14,7 +14,7 @@ from typing import Any
 
 from closed_loop import agreement, liveness
 from closed_loop.chain import Lane
-from closed_loop.collection import collect
+from closed_loop.collection import beside, collect
 from closed_loop.convergence import BY_NAME as STARTS
 from closed_loop.convergence import converge, search
 from closed_loop.document import render
@@ -159,9 +159,9 @@ def _agreement(args: argparse.Namespace) -> int:
 def _document(args: argparse.Namespace) -> int:
     if not args.results.is_dir():
         raise UsageError(f"--results={args.results}: no such folder; run some loops first")
-    data = collect(args.results)
-    data |= {"liveness": liveness.collected(args.results), "agreement": agreement.collected(args.results)}
-    (args.docs / "closed-loop.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    known = args.docs / "closed-loop.json"
+    data = beside(collect(args.results), json.loads(known.read_text(encoding="utf-8")) if known.exists() else {})
+    known.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")
     return 0
 

@@ -41,19 +41,23 @@ class Advised:
         return {"changes": [asdict(change) for change in self.changes], "words": self.words}
 
 
-def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advised:
+def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Sequence[str] = ()) -> Advised:
     """Take the next command line and load out of `/api/v1/findings`.
 
     The document's own command line goes first. Else the first advice with something to type, which the exporter leaves
-    to be tried by itself. Else the first sentence that tells the clients a figure.
+    to be tried by itself. Else the first sentence that tells the clients a figure. The flags `fixed` stay as they are:
+    they stand for what nobody can turn, and who cannot follow one advice reads on.
     """
+    kept = Advised(tuple(args), load)
     command = document.get("command")
     if command:
         told = [Change(c["flag"], str(c["current"]), str(c["suggested"])) for c in command["changes"]]
-        return Advised(tuple(arguments_of(command["text"])), load, tuple(told), _words(document))
+        kept = _held(Advised(tuple(arguments_of(command["text"])), load, tuple(told), _words(document)), args, fixed)
+        if kept.changes:
+            return kept
     for finding in document["findings"]:
         for advice in finding["advice"]:
-            if advice["typed"]:
+            if advice["typed"] and advice["flag"] not in fixed:
                 change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
                 return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
     for sentence in _sentences(document):
@@ -64,11 +68,11 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load) -> Advise
                 change = Change(what, str(getattr(load, name)), str(wanted))
                 changed = Load.of_json({**load.as_json(), name: wanted})
                 return Advised(tuple(args), changed, (change,), sentence)
-    return Advised(tuple(args), load, words=_words(document))
+    return Advised(tuple(args), load, words=kept.words or _words(document))
 
 
-def held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised:
-    """Leave the flags `fixed` as they are in `args`: they stand for what nobody can turn."""
+def _held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised:
+    """Leave the flags `fixed` as they are in `args`."""
     turned = [change for change in advice.changes if change.what in fixed]
     if not turned:
         return advice

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from closed_loop import convergence
+from closed_loop import agreement, convergence, liveness
 from closed_loop.loops import LOOPS, Loop
 
 TOLD = (
@@ -36,10 +36,34 @@ def collect(results: Path) -> dict[str, Any]:
         "machine": {"cores": os.cpu_count(), "kind": "CPU only"},
         "loops": {loop.name: runs for loop in LOOPS if (runs := _runs(results, loop.name))},
         "convergence": {
-            start.name: {"paths": paths, "grid": _grid(results, start)}
+            start.name: {"paths": paths, "grid": _grid(results, start), "final": _final(results, start)}
             for start in convergence.STARTS
             if (paths := _paths(results, start))
         },
+        "liveness": liveness.collected(results),
+        "agreement": agreement.collected(results),
+    }
+
+
+def beside(told: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Put what a folder of results tells in place of what is known of the same; what it lacks stays as it was.
+
+    Both are what `document` writes. A series of loops takes hours, and no folder need hold all of them.
+    """
+    return {
+        "machine": told["machine"],
+        "loops": {
+            loop.name: runs
+            for loop in LOOPS
+            if (runs := told["loops"].get(loop.name) or known.get("loops", {}).get(loop.name))
+        },
+        "convergence": {
+            start.name: found
+            for start in convergence.STARTS
+            if (found := told["convergence"].get(start.name) or known.get("convergence", {}).get(start.name))
+        },
+        "liveness": liveness.ordered([*known.get("liveness", ()), *told["liveness"]]),
+        "agreement": told["agreement"] or known.get("agreement"),
     }
 
 
@@ -104,6 +128,11 @@ def _paths(results: Path, start: convergence.Start) -> list[Any]:
             [{**_side(step), "changes": step["advice"]["changes"], "words": step["advice"]["words"]} for step in steps]
         )
     return paths
+
+
+def _final(results: Path, start: convergence.Start) -> list[Any]:
+    """Give the runs of what the advice led to, each of which ran in turn with the grid's."""
+    return [_side(run) for run in map(_read, _numbered(results, rf"{re.escape(start.name)}\.final\.(\d+)\.json"))]
 
 
 def _grid(results: Path, start: convergence.Start) -> list[Any]:

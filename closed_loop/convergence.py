@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from closed_loop import chain
-from closed_loop.advice import advised, held
+from closed_loop.advice import advised
 from closed_loop.load import Load
 from closed_loop.loops import CLIPPED, SECONDS
 from closed_loop.series import Bench
@@ -106,7 +106,7 @@ def converge(bench: Bench, start: Start, number: int) -> list[Any]:
         if step is None:
             bench.say(name)
             side, step = bench.side(args, start.profile, dict(start.env), load)
-            advice = held(advised(side.document, args, load), args, start.fixed.split()[::2])
+            advice = advised(side.document, args, load, start.fixed.split()[::2])
             step["advice"] = advice.as_json()
             step["next"] = chain.shown(advice.args, bench.installation, bench.lane)
             step["next_load"] = advice.load.as_json()

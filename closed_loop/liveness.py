@@ -81,9 +81,14 @@ def run(
 
 def collected(results: Path) -> list[dict[str, Any]]:
     """Give every result that is there: newest release first, true clocks first, in the order of the table."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "liveness").glob("*/*.json")]
+    return ordered(json.loads(path.read_text(encoding="utf-8")) for path in (results / "liveness").glob("*/*.json"))
+
+
+def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort results as the table has them; of two of the same fault the later one counts."""
     places = {fault.id: place for place, fault in enumerate(FAULTS)}
-    return sorted(found, key=lambda t: (RELEASES.index(t["version"]), t["time_scale"], places[t["fault"]]))
+    newest = {(told["version"], told["time_scale"], told["fault"]): told for told in found}
+    return sorted(newest.values(), key=lambda t: (RELEASES.index(t["version"]), t["time_scale"], places[t["fault"]]))
 
 
 def one(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from closed_loop import convergence
-from closed_loop.advice import Advised, Change, advised, held
-from closed_loop.collection import collect, diagnosed, forbidden, notified_after, won
+from closed_loop.advice import Change, advised
+from closed_loop.collection import beside, collect, diagnosed, forbidden, notified_after, won
 from closed_loop.document import render
 from closed_loop.engine import PROGRAM, arguments_of
 from closed_loop.load import Load, Record
@@ -220,14 +220,25 @@ def test_words_without_a_number_change_nothing(words: str) -> None:
 
 
 def test_a_flag_that_stands_for_what_nobody_can_turn_is_held_against_the_advice() -> None:
-    pool = Change("--max-total-tokens", "3000", "6000")
-    chunk = Change("--chunked-prefill-size", "128", "4096")
+    turned = [turn("--max-total-tokens", 3000, 6000), turn("--chunked-prefill-size", 128, 4096)]
+    after = "--chunked-prefill-size 4096 --max-total-tokens 6000"
+    document = findings(finding("prefill_bound"), command={"text": " ".join([*PROGRAM, after]), "changes": turned})
     before = ("--max-total-tokens", "3000", "--chunked-prefill-size", "128")
-    told = Advised(("--chunked-prefill-size", "4096", "--max-total-tokens", "6000"), LOAD, (pool, chunk))
-    found = held(told, before, ["--max-total-tokens"])
+    found = advised(document, before, LOAD, ["--max-total-tokens"])
     assert found.args == ("--chunked-prefill-size", "4096", "--max-total-tokens", "3000")
-    assert found.changes == (chunk,)
-    assert held(told, before, []) is told
+    assert found.changes == (Change("--chunked-prefill-size", "128", "4096"),)
+    assert len(advised(document, before, LOAD).changes) == 2
+
+
+def test_who_cannot_turn_the_flag_of_one_advice_reads_on() -> None:
+    pool, policy = turn("--max-total-tokens", 3000, 6000), turn("--schedule-policy", "fcfs", "lpm")
+    command = {"text": " ".join([*PROGRAM, "--max-total-tokens 6000"]), "changes": [pool]}
+    told = [finding("running_far_below_limit", pool), finding("shared_prefixes_unused", policy)]
+    before = ("--max-total-tokens", "3000")
+    found = advised(findings(*told, command=command), before, LOAD, ["--max-total-tokens"])
+    assert found.args == (*before, "--schedule-policy", "lpm")
+    alone = advised(findings(told[0], command=command), before, LOAD, ["--max-total-tokens"])
+    assert (alone.changes, alone.words) == ((), "--max-total-tokens 3000 -> 6000, which is held here")
 
 
 def test_a_healthy_server_is_left_as_it_is() -> None:
@@ -294,11 +305,29 @@ def test_the_page_tells_a_convergence_against_its_grid(tmp_path: Path) -> None:
         write(tmp_path, f"{start.name}.1.step{number}", {**step, "advice": {"changes": changes, "words": ""}})
     for place, speed in enumerate([1000.0, 700.0]):
         write(tmp_path, f"{start.name}.grid{place}.1", side(measures={"tokens_per_cpu_second": speed}))
+    write(tmp_path, f"{start.name}.final.1", side(measures={"tokens_per_cpu_second": 950.0}))
     page = render(collect(tmp_path))
     assert "`--max-running-requests` 2 → 16" in page
     assert "95 % of the grid's best" in page
     assert "within ten per cent" in page
     assert "not within" not in page
+
+
+def test_what_a_folder_of_results_lacks_stays_as_it_was_told_before(tmp_path: Path) -> None:
+    write(tmp_path, "idle.1", loop_result("idle", found=""))
+    known = {"loops": {"idle": [], "healthy": ["told before"]}, "agreement": {"told": "before"}}
+    data = beside(collect(tmp_path), known)
+    assert len(data["loops"]["idle"]) == 1
+    assert data["loops"]["healthy"] == ["told before"]
+    assert data["agreement"] == {"told": "before"}
+    assert list(data["loops"]) == ["healthy", "idle"]
+
+
+def test_clients_that_are_told_how_many_tokens_are_enough_ask_for_so_many() -> None:
+    words = "ask for at most 1,472 max_new_tokens (now about 4,096): the flag is low enough"
+    told = advised(findings(finding("admission_too_conservative", turn(None, None, words))), NOW, LOAD)
+    assert (told.args, told.load.most_new_tokens, told.load.clients) == (NOW, 1472, LOAD.clients)
+    assert told.changes == (Change("max_new_tokens", str(LOAD.most_new_tokens), "1472"),)
 
 
 def test_the_committed_page_is_what_the_committed_figures_say() -> None:
