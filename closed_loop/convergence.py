@@ -16,6 +16,7 @@ from closed_loop.series import Bench
 
 MOST_RESTARTS = 5
 DONE = frozenset({"healthy", "no_clear_bottleneck"})
+LONG_SECONDS = 90.0  # until enough of the longest answers have ended, for clients to be told how long those are
 BEST, REPEATED = 2, 3  # the best of a grid: one run of each tells little
 
 
@@ -66,7 +67,7 @@ STARTS: tuple[Start, ...] = (
         what="conservativeness 3 although clients ask for 4,000 tokens and end after some 500",
         fixed="--max-total-tokens 16384",
         wrong="--schedule-conservativeness 3",
-        load=Load(clients=48, seconds=SECONDS, most_new_tokens=4000),
+        load=Load(clients=48, seconds=LONG_SECONDS, most_new_tokens=4000),
         grid={
             "--schedule-conservativeness": ("0.1", "0.3", "1.0"),
             "--max-running-requests": ("16", ""),

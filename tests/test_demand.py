@@ -31,9 +31,12 @@ def balanced(*, asked: float, used: float, ratio: float, conservativeness: float
     recent.counts["computed_tokens"] = 200 * PROMPT
     facts = ServerFacts(version=None, args={"schedule_conservativeness": conservativeness})
     facts.kv_pool_tokens[None] = POOL
-    waits = {"time_to_first_token": Recent(200.0, None, None, 1.0, 1.0)}
-    past = Past(recent, {}, MINUTE, facts, PROFILES["offline"], latency=waits)  # type: ignore[arg-type]
-    return replace(past, new_token_ratio=ratio)
+    waits = {
+        "time_to_first_token": Recent(200.0, None, None, 1.0, 1.0),
+        "request": Recent(200.0, None, None, 9.0, 20.0),
+    }
+    recent.counts["new_token_ratio"], recent.counts["new_token_ratio_told"] = 4 * ratio, 4
+    return Past(recent, {}, MINUTE, facts, PROFILES["offline"], latency=waits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("asked", "used"), [(4000, 400), (600, 240), (512, 500)])
@@ -48,7 +51,7 @@ def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, 
 def test_nothing_is_concluded_where_the_server_does_not_tell(untold: str) -> None:
     past = balanced(asked=600, used=240, ratio=0.1)
     if untold == "ratio":
-        past = replace(past, new_token_ratio=None)
+        past.recent.counts["new_token_ratio_told"] = 0
     elif untold == "pool":
         past.facts.kv_pool_tokens.clear()
     elif untold == "prompts":
@@ -86,6 +89,13 @@ def test_of_clients_that_ask_for_as_much_as_is_ever_kept_free_nobody_knows_how_m
 def test_clients_that_ask_for_little_more_than_they_use_are_told_nothing() -> None:
     past = replace(balanced(asked=2000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
     assert advise(ROW, Case(past)) == []
+
+
+def test_clients_are_told_no_figure_while_the_longest_answers_may_be_under_way() -> None:
+    past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
+    slow = {**past.latency, "request": Recent(200.0, None, None, 9.0, 40.0)}
+    (advice,) = advise(ROW, Case(replace(past, latency=slow)))
+    assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 
 
 def test_clients_are_told_no_figure_where_no_answers_are() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_tuning_exporter.guide.evidence import past_of
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
@@ -223,6 +224,14 @@ def test_the_log_and_the_scrapes_of_one_server_are_one_scheduler() -> None:
     rank = state.ranks[None]
     assert list(state.ranks) == [None]
     assert (rank.running, rank.queued, rank.new_token_ratio, rank.usage) == (9, 4, 0.4, 0.5)
+
+
+def test_the_ratio_of_the_last_minutes_is_the_mean_of_the_scrapes_under_load() -> None:
+    state = new_state()
+    for at, (running, ratio) in enumerate([(9, 0.7), (0, 0.7), (9, 0.3), (8, 0.2)]):
+        state.observe_scrape(scrape(figures(running, generation_throughput=at, new_token_ratio=ratio)), float(at))
+    assert past_of(state, 4.0).new_token_ratio == pytest.approx(0.4)
+    assert past_of(new_state(), 4.0).new_token_ratio is None
 
 
 def test_whatever_was_said_last_is_the_state() -> None:

@@ -487,7 +487,11 @@ class RankState:
         self.running, self.queued = new.running, new.queued
         self._set_usages(new.full_usage, new.swa_usage, new.mamba_usage)
         self.generation_throughput = new.generation_throughput
-        self.new_token_ratio = new.new_token_ratio if new.new_token_ratio is not None else self.new_token_ratio
+        if new.new_token_ratio is not None:
+            self.new_token_ratio = new.new_token_ratio
+            if serving:
+                self.totals.counts["new_token_ratio"] += new.new_token_ratio
+                self.totals.counts["new_token_ratio_told"] += 1
         self.beside.see_figures(new)
         self._joined = 0.0
         self._see(now, serving=serving)

@@ -21,6 +21,18 @@ def mean_prompt(past: Past) -> float | None:
     return tokens / started.observations if started is not None and started.observations and tokens else None
 
 
+# Of the time that the slowest requests take. Answers are told of when they end: watched for less, the long ones are missing.
+WATCHED_LONG = 2.0
+
+
+def longest_answer(past: Past) -> float | None:
+    """Give the tokens that 99 % of the answers end within; None where that is not told, or the long ones may still be under way."""
+    slowest = past.latency.get("request")
+    if slowest is None or past.served_seconds < WATCHED_LONG * slowest.p99_seconds:
+        return None
+    return past.longest_answer
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Tokens of the mean running request: what it has answered so far, and what it may answer at most."""

@@ -54,8 +54,7 @@ class Past:
     `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
     `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
     `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
-    `new_token_ratio` is the present one, the mean of the schedulers that tell theirs; `longest_answer` the tokens that
-    99 % of the answers end within.
+    `longest_answer` are the tokens that 99 % of the answers that ended in it end within.
     """
 
     recent: Totals
@@ -69,7 +68,6 @@ class Past:
     fullest_pool: str = "full"
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
-    new_token_ratio: float | None = None
     longest_answer: float | None = None
 
     @property
@@ -82,6 +80,12 @@ class Past:
         """Whether there was load enough to judge it: 20 s of serving time and 10 observations (GUIDE, "frequently")."""
         seen = self.recent.counts["observations"]
         return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
+
+    @property
+    def new_token_ratio(self) -> float | None:
+        """Its mean over the scrapes under load: usage and batch are means as well, and after a start or a retraction it falls for minutes."""
+        told = self.recent.counts["new_token_ratio_told"]
+        return self.recent.counts["new_token_ratio"] / told if told else None
 
     @property
     def retractions_per_minute(self) -> float:
@@ -128,10 +132,5 @@ def past_of(
         state.fullest_pool,
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
-        _mean([rank.new_token_ratio for rank in state.schedulers if rank.new_token_ratio is not None]),
         state.longest_answer(now, seconds),
     )
-
-
-def _mean(figures: list[float]) -> float | None:
-    return sum(figures) / len(figures) if figures else None

@@ -11,7 +11,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.clients import at_least, at_most
-from sglang_tuning_exporter.guide.demand import demand, mean_prompt
+from sglang_tuning_exporter.guide.demand import demand, longest_answer, mean_prompt
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _too_conservative(case: Case) -> list[Value]:
 
 def _smaller_requests(case: Case) -> list[Value]:
     """Say how many max_new_tokens are enough; nothing where clients ask for little more than they use."""
-    asking, longest = demand(case.past), case.past.longest_answer
+    asking, longest = demand(case.past), longest_answer(case.past)
     if longest is None or asking is None:
         return _people(SMALLER_REQUESTS.format(FEWER_TOKENS))
     enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
