@@ -61,7 +61,8 @@ CPU ({machine["cores"]} cores), which ends its answers by chance after some 500 
 and nothing about speeds on a GPU. The machine was shared: the engine had a core and went before others, which took
 {others} of the machine meanwhile. Hence the figure to compare is **tokens a second of the scheduler's CPU**, not of the clock.
 Figures are medians, with least and most in brackets; in the table of all loops the brackets hold what each run gained. What is not
-of one sign in all runs is no effect that this machine can show."""
+of one sign in all runs is no effect that this machine can show. `--max-total-tokens` stands for a GPU's memory: advice to raise it is followed in
+`ineffective` alone, which is about that flag."""
 
 
 def _overview(data: dict[str, Any]) -> str:

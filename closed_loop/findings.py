@@ -62,6 +62,24 @@ MENDED: tuple[tuple[str, str], ...] = (
         ),
     ),
     (
+        "The advice went round: 0.3 for want of room, 1.3 for the retractions that came with it, 0.3 again.",
+        (
+            "What requests ask for was estimated from the new-token ratio of the moment and from usage and batch of ten minutes: after a start it came"
+            " out three times too large, and requests that used what they asked for seemed to end early. All three are means of the same time now."
+        ),
+    ),
+    (
+        "Clients were told to ask for fewer max_new_tokens, and not for how many.",
+        (
+            "SGLang's histogram of answers says what 99 % of them need. It is told once the longest had time to end, and clients that ask for little"
+            " more than that are left alone."
+        ),
+    ),
+    (
+        "One scrape that took longer than its second made the verdict `server_down`.",
+        "A busy machine does that. Two in a row are a server that is down.",
+    ),
+    (
         "A log that was copied and truncated lost one line in three hundred.",
         "What is written between the last look and the truncation is in the copy alone. It is found by its text, as after a restart, and read to its end.",
     ),

@@ -15,7 +15,8 @@ class Loop:
     """One wrong setting. `flags` are added to those that every server here gets; `brings` says in words what must be better after.
 
     `expected` is the diagnosis, empty for a control: no finding, no notification. `alert` is the notification waited for,
-    empty where the table deserves none. `wins` names the figures that must move, with the direction.
+    empty where the table deserves none. `wins` names the figures that must move, with the direction. `fixed` are flags
+    that stand for what nobody can turn, here a GPU's memory, and are held against any advice.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Loop:
     alert: str
     brings: str = ""
     wins: tuple[tuple[str, str], ...] = ()  # measure -> up, down
+    fixed: tuple[str, ...] = ("--max-total-tokens",)
     never: tuple[tuple[str, str], ...] = ()  # flag and direction that must not be advised
     profile: str = "offline"
     env: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +138,7 @@ LOOPS: tuple[Loop, ...] = (
         brings="a larger pool, in which fewer requests are taken back",
         wins=(MORE, ("retractions_per_million_tokens", "down"), ("latency_p99", "down")),
         never=(("--schedule-conservativeness", "up"),),
+        fixed=(),  # it is what the advice is about
         env=STORM,
     ),
     Loop(

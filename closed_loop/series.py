@@ -67,7 +67,7 @@ def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
     args, load, env = bench.arguments(loop.flags), loop.load, dict(loop.env)
     before, told = bench.side(args, loop.profile, env, load)
     result: dict[str, Any] = {"loop": loop.name, "run": number, "version": bench.installation.version, "before": told}
-    advice = advised(before.document, args, load)
+    advice = advised(before.document, args, load, loop.fixed)
     result["advice"] = advice.as_json()
     bench.say(f"{name}: {told['verdict']} {_words(advice)}")
     if loop.expected and advice.changes:

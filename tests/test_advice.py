@@ -315,6 +315,17 @@ def test_a_pool_that_its_own_flag_keeps_small_is_made_larger(conservativeness: f
     assert turned("retracting_too_often", of) == ("--max-running-requests", 64, 40)
 
 
+@pytest.mark.parametrize(
+    ("pool", "advised"),
+    [(8180.0, ("--max-total-tokens", 8192, 16384)), (5000.0, ("--kv-cache-dtype", "auto", "fp8_e4m3"))],
+)
+def test_a_pool_that_is_full_long_before_the_limit_is_made_larger(pool: float, advised: tuple[object, ...]) -> None:
+    of = case(max_running_requests=64, max_total_tokens=8192, kv_cache_dtype="auto")
+    of.recent.integrals.update(running=100 * 12.0, running_seconds=100.0)
+    of.facts.kv_pool_tokens[None] = pool
+    assert turned("running_far_below_limit", of) == advised
+
+
 @pytest.mark.parametrize(("prompt", "flag"), [(999.0, ""), (1001.0, "--max-running-requests")])
 def test_fewer_run_at_once_only_where_it_is_dear_to_compute_a_request_again(prompt: float, flag: str) -> None:
     # Seen on a real engine: four retractions for each request, prompts of 24 tokens, and a tenth of the throughput lost by 8 in place of 11.
