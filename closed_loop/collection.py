@@ -178,18 +178,21 @@ def forbidden(loop: Loop, run: Any) -> list[str]:
 
 def won(loop: Loop, runs: Sequence[Any]) -> dict[str, bool]:
     """Say of each figure that must move whether its median did, the right way."""
-    moved = {}
-    for name, way in loop.wins:
-        before, after = spread([r["before"] for r in runs], name), spread([r["after"] for r in runs], name)
-        moved[name] = (
-            before is not None and after is not None and (after[0] > before[0] if way == "up" else after[0] < before[0])
-        )
-    return moved
+    befores, afters = [run["before"] for run in runs], [run["after"] for run in runs]
+    return {name: _moved(_middle(befores, name), _middle(afters, name), way) for name, way in loop.wins}
 
 
 def in_every_run(runs: Sequence[Any], name: str, way: str) -> bool:
     """Say whether a figure moved that way in each run."""
-    pairs = [(run["before"][name], run["after"][name]) for run in runs if run["after"]]
-    return all(
-        now is not None and then is not None and (then > now if way == "up" else then < now) for now, then in pairs
-    )
+    return all(_moved(run["before"][name], run["after"][name], way) for run in runs if run["after"])
+
+
+def _moved(before: float | None, after: float | None, way: str) -> bool:
+    if before is None or after is None:
+        return False
+    return after > before if way == "up" else after < before
+
+
+def _middle(runs: Sequence[Any], name: str) -> float | None:
+    found = spread(runs, name)
+    return None if found is None else found[0]
