@@ -21,14 +21,16 @@ def mean_prompt(past: Past) -> float | None:
     return tokens / started.observations if started is not None and started.observations and tokens else None
 
 
-# Of the time that the slowest requests take. Answers are told of when they end: watched for less, the long ones are missing.
+# Of the time that the slowest answers take. They are told of when they end: watched for less, the long ones are missing.
 WATCHED_LONG = 2.0
 
 
 def longest_answer(past: Past) -> float | None:
     """Give the tokens that 99 % of the answers end within; None where that is not told, or the long ones may still be under way."""
-    slowest = past.latency.get("request")
-    if slowest is None or past.served_seconds < WATCHED_LONG * slowest.p99_seconds:
+    slowest, waited = past.latency.get("request"), past.latency.get("time_to_first_token")
+    if slowest is None or waited is None:
+        return None
+    if past.served_seconds < WATCHED_LONG * (slowest.p99_seconds - waited.p50_seconds):
         return None
     return past.longest_answer
 
