@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from closed_loop.series import Bench
 
 MOST_RESTARTS = 5
 DONE = frozenset({"healthy", "no_clear_bottleneck"})
-LONG_SECONDS = 90.0  # until enough of the longest answers have ended, for clients to be told how long those are
+LONG_SECONDS = 120.0  # until enough of the longest answers have ended, for clients to be told how long those are
 BEST, REPEATED = 2, 3  # the best of a grid: one run of each tells little
 
 
@@ -128,9 +128,10 @@ def converge(bench: Bench, start: Start, number: int) -> list[Any]:
 def search(bench: Bench, start: Start) -> None:
     """Try each point of the grid once, and the best again; beside them, in turn, where the advice led to.
 
-    The machine's speed drifts within minutes, so only what ran within the same minutes is compared.
+    The machine's speed drifts within minutes, so only what ran within the same minutes is compared, and for as long.
     """
     end = converge(bench, start, 1)[-1]
+    sent, adapted = replace(start.load, seconds=SECONDS), replace(Load.of_json(end["load"]), seconds=SECONDS)
     reached = chain.typed(end["args"], bench.installation, bench.lane)
     points = [bench.arguments(f"{start.fixed} {start.right} {point}") for point in start.points]
     speeds: dict[int, float] = {}
@@ -138,8 +139,8 @@ def search(bench: Bench, start: Start) -> None:
         places = sorted(speeds, key=lambda place: -speeds[place])[:BEST] or list(range(len(points)))
         for turn, place in enumerate(places):
             if turn == len(places) // 2:
-                _run(bench, start, f"{start.name}.final.{number}", reached, Load.of_json(end["load"]))
-            found = _run(bench, start, f"{start.name}.grid{place}.{number}", points[place], start.load)
+                _run(bench, start, f"{start.name}.final.{number}", reached, adapted)
+            found = _run(bench, start, f"{start.name}.grid{place}.{number}", points[place], sent)
             if number == 1:
                 speeds[place] = found["measures"]["tokens_per_cpu_second"] or 0.0
 
