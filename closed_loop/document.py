@@ -167,10 +167,10 @@ def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) ->
     begun = spread([path[0] for path in paths], measure)
     if top is None or reached is None or begun is None:
         return []
-    share = reached[0] / top[0]
+    share, restarts = reached[0] / top[0], max(map(_restarts, paths))
     lines = [
         (
-            f"Reached {_triple(reached)} from {_triple(begun)}, {100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
+            f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} restart{'s' if restarts > 1 else ''}, {100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
             f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
         ),
         "",
@@ -180,6 +180,11 @@ def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) ->
         for name, runs in [("what the advice led to", final), *((f"`{p['flags']}`", p["runs"]) for p in ranked)]
     ]
     return [*lines, _table(("grid", WORDS[measure], "first token p50, s", "runs"), rows)]
+
+
+def _restarts(path: Sequence[Any]) -> int:
+    """Count the steps for which the server was started anew: clients change without that."""
+    return sum(any(change["what"].startswith("--") for change in step["changes"]) for step in path[:-1])
 
 
 def _liveness(data: dict[str, Any]) -> str:
@@ -224,7 +229,7 @@ def _repeat() -> str:
 make test-real                                       # every loop once; SGLang is installed first (3 GB, outside the repository)
 make test-real REAL="--runs 3 --only retracting"     # more runs of some; what has its file in .closed-loop/ is not run again
 make test-real REAL="--converge all --grid"          # several wrong flags at once, and the grids
-python -m closed_loop document                       # docs/closed-loop.json and this page, out of .closed-loop/
+python -m closed_loop document                       # docs/closed-loop.json and this page: what .closed-loop/ has is told anew
 ```
 
 Whoever repeats it will see other figures. The order of requests is the seed's; how long an answer is is the model's chance, and what
