@@ -170,7 +170,8 @@ def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) ->
     share, restarts = reached[0] / top[0], max(map(_restarts, paths))
     lines = [
         (
-            f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} restart{'s' if restarts > 1 else ''}, {100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
+            f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
+            f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
             f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
         ),
         "",
