@@ -189,11 +189,17 @@ def _why_not_fewer(case: Case) -> str:
 
 
 def tolerated(case: Case) -> bool:
-    """Say whether retractions are the price of a full pool: the flag is high enough, and hardly a request is taken back."""
+    """Say whether retractions are the price of a full pool: hardly a request is taken back, and the flag is where advice put it.
+
+    That is high enough already, or lowered to 0.3, whose cost a few retractions are said to be: raised again for them, it
+    would be lowered again for want of room.
+    """
     current, factor = _conservativeness(case)
-    high = current is not None and current * factor >= RAISED_CONSERVATIVENESS - 0.01
     share = _taken_back(case)
-    return high and share is not None and share < TOLERATED
+    if current is None or share is None or share >= TOLERATED:
+        return False
+    flag = current * factor + 0.01
+    return flag >= RAISED_CONSERVATIVENESS or LOWERED_CONSERVATIVENESS <= flag < USUAL_CONSERVATIVENESS
 
 
 def _larger_pool(case: Case) -> Value | None:
