@@ -57,15 +57,16 @@ class ScrapeHealth:
     message: str = ""
     scrape_seconds: float | None = None
     unrecognised: int = 0  # SGLang families on the last page that no known release has
-    timeouts: int = 0  # in a row
+    failed: int = 0  # scrapes in a row
 
     @property
     def trouble(self) -> str:
         """The row of the table that the last scrapes amount to; empty for none.
 
-        One that took too long is a busy machine; two in a row are a server that does not answer.
+        One that took too long is a busy machine; what fails after it is a server that does not answer.
         """
-        if self.up is not False or self.reason == "not_ready" or self.timeouts == 1:
+        busy = self.reason == "timeout" and self.failed == 1
+        if self.up is not False or busy or self.reason == "not_ready":
             return ""
         return "metrics_disabled" if self.reason == "metrics_disabled" else "server_down"
 
@@ -209,7 +210,7 @@ class Watcher:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, outcome.error)
         self.state.lost_scrape()
         self.health.up = False
-        self.health.timeouts = self.health.timeouts + 1 if outcome.error.reason == "timeout" else 0
+        self.health.failed += 1
         self.health.reason, self.health.message = outcome.error.reason, str(outcome.error)
         if outcome.error.reason in AWAY and self.state.starting(time.monotonic()):
             # The port opens only when the model is loaded; the log tells that this is what it is doing.
@@ -232,7 +233,7 @@ class Watcher:
             self.state.capped["metric_lines"] += page.too_many
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.health.up, self.health.reason, self.health.message, self.health.timeouts = True, "", "", 0
+            self.health.up, self.health.failed, self.health.reason, self.health.message = True, 0, "", ""
             self.health.scrape_seconds = outcome.seconds
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte

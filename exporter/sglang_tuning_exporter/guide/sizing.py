@@ -61,9 +61,8 @@ FEWER_TOKENS = "fewer max_new_tokens"
 TOKENS_ENOUGH = "at most {:,} max_new_tokens (now about {:,}{}; 99 % of the answers end within {:,.0f})"
 TOKENS_STEP = 64
 MOST_KEPT = 4096  # no more is kept free, whatever a request asks for
-ASKED_IN_VAIN = (
-    0.8  # of what is asked for: where answers need more, asking for less gains nothing worth an answer cut short
-)
+# Of what is asked for: where answers need more, asking for less gains nothing that is worth an answer cut short.
+MOSTLY_NEEDED = 0.8
 SMALL_BATCH = 8
 USUAL_GRAPH_SIZES = (
     *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
@@ -259,7 +258,7 @@ def _smaller_requests(case: Case) -> list[Value]:
     if longest is None or asking is None:
         return _people(SMALLER_REQUESTS.format(FEWER_TOKENS))
     enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
-    if enough > ASKED_IN_VAIN * asking.asked:
+    if enough > MOSTLY_NEEDED * asking.asked:
         return []
     asked = min(TOKENS_STEP * round(asking.asked / TOKENS_STEP), MOST_KEPT)
     told = TOKENS_ENOUGH.format(enough, asked, " or more" if asked >= MOST_KEPT else "", longest)
