@@ -167,12 +167,18 @@ def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) ->
     begun = spread([path[0] for path in paths], measure)
     if top is None or reached is None or begun is None:
         return []
+    followed = any(not change["what"].startswith("--") for path in paths for step in path for change in step["changes"])
     share, restarts = reached[0] / top[0], max(map(_restarts, paths))
     lines = [
         (
             f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
             f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
             f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
+            + (
+                " The grid's clients send what they sent at the start; those of the advice did as they were told."
+                if followed
+                else ""
+            )
         ),
         "",
     ]
