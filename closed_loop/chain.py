@@ -22,7 +22,7 @@ from sglang_tuning_exporter.stack import Stack
 
 SETTLE_SECONDS = 3.0  # the server's own first request
 POLL_SECONDS = 2.0
-TIME_SCALE = 18.0  # the rules' ten minutes take 33 seconds
+TIME_SCALE = 24.0  # the rules' ten minutes take 25 seconds
 MODEL, PORT = "MODEL", "PORT"
 
 

@@ -44,8 +44,8 @@ def _head(data: dict[str, Any]) -> str:
     machine = data["machine"]
     sides = [side for runs in data["loops"].values() for run in runs for side in (run["before"], run["after"]) if side]
     shares = [side["others"] for side in sides]
-    scales = sorted({side["time_scale"] for side in sides}) or [chain.TIME_SCALE]
-    scale = " or ".join(f"{each:g}" for each in scales)
+    scales = _told(sides, "time_scale") or [chain.TIME_SCALE]
+    scale = _either(scales)
     others = f"{100 * median(shares):.0f} % (most {100 * max(shares):.0f} %)" if shares else "-"
     return f"""# The advice, followed on a real engine
 
@@ -85,7 +85,7 @@ def _overview(data: dict[str, Any]) -> str:
 
 def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     environment = "".join(f" `{name}={value}`" for name, value in loop.env.items())
-    seconds = " or ".join(f"{each:g}" for each in sorted({run["before"]["seconds"] for run in runs}))
+    seconds = _either(_told([run["before"] for run in runs], "seconds"))
     lines = [f"## {loop.name}", ""]
     lines.append(
         f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {seconds} s."
@@ -123,7 +123,8 @@ def _converged(data: dict[str, Any]) -> str:
             "## From several wrong flags at once\n\nThe advice is followed, whole command lines of the JSON, until it says no more. Beside it"
             " stands a grid over the same flags, whose best points are run again, in turn with what the advice led to: the machine's speed drifts"
             " within minutes, and only what ran within the same ones is compared, hence also not with the figures above. Other programs took"
-            f" {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile."
+            f" {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile. A run is {_either(_told(sides, 'seconds'))} s of load, with clocks"
+            f" {_either(_told(sides, 'time_scale'))} times as fast."
         ),
     ]
     heads = ("step", "flags", "tokens a second", WORDS["tokens_per_cpu_second"], "first token p50, s", "verdict")
@@ -242,6 +243,14 @@ python -m closed_loop document                       # docs/closed-loop.json and
 Whoever repeats it will see other figures. The order of requests is the seed's; how long an answer is is the model's chance, and what
 runs beside the engine moves all figures of the clock. Differences of a few per cent between two single runs mean nothing. Two engines
 side by side (`--lane 1`) slow each other by up to a quarter even on cores of their own: for figures, one at a time."""
+
+
+def _told(sides: Iterable[Any], name: str) -> list[float]:
+    return sorted({side[name] for side in sides})
+
+
+def _either(figures: Iterable[float]) -> str:
+    return " or ".join(f"{figure:g}" for figure in figures)
 
 
 def _counted(held: Iterable[bool]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from closed_loop.load import Load
 
-SECONDS = 40.0
+SECONDS = 45.0  # a notification comes after some 37: 20 of load, then the rule's own
 
 
 @dataclass(frozen=True, slots=True)
