@@ -123,7 +123,8 @@ def _converged(data: dict[str, Any]) -> str:
             "## From several wrong flags at once\n\nThe advice is followed, whole command lines of the JSON, until it says no more. Beside it"
             " stands a grid over the same flags, whose best points are run again, in turn with what the advice led to: the machine's speed drifts"
             " within minutes, and only what ran within the same ones is compared, hence also not with the figures above. Other programs took"
-            f" {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile. A run is {_either(_told(sides, 'seconds'))} s of load, with clocks"
+            f" {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile."
+            f" A run is {_either(_told(sides, 'seconds'))} s of load, with clocks"
             f" {_either(_told(sides, 'time_scale'))} times as fast."
         ),
     ]
