@@ -54,7 +54,7 @@ test: system install ## every test, with real Prometheus, Alertmanager and Chrom
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
 .PHONY: test-real
-test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 minutes
+test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)
 
 .PHONY: bench
