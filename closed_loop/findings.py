@@ -78,10 +78,6 @@ MENDED: tuple[tuple[str, str], ...] = (
         ),
     ),
     (
-        "One scrape that took longer than its second made the verdict `server_down`.",
-        "A busy machine does that. Two in a row are a server that is down.",
-    ),
-    (
         "A log that was copied and truncated lost one line in three hundred.",
         "What is written between the last look and the truncation is in the copy alone. It is found by its text, as after a restart, and read to its end.",
     ),

@@ -132,9 +132,6 @@ def test_an_answer_without_figures_is_said_in_time_and_costs_nothing(row: str, w
     watched.answer(fault.answer)
     page = watched.page(within=4.0)
     assert (page.value("sglang_tuning_up"), page.error) == (0, fault.reason)
-    if fault.reason == "timeout":
-        assert not found(watched.exporter)  # once, it may be busy
-        page = watched.page(within=4.0)
     assert found(watched.exporter) == ({fault.finding} if fault.finding else set())
     assert totals(page) == watched.before
     assert "sglang:" not in page.text
@@ -481,8 +478,6 @@ def test_a_name_that_does_not_resolve_is_unreachable(fake: FakeSGLang) -> None:
         assert time.monotonic() - begin < 3 + GRACE_SECONDS
         assert page.value("sglang_tuning_up") == 0
         assert page.error in {"unreachable", "timeout"}
-        if page.error == "timeout":
-            exporter.page(within="3")
         assert found(exporter) == {"server_down"}
         assert complaints(exporter) == []
 

@@ -57,18 +57,6 @@ class ScrapeHealth:
     message: str = ""
     scrape_seconds: float | None = None
     unrecognised: int = 0  # SGLang families on the last page that no known release has
-    failed: int = 0  # scrapes in a row
-
-    @property
-    def trouble(self) -> str:
-        """The row of the table that the last scrapes amount to; empty for none.
-
-        One that took too long is a busy machine; what fails after it is a server that does not answer.
-        """
-        busy = self.reason == "timeout" and self.failed == 1
-        if self.up is not False or busy or self.reason == "not_ready":
-            return ""
-        return "metrics_disabled" if self.reason == "metrics_disabled" else "server_down"
 
 
 class Inquiry:
@@ -189,8 +177,8 @@ class Watcher:
     def past(self, now: float) -> Past:
         """Give what the table's conditions look at; call it inside `view`."""
         troubles = set()
-        if self.health.trouble:
-            troubles.add(self.health.trouble)
+        if self.health.up is False and self.health.reason != "not_ready":
+            troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
         if self.log is not None and not all(status.up for status in self.log.files):
             troubles.add("log_silent")
         return past_of(self.state, now, troubles=frozenset(troubles))
@@ -210,7 +198,6 @@ class Watcher:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, outcome.error)
         self.state.lost_scrape()
         self.health.up = False
-        self.health.failed += 1
         self.health.reason, self.health.message = outcome.error.reason, str(outcome.error)
         if outcome.error.reason in AWAY and self.state.starting(time.monotonic()):
             # The port opens only when the model is loaded; the log tells that this is what it is doing.
@@ -233,7 +220,7 @@ class Watcher:
             self.state.capped["metric_lines"] += page.too_many
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.health.up, self.health.failed, self.health.reason, self.health.message = True, 0, "", ""
+            self.health.up, self.health.reason, self.health.message = True, "", ""
             self.health.scrape_seconds = outcome.seconds
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte

@@ -274,9 +274,6 @@ class Scraper:
             # Somebody with less patience may have begun the flight: that he was let down is not our answer.
             if begins or flight.outcome.error is None or flight.outcome.error.reason != "timeout":
                 return flight.outcome
-        with self._lock:
-            if self._running is not None:
-                self._running.told_late = True
         self._then(late)
         return late
 
@@ -300,11 +297,8 @@ class Scraper:
         except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an outcome
             error = ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
         outcome = Outcome(text, error, time.monotonic() - begin)
-        with self._lock:  # one scrape that took too long is told once
-            told = flight.told_late and error is not None and error.reason == "timeout"
         try:
-            if not told:
-                self._then(outcome)
+            self._then(outcome)
         finally:
             flight.outcome = outcome
             with self._lock:
@@ -314,6 +308,5 @@ class Scraper:
 
 class _Flight:
     def __init__(self) -> None:
-        self.told_late = False
         self.done = threading.Event()
         self.outcome: Outcome | None = None
