@@ -23,8 +23,16 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.sizing import DP_ATTENTION_FACTOR
-from sglang_tuning_exporter.sglang.flags import Flag, Kind, flag_of, is_before, nearest_flag, release_of, releases
+from sglang_tuning_exporter.sglang.flags import (
+    DP_ATTENTION_FACTOR,
+    Flag,
+    Kind,
+    flag_of,
+    is_before,
+    nearest_flag,
+    release_of,
+    releases,
+)
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, is_secret
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.guide.clients import at_least, at_most
 from sglang_tuning_exporter.guide.demand import demand, longest_answer, mean_prompt
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.sglang.flags import DP_ATTENTION_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.window import Totals
 
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
-# DP attention multiplies the flag by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
-DP_ATTENTION_FACTOR = 0.3
 # Of what they ask for, running requests may have used this much before a retraction leaves the ratio higher than 0.3 starts at
 # (0.7 x 0.3): from there on a low flag means bursts of retractions and long over-care after each.
 USED_LITTLE = 0.21

@@ -30,6 +30,8 @@ _KINDS: dict[str, Kind] = {
     "p": "adapters",
     "-": "none",
 }
+# DP attention multiplies --schedule-conservativeness by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
+DP_ATTENTION_FACTOR = 0.3
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?post(\d+))?")
 # A line that was cut lacks arguments by the dozen; one that was printed whole lacks none but the secrets.
 _MISSING_OF_A_WHOLE_LINE = 3
