@@ -211,6 +211,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(secret: 
         ("frequent_share=1.5", "--threshold=frequent_share=1.5: give a share above 0 and below 1"),
         ("queue_upper=-1", "--threshold=queue_upper=-1: give a number from 0 up"),
         ("queue_upper=nan", "--threshold=queue_upper=nan: give a number from 0 up"),
+        ("reserve_lower_gb=12", "--threshold=reserve_lower_gb=12: give a number below reserve_upper_gb=10"),
     ],
 )
 def test_a_wrong_threshold_is_refused_by_name(given: str, remedy: str) -> None:

@@ -376,6 +376,20 @@ def test_two_rows_at_once_never_turn_one_flag_two_ways(rows: list[str], profile:
     assert not (fewer and (lowers or any(each.raises for each in limits)))
 
 
+@pytest.mark.parametrize("seconds", [20.0, END])
+def test_late_first_tokens_have_no_cause_where_it_is_not_known_whether_requests_waited(seconds: float) -> None:
+    # Gauges that were read between two batches: the latencies are known, the queue is not.
+    latencies = [
+        (at, replace(what, ranks=[RankFigures(grammar_queued=0)]))
+        for at, what in slow(9.0, 0.04)
+        if isinstance(what, Scrape)
+    ]
+    judgement = judged([*started(), *latencies], end=seconds)
+    assert found(judgement).isdisjoint({"latency_queue", "latency_long_prompts"})
+    unknown = {check.diagnosis.id for check in judgement.checks if check.passed is None}
+    assert {"latency_queue", "latency_long_prompts"} <= unknown
+
+
 @pytest.mark.parametrize(
     ("running", "row"),
     [(40, "admission_too_conservative"), (64, "running_at_limit")],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, resolve, thresholds
+from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, agreeing, resolve, thresholds
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _variable(name: str, default: str) -> str:
 
 def _own_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
     own = arguments.threshold or _variable("THRESHOLD", "")
-    return thresholds("--threshold", own) if own else {}
+    return agreeing(thresholds("--threshold", own), arguments.profile) if own else {}
 
 
 def _report(arguments: argparse.Namespace) -> int:

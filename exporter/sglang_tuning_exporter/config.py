@@ -188,6 +188,14 @@ def thresholds(key: str, value: Any) -> dict[str, float]:
     return found
 
 
+def agreeing(values: Mapping[str, float], profile: str) -> dict[str, float]:
+    """Give the thresholds back where they agree with each other and with the profile's. Raises `UsageError`."""
+    problem = PROFILES[profile].with_thresholds(values).contradiction
+    if problem:
+        raise UsageError(f"--threshold={problem}")
+    return dict(values)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One setting. `check(key, value)` turns what a source says into the field's value, or raises `UsageError`."""
@@ -337,6 +345,7 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
     config = Config(**values, api_key=_api_key(values["api_key_file"], environment.get(API_KEY_VARIABLE)))
     if config.sglang_url is None and not config.log_file:
         raise UsageError("nothing to watch: give --sglang-url http://HOST:PORT, --log-file PATH, or both")
+    agreeing(config.threshold, config.profile)
     return config
 
 

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.guide.diagnosis import (
     Stuck,
     Suits,
 )
-from sglang_tuning_exporter.guide.profiles import PROFILES, THRESHOLDS
+from sglang_tuning_exporter.guide.profiles import PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
 
 _WORDS: tuple[tuple[type[Condition] | tuple[type[Condition], ...], str], ...] = (
@@ -64,6 +64,15 @@ def page() -> str:
             f"| `{name}` | " + " | ".join(_figure(getattr(of, name)) for of in PROFILES.values()) + " |"
             for name in THRESHOLDS
         ),
+        "",
+        "## Settings by profile",
+        "",
+        "What SGLang's tuning guide sets for each workload. A server that is set otherwise is not wrong; where **needed** stands, it defeats what the",
+        "profile is for.",
+        "",
+        "| profile | setting | it |",
+        "|---|---|---|",
+        *(_setting(name, setting) for name, of in PROFILES.items() for setting in of.settings),
     ]
     return "\n".join(lines) + "\n"
 
@@ -94,6 +103,15 @@ def _seen(condition: Condition) -> str:
     if isinstance(condition, Slow):
         return f"more than {condition.times:g} times the budget of {condition.latency.replace('_', ' ')} missed, because of the {condition.because}"
     return next(words for kind, words in _WORDS if isinstance(condition, kind))
+
+
+def _setting(profile: str, setting: Setting) -> str:
+    flag = "--" + setting.arg.replace("_", "-")
+    if setting.is_switch:
+        typed = f"`{flag}`" if setting.value else f"no `{flag}`"
+    else:
+        typed = f"`{flag} {setting.value if isinstance(setting.value, str) else f'{setting.value:g}'}`"
+    return f"| {profile} | {typed}{' (**needed**)' if setting.needed else ''} | {setting.why} |"
 
 
 def _figure(value: float | None) -> str:

@@ -136,12 +136,15 @@ def _spread(condition: Spread, past: Past) -> Evidence | None:
 
 
 def _slow(condition: Slow, past: Past) -> Evidence | None:
-    recent = past.latency.get(condition.latency)
+    profile, recent = past.profile, past.latency.get(condition.latency)
     breaches = recent.breach_share if recent is not None else None
-    if recent is None or breaches is None or recent.observations < past.profile.enough_observations:
+    if recent is None or breaches is None or recent.observations < profile.enough_observations:
         return None
     name = f"share of {condition.latency.replace('_', ' ')} observations above the objective"
-    bound = min(condition.times * (1 - past.profile.latency_objective), past.profile.frequent_share)
-    waiting = 1.0 - (past.recent.share("queue", "empty") or 0.0)
-    because = {"queue": waiting > 0.5, "prompts": waiting <= 0.5, "batch": True}[condition.because]
+    bound = min(condition.times * (1 - profile.latency_objective), profile.frequent_share)
+    empty = past.recent.share("queue", "empty")
+    if empty is None and condition.because != "batch":
+        return None
+    waited = empty is not None and 1.0 - empty > profile.frequent_share
+    because = {"queue": waited, "prompts": not waited, "batch": True}[condition.because]
     return Evidence(name, breaches if because else min(breaches, bound), bound, "share")

@@ -1,4 +1,4 @@
-"""What a server is for, and so what its figures mean: the guide's workload profiles and their thresholds."""
+"""What a server is for, and so what its figures mean: the guide's workload profiles, their thresholds and their settings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ if TYPE_CHECKING:
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
 # The guide's oldest edition (E1) calls a queue of 50 to 500 healthy, the newest 100 to 2000.
 FIRST_EDITION_QUEUE = (50.0, 500.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One argument as the guide sets it for a workload; `arg` and `value` as SGLang prints them, 0 and 1 for switches.
+
+    `why` completes "it …". `needed`: set otherwise, it defeats what the profile is for.
+    """
+
+    arg: str
+    value: float | str
+    why: str
+    is_switch: bool = False
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +51,30 @@ class Profile:
     enough_serving_seconds: float = 20.0
     enough_observations: int = 10
     overridden: frozenset[str] = frozenset()  # thresholds that the user set: no edition of the guide changes them
+    settings: tuple[Setting, ...] = ()
 
     def with_thresholds(self, values: Mapping[str, float]) -> Profile:
-        """Put the user's own figures, checked by `threshold_problem`, in place of the guide's."""
+        """Put the user's own figures, checked by `threshold_problem`, in place of the guide's.
+
+        What to aim for stays inside the range: it moves to the middle of one that leaves it out.
+        """
         known = {name: int(value) if name == "enough_observations" else value for name, value in values.items()}
-        return replace(self, **known, overridden=self.overridden | known.keys())  # type: ignore[arg-type]
+        made = replace(self, **known, overridden=self.overridden | known.keys())  # type: ignore[arg-type]
+        lower, upper = made.reserve_lower_gb, made.reserve_upper_gb
+        if "reserve_aim_gb" in made.overridden or lower < made.reserve_aim_gb < upper:
+            return made
+        return replace(made, reserve_aim_gb=(lower + upper) / 2)
+
+    @property
+    def contradiction(self) -> str:
+        """What the thresholds say against each other, and what to do; empty where they agree."""
+        for low, high in _ASCENDING:
+            lower, upper = getattr(self, low), getattr(self, high)
+            if lower is not None and upper is not None and lower >= upper:
+                if low in self.overridden:
+                    return f"{low}={lower:g}: give a number below {high}={upper:g}, or change both"
+                return f"{high}={upper:g}: give a number above {low}={lower:g}, or change both"
+        return ""
 
     def for_edition(self, *, first: bool) -> Profile:
         """Give the figures of the guide's edition that belongs to the server: its `first`, or the newest."""
@@ -53,8 +86,24 @@ class Profile:
             older["queue_lower"] = lower
         if "queue_upper" not in self.overridden:
             older["queue_upper"] = upper
-        return replace(self, **older) if older else self  # type: ignore[arg-type]
+        changed = replace(self, **older)  # type: ignore[arg-type]
+        return self if changed.contradiction else changed
 
+
+# From the lower to the higher of each pair.
+_ASCENDING = (
+    ("queue_lower", "queue_upper"),
+    ("reserve_least_gb", "reserve_lower_gb"),
+    ("reserve_lower_gb", "reserve_upper_gb"),
+    ("reserve_lower_gb", "reserve_aim_gb"),
+    ("reserve_aim_gb", "reserve_upper_gb"),
+)
+_HICACHE = (
+    Setting(
+        "enable_hierarchical_cache", 1.0, "keeps prefixes in host memory that do not fit the KV cache", is_switch=True
+    ),
+    Setting("hicache_ratio", 2.0, "makes the host's cache twice as large as the GPU's"),
+)
 
 # The guide speaks of `offline`; most servers are `online`, where an empty queue is what one wants and a queue is judged by the wait it means.
 PROFILES: dict[str, Profile] = {
@@ -67,8 +116,24 @@ PROFILES: dict[str, Profile] = {
             queue_wait_seconds=5.0,
             time_to_first_token_seconds=2.0,
             inter_token_seconds=0.1,
+            settings=(
+                Setting("max_running_requests", 128.0, "keeps batches small, so that each token comes soon"),
+                Setting("cuda_graph_max_bs", 256.0, "covers every batch with a CUDA graph"),
+                Setting("schedule_conservativeness", 1.2, "avoids retractions, which delay answers"),
+            ),
         ),
-        Profile("offline", queue_lower=100, queue_upper=2000, queue_wait_seconds=None),
+        Profile(
+            "offline",
+            queue_lower=100,
+            queue_upper=2000,
+            queue_wait_seconds=None,
+            settings=(
+                Setting("mem_fraction_static", 0.9, "leaves more memory for the KV cache"),
+                Setting("max_running_requests", 4096.0, "lets the KV cache decide how many requests run"),
+                Setting("schedule_conservativeness", 0.3, "admits more requests at once"),
+                Setting("chunked_prefill_size", 16384.0, "computes prompts in fewer, larger batches"),
+            ),
+        ),
         Profile(
             "long_context",
             queue_lower=None,
@@ -76,6 +141,12 @@ PROFILES: dict[str, Profile] = {
             queue_wait_seconds=30.0,
             time_to_first_token_seconds=15.0,
             inter_token_seconds=0.1,
+            settings=(
+                *_HICACHE,
+                Setting("page_size", 64.0, "makes copies between the two caches larger and fewer"),
+                Setting("schedule_policy", "lpm", "serves requests with a common prefix together"),
+                Setting("chunked_prefill_size", 16384.0, "computes long prompts in fewer chunks"),
+            ),
         ),
         Profile(
             "multi_turn",
@@ -84,13 +155,26 @@ PROFILES: dict[str, Profile] = {
             queue_wait_seconds=5.0,
             time_to_first_token_seconds=1.0,
             inter_token_seconds=0.1,
+            settings=(
+                Setting(
+                    "disable_radix_cache",
+                    0.0,
+                    "reuses the earlier turns instead of computing them again",
+                    is_switch=True,
+                    needed=True,
+                ),
+                Setting("page_size", 1.0, "reuses a prefix to its last token"),
+                *_HICACHE,
+            ),
         ),
     )
 }
 DEFAULT_PROFILE = "online"
 _SHARES = frozenset({"latency_objective", "token_usage_target", "aborted_share", "frequent_share"})
 # How far back is looked, and how much is enough, is built into the rules: ten minutes, a minute of serving time.
-_FIXED = frozenset({"name", "overridden", "window_seconds", "enough_serving_seconds", "enough_observations"})
+_FIXED = frozenset(
+    {"name", "overridden", "settings", "window_seconds", "enough_serving_seconds", "enough_observations"}
+)
 THRESHOLDS: tuple[str, ...] = tuple(field.name for field in fields(Profile) if field.name not in _FIXED)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sglang_tuning_exporter.guide.clients import at_least, at_most
 from sglang_tuning_exporter.guide.demand import demand, longest_answer, mean_prompt
@@ -392,9 +392,12 @@ def _smaller_batch(case: Case) -> list[Value]:
     return [] if fewer is None else [fewer]
 
 
-def _reserve(case: Case) -> list[Value]:
+def _reserve(side: Literal["above", "below"]) -> Callable[[Case], list[Value]]:
+    return lambda case: _reserve_to(case, too_large=side == "above")
+
+
+def _reserve_to(case: Case, *, too_large: bool) -> list[Value]:
     facts, reserve = case.facts, case.facts.reserve_gb
-    too_large = (reserve or 0) > case.profile.reserve_upper_gb
     current = facts.arg("mem_fraction_static")
     if reserve is None or current is None:
         return [Value(None, current)]
@@ -535,8 +538,8 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "latency_batch_too_large": _smaller_batch,
     "dp_imbalanced": _balance,
     "running_far_below_limit": _pool_short,
-    "memory_reserve_too_large": _reserve,
-    "memory_reserve_too_small": _reserve,
+    "memory_reserve_too_large": _reserve("above"),
+    "memory_reserve_too_small": _reserve("below"),
     "graph_memory_short": _graph_memory,
     "out_of_memory_prefill": _oom_prefill,
     "out_of_memory_decode": _oom_decode,

@@ -1,0 +1,86 @@
+"""Profiles: thresholds that agree with each other, and the settings that the guide has for each workload."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scenarios import decoding, started
+from sglang_tuning_exporter.guide.evidence import Past, past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang.flags import flag_of, releases
+from sglang_tuning_exporter.state import ServerState
+
+
+def past(reserve: float, **thresholds: float) -> Past:
+    state = ServerState(PROFILES["online"].with_thresholds(thresholds), 0.0)
+    for at, event in started(reserve=reserve) + decoding(0.0, 200.0):
+        state.observe(event, at)  # type: ignore[arg-type]  # the story has events alone
+    state.advance(200.0)
+    return past_of(state, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("profile", "thresholds", "contradiction"),
+    [
+        ("online", {"reserve_lower_gb": 12.0}, "reserve_lower_gb=12: give a number below reserve_upper_gb=10"),
+        ("online", {"reserve_upper_gb": 4.0}, "reserve_upper_gb=4: give a number above reserve_lower_gb=5"),
+        ("online", {"reserve_aim_gb": 11.0}, "reserve_aim_gb=11: give a number below reserve_upper_gb=10"),
+        ("online", {"reserve_least_gb": 5.0}, "reserve_least_gb=5: give a number below reserve_lower_gb=5"),
+        ("offline", {"queue_upper": 50.0}, "queue_upper=50: give a number above queue_lower=100"),
+        (
+            "offline",
+            {"queue_lower": 300.0, "queue_upper": 300.0},
+            "queue_lower=300: give a number below queue_upper=300",
+        ),
+        ("online", {"queue_upper": 50.0}, ""),
+        ("online", {"reserve_lower_gb": 8.0}, ""),
+        ("offline", {"queue_lower": 200.0, "queue_upper": 300.0}, ""),
+    ],
+)
+def test_thresholds_that_contradict_each_other_are_named_with_the_bound(
+    profile: str, thresholds: dict[str, float], contradiction: str
+) -> None:
+    assert PROFILES[profile].with_thresholds(thresholds).contradiction.startswith(contradiction)
+    assert bool(PROFILES[profile].with_thresholds(thresholds).contradiction) is bool(contradiction)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("first", [False, True])
+def test_no_profile_contradicts_itself_in_any_edition(profile: str, first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    assert not PROFILES[profile].for_edition(first=first).contradiction
+
+
+def test_the_first_editions_queue_does_not_overrule_a_lower_end_that_the_operator_set_above_it() -> None:
+    of = PROFILES["offline"].with_thresholds({"queue_lower": 600.0})
+    assert (of.for_edition(first=True).queue_lower, of.for_edition(first=True).queue_upper) == (600.0, 2000.0)
+
+
+@given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.1, 60.0))
+def test_what_is_advised_for_memory_lies_in_the_range_in_force_and_on_the_right_side(
+    lower: float, width: float, reserve: float
+) -> None:
+    thresholds = {"reserve_least_gb": 0.05, "reserve_lower_gb": lower, "reserve_upper_gb": lower + width}
+    of = past(reserve, **thresholds)
+    assert lower < of.profile.reserve_aim_gb < lower + width
+    for finding in judge(of).findings:
+        for advice in finding.advice:
+            if advice.arg != "mem_fraction_static" or not isinstance(advice.suggested, float):
+                continue
+            assert isinstance(advice.current, float)
+            assert (advice.suggested > advice.current) is (finding.diagnosis.id == "memory_reserve_too_large")
+
+
+def test_a_reserve_below_a_raised_lower_bound_is_a_finding_that_lowers_the_fraction() -> None:
+    (finding,) = judge(past(7.0, reserve_lower_gb=8.0)).findings
+    assert finding.diagnosis.id == "memory_reserve_too_small"
+    assert [advice.suggested for advice in finding.advice] == [0.82]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_setting_of_a_profile_is_an_argument_of_a_release(profile: str) -> None:
+    known = [[flag_of(setting.arg, release) for release in releases()] for setting in PROFILES[profile].settings]
+    assert known
+    assert all(any(flags) for flags in known)
