@@ -1,0 +1,62 @@
+"""The values that advice names: computed from the facts of the running server and from its load. Pure.
+
+A value that is set already, or that would change nothing, is not given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.guide.clients import at_least, at_most
+from sglang_tuning_exporter.guide.sizing.admission import (
+    at_once,
+    ineffective,
+    recovering,
+    retracting,
+    tolerated,
+    too_conservative,
+)
+from sglang_tuning_exporter.guide.sizing.case import Case, Value, switch_on, word
+from sglang_tuning_exporter.guide.sizing.graphs import graph_memory, graphs, graphs_off
+from sglang_tuning_exporter.guide.sizing.layout import balance, experts, one_gpu
+from sglang_tuning_exporter.guide.sizing.limits import at_limit, smaller_batch
+from sglang_tuning_exporter.guide.sizing.memory import oom_any, oom_decode, oom_prefill, reserve
+from sglang_tuning_exporter.guide.sizing.pools import hybrid, pool_short
+from sglang_tuning_exporter.guide.sizing.prefill import chunks, long_prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SIZERS", "Case", "Value", "tolerated"]
+
+SIZERS: dict[str, Callable[[Case], list[Value]]] = {
+    "client_too_slow": at_once(at_least),
+    "queue_too_long": at_once(at_most),
+    "latency_queue": at_once(at_most),
+    "retracting_too_often": retracting,
+    "conservativeness_ineffective": ineffective,
+    "admission_too_conservative": too_conservative,
+    "admission_recovering": recovering,
+    "hybrid_pool_full": hybrid,
+    "running_at_limit": at_limit,
+    "prefill_bound": chunks,
+    "latency_long_prompts": long_prompts,
+    "latency_batch_too_large": smaller_batch,
+    "dp_imbalanced": balance,
+    "running_far_below_limit": pool_short,
+    "memory_reserve_too_large": reserve,
+    "memory_reserve_too_small": reserve,
+    "graph_memory_short": graph_memory,
+    "out_of_memory_prefill": oom_prefill,
+    "out_of_memory_decode": oom_decode,
+    "out_of_memory_any": oom_any,
+    "cuda_graph_not_covering": graphs,
+    "cuda_graph_off": graphs_off,
+    "shared_prefixes_unused": word("schedule_policy", "lpm"),
+    "prefix_policy_wasted": word("schedule_policy", "fcfs"),
+    "quantization_candidate": word("quantization", "fp8"),
+    "data_parallel_would_fit": one_gpu,
+    "expert_parallel_candidate": experts,
+    "torch_compile_candidate": switch_on("enable_torch_compile"),
+    "dp_attention_candidate": switch_on("enable_dp_attention"),
+}
