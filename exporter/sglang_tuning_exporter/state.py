@@ -36,6 +36,7 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.facts import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.window import Totals, Window
 
@@ -88,8 +89,7 @@ class ServerState:
         )
         self.server_totals = Totals()  # `counts` of the whole server: what no scheduler is told of
         self._server_window = Window(profile.window_seconds)
-        self.aborts_told = False
-        self._native_aborted: float | None = None
+        self._native: dict[str, float | None] = {}  # `SERVER_COUNTS` as last told
         self._printed = now  # the last time that an event told
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
@@ -320,17 +320,24 @@ class ServerState:
         self.facts.model_name = scrape.model_name or self.facts.model_name
         self.facts.engine_type = scrape.engine_type or self.facts.engine_type
         if scrape.spoiled:
-            scrape = replace(scrape, progress=self._progress, aborted_requests=None)
+            scrape = replace(
+                scrape,
+                progress=self._progress,
+                aborted_requests=None,
+                started_requests=None,
+                finished_requests=None,
+                finished_prompt_tokens=None,
+            )
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
         if restarted:
             if not self._log_tells_starts:
                 self._start(now)
             for rank in self.ranks.values():
                 rank.counters_began_again()
-            self._native_aborted = None
+            self._native = dict.fromkeys(self._native)
         stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
-        self._count_aborted(scrape.aborted_requests)
+        self._count_requests(scrape)
         self.latency.observe(scrape, now)
         # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1),
         # so the log's ranks win.
@@ -367,12 +374,18 @@ class ServerState:
         for name in ("graph_passes", "eager_passes", "retracted_requests", "admitted_requests"):
             setattr(figures, name, None if known is None else known.last_told(name))
 
-    def _count_aborted(self, told: float | None) -> None:
-        """Clients that went away, as the server counts them (`num_aborted_requests_total`, 0.4.9 on)."""
-        if told is not None:
-            if self.aborts_told or self._scraped:
-                self.server_totals.counts["aborted_requests"] += gained(self._native_aborted, told)
-            self.aborts_told, self._native_aborted = True, told
+    def _count_requests(self, scrape: Scrape) -> None:
+        """Count what the whole server counts: its first figure is the base; a family that was missing until then counts from 0."""
+        for name in SERVER_COUNTS:
+            told: float | None = getattr(scrape, name)
+            if told is not None:
+                first = name not in self._native and not self._scraped
+                self.server_totals.counts[name] += 0.0 if first else gained(self._native.get(name), told)
+                self._native[name] = told
+
+    def server_count(self, name: str) -> float | None:
+        """Give one of `SERVER_COUNTS` since the exporter came; None where the server does not tell it."""
+        return self.server_totals.counts[name] if name in self._native else None
 
     def latencies(self, now: float, seconds: float | None = None) -> dict[Latency, Recent]:
         """Give the latencies of the last `seconds`, those that the server tells."""
