@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|capture|situations|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, liveness, verdicts
+from closed_loop import agreement, captures, cutting, liveness, verdicts
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
 from closed_loop.convergence import BY_NAME as STARTS
@@ -74,7 +74,10 @@ def main() -> int:
         "--revisions", default=f"{verdicts.BEFORE},HEAD", metavar="REVISION,REVISION", help="of git, or: work"
     )
     judging.add_argument("--output", type=Path, help="write the table as a page, such as docs/situations.md")
-    for parsing in (capturing, judging):
+    cutting_down = tasks.add_parser("cut", help="cut captures down to recordings for the tests")
+    cutting_down.add_argument("--output", type=Path, default=Path("tests/recordings"))
+    cutting_down.add_argument("--seconds", type=float, default=10.0, help="between two scrapes that are kept")
+    for parsing in (capturing, judging, cutting_down):
         parsing.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(SITUATIONS)}")
         parsing.add_argument("--results", type=Path, default=RESULTS)
     documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
@@ -96,6 +99,7 @@ def main() -> int:
             "agreement": _agreement,
             "capture": _capture,
             "situations": _situations,
+            "cut": _cut,
             "document": _document,
         }[args.task](args)
     except UsageError as error:
@@ -210,6 +214,14 @@ def _situations(args: argparse.Namespace) -> int:
     else:
         args.output.write_text(page, encoding="utf-8")
     return 1 if verdicts.is_wrong(rows, revisions[-1]) else 0
+
+
+def _cut(args: argparse.Namespace) -> int:
+    for name in _chosen("--only", args.only, tuple(SITUATIONS)):
+        capture, target = args.results / "captures" / name, args.output / name
+        if capture.is_dir() and not target.exists():
+            say(f"{name}: {cutting.cut(SITUATIONS[name], capture, target, args.seconds)} bytes")
+    return 0
 
 
 def _document(args: argparse.Namespace) -> int:

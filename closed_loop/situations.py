@@ -187,31 +187,37 @@ SITUATIONS: tuple[Situation, ...] = (
         verdicts=(*POOL, "running_at_limit", "retracting_too_often", "admission_too_conservative"),
         never=("--schedule-policy",),
     ),
-    Situation(
-        name="early-limit",
-        what="a minute of nothing, then 27 s with 48 clients at --max-running-requests 4",
-        flags="--max-total-tokens 16384 --max-running-requests 4",
-        steps=(_nothing(60), _send(48, 27, 40, 300)),
-        truth="The running limit of 4: 44 requests wait beside an empty pool.",
-        right="--max-running-requests up. Never more requests at once.",
-        verdicts=("running_at_limit",),
-        cures=("--max-running-requests up",),
-        never=("requests at once", CONSERVATIVENESS),
-        profile="offline",
-        probes=False,
+    *(
+        Situation(
+            name=f"early-limit{name}",
+            what=f"a minute of nothing{words}, then 27 s with 48 clients at --max-running-requests 4",
+            flags="--max-total-tokens 16384 --max-running-requests 4",
+            steps=(_nothing(60), _send(48, 27, 40, 300)),
+            truth="The running limit of 4: 44 requests wait beside an empty pool.",
+            right="--max-running-requests up. Never more requests at once.",
+            verdicts=("running_at_limit",),
+            cures=("--max-running-requests up",),
+            never=("requests at once", CONSERVATIVENESS),
+            profile="offline",
+            probes=probes,
+        )
+        for name, words, probes in (("", "", False), ("-probed", " but health probes", True))
     ),
-    Situation(
-        name="early-chunks",
-        what="a minute of nothing, then 22 s of prompts of 2,000 tokens in chunks of 128",
-        flags="--max-total-tokens 32768 --chunked-prefill-size 128",
-        steps=(_nothing(60), _send(16, 22, 2000, 16)),
-        truth="Chunks of 128 tokens make prefill slow; requests wait for it.",
-        right="--chunked-prefill-size up. Never more requests at once.",
-        verdicts=("prefill_bound",),
-        cures=("--chunked-prefill-size up", "--chunked-prefill-size drop"),
-        never=("requests at once", CONSERVATIVENESS),
-        profile="offline",
-        probes=False,
+    *(
+        Situation(
+            name=f"early-chunks{name}",
+            what=f"a minute of nothing{words}, then 22 s of prompts of 2,000 tokens in chunks of 128",
+            flags="--max-total-tokens 32768 --chunked-prefill-size 128",
+            steps=(_nothing(60), _send(16, 22, 2000, 16)),
+            truth="Chunks of 128 tokens make prefill slow; requests wait for it.",
+            right="--chunked-prefill-size up. Never more requests at once.",
+            verdicts=("prefill_bound",),
+            cures=("--chunked-prefill-size up", "--chunked-prefill-size drop"),
+            never=("requests at once", CONSERVATIVENESS),
+            profile="offline",
+            probes=probes,
+        )
+        for name, words, probes in (("", "", False), ("-probed", " but health probes", True))
     ),
     Situation(
         name="bursts-10-in-30",

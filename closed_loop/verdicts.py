@@ -85,13 +85,7 @@ def seen(situation: Situation, told: Mapping[str, Any]) -> dict[str, Seen]:
 
 def _seen(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
     begin = _SETTLED_SECONDS
-    # The last load is over when its clients have their answers; before that is when there was most to see.
-    ends = [at for name, at in told["events"] if name == "load_end"]
-    asked = (
-        begin + situation.asked_at
-        if situation.asked_at is not None
-        else (ends[-1] if ends else begin + _length(situation))
-    )
+    asked = begin + situation.asked_at if situation.asked_at is not None else _end_of_load(situation, told["events"])
     if source == "report":
         last, every = told["report"], [told["report"]]
     else:
@@ -129,8 +123,12 @@ def _seen(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
     return Seen(verdict, advice, tuple(name for name in alerts if name), tuple(wrong))
 
 
-def _length(situation: Situation) -> float:
-    return sum(max(load.seconds for load in step) for step in situation.steps)
+def _end_of_load(situation: Situation, events: Sequence[Sequence[Any]]) -> float:
+    """Give when the last load stops asking; afterwards its clients only wait for answers."""
+    lengths = [max(load.seconds for load in step) for step in situation.steps]
+    busy = [length for step, length in zip(situation.steps, lengths, strict=True) if any(load.clients for load in step)]
+    begins = [float(at) for name, at in events if name == "load_begin"]
+    return begins[-1] + busy[-1] if busy and begins else _SETTLED_SECONDS + sum(lengths)
 
 
 def advised(finding: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ def told(verdict: str, *advice: dict[str, Any], before: str = "healthy") -> dict
     finding = {"diagnosis": verdict, "severity": "warning", "alert": "", "advice": list(advice)}
     last = {"at": 50.0, "verdict": verdict, "findings": [finding]}
     times = {"times": [{"at": 10.0, "verdict": before, "findings": []}, last]}
-    return {"both": times, "log": times, "metrics": times, "report": last, "events": [["load_end", 53.0]]}
+    return {"both": times, "log": times, "metrics": times, "report": last, "events": [["load_begin", 3.0]]}
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
