@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.sizing import SIZERS, Case, Value
+from sglang_tuning_exporter.guide.suspects import Named, explaining, unexplained
 from sglang_tuning_exporter.guide.table import BY_ID
 
 if TYPE_CHECKING:
@@ -64,10 +65,54 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
     Empty when the flag already has the value, or when turning it further would change nothing.
     """
     row = BY_ID[diagnosis_id]
+    if row.names_suspects:
+        return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)
     size = SIZERS.get(diagnosis_id)
     values = [Value(None, case.present(row.turn.arg))] if size is None else size(case)
     given = [_advice(row, value, case.facts) for value in values if value.suggested is None or value.changes]
-    return [advice for advice in given if advice is not None]
+    own = [advice for advice in given if advice is not None]
+    named = explaining(diagnosis_id, case.past)
+    if not named:
+        return own
+    first = _suspects(named, case.facts)
+    if any(each.place == "instead" for each in named):
+        return first
+    args = {advice.arg for advice in first}
+    return first + [advice for advice in own if advice.arg not in args]
+
+
+def _is_explained(case: Case) -> bool:
+    """Say whether a row that can be the verdict has a flag to set."""
+    limits = (row for row in case.held if BY_ID[row].is_limit)
+    return any(advice.flag for row in limits for advice in advise(row, case))
+
+
+def _suspects(named: list[Named], facts: ServerFacts) -> list[Advice]:
+    """Write suspects as advice, without those whose flag this server's release does not have."""
+    return [advice for each in named if (advice := _suspect(each, facts)) is not None]
+
+
+def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
+    suspect, current, suggested = named.suspect, named.current, named.suggested
+    flag = facts.flag(suspect.arg)
+    if flag is None or suggested == current:
+        return None
+    direction = "drop" if suspect.is_switch or suggested is None else "set"
+    if isinstance(current, float) and isinstance(suggested, float) and not suspect.is_switch:
+        direction = "raise" if suggested > current else "lower"
+    return Advice(
+        flag=flag,
+        arg=suspect.arg,
+        current=1.0 if suspect.is_switch else current,
+        suggested=suggested,
+        suggestion=named.words or shown(suggested),
+        why=suspect.why,
+        will_not_help_if=suspect.will_not_help_if,
+        gain=named.gain,
+        cost=suspect.cost,
+        direction=direction,
+        is_switch=suspect.is_switch,
+    )
 
 
 def _advice(row: Diagnosis, value: Value, facts: ServerFacts) -> Advice | None:

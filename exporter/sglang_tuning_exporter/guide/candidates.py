@@ -103,6 +103,23 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         no_alert=_A_CHANCE,
     ),
     Diagnosis(
+        id="flags_away_from_defaults",
+        alert="",
+        severity="info",
+        condition=Suits("flags_away_from_defaults", names_suspects=True),
+        summary="Flags were set away from SGLang's defaults, and nothing else explains why requests are slow or wait.",
+        seen="{value} flag(s) away from the default that can cause this",
+        guide="not in the guide: a flag that was set is the first suspect where nothing else explains what is seen",
+        turn=Turn(
+            "",
+            "try",
+            "start without each flag in turn",
+            "SGLang's defaults suit most loads. A flag that was set for another load or another release may limit this one.",
+            "the flag is needed for what this server does",
+        ),
+        no_alert=_A_CHANCE,
+    ),
+    Diagnosis(
         id="data_parallel_would_fit",
         alert="",
         severity="info",

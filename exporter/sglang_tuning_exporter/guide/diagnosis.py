@@ -83,9 +83,13 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Suits:
-    """A change of set-up that would suit what is known of this server: `guide.candidates` has the test of that name."""
+    """A change of set-up that would suit what is known of this server: `guide.suitability` has the test of that name.
+
+    `names_suspects`: the advice is the flags that were set away from their defaults (`guide.suspects`).
+    """
 
     test: str
+    names_suspects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,12 @@ class Diagnosis:
     @property
     def needs_advice(self) -> bool:
         """Whether it is no finding where no advice is left (`guide.findings`)."""
-        return bool(self.turn.arg) and not isinstance(self.condition, (*EVENTFUL, BurnRate))
+        return self.names_suspects or (bool(self.turn.arg) and not isinstance(self.condition, (*EVENTFUL, BurnRate)))
+
+    @property
+    def names_suspects(self) -> bool:
+        """Whether its advice is the flags that were set away from their defaults."""
+        return isinstance(self.condition, Suits) and self.condition.names_suspects
 
     @property
     def is_limit(self) -> bool:

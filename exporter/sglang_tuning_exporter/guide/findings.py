@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
-from sglang_tuning_exporter.guide.diagnosis import EVENTFUL, Diagnosis, Failures, GraphMemory, RetractionRate
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.measurement import measure, supporting
 from sglang_tuning_exporter.guide.sizing import tolerated
@@ -106,7 +106,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         turned.update(a.arg for a in advice if a.arg)
         # Without advice the flag is where the guide wants it, or a more urgent finding turns it: nothing to say, unless
         # what was seen is bad by itself.
-        if advice or not row.turn.arg or isinstance(row.condition, EVENTFUL):
+        if advice or not row.needs_advice:
             found.append(
                 Finding(row, (evidence, *supporting(row.condition, past)), confidence_of(past.served_seconds), advice)
             )

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
+from sglang_tuning_exporter.guide.suspects import how_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,4 +132,5 @@ _TESTS: dict[str, Callable[[Past], Evidence | None]] = {
     "quantization_candidate": _quantization_candidate,
     "expert_parallel_candidate": _expert_parallel_candidate,
     "dp_attention_candidate": _dp_attention_candidate,
+    "flags_away_from_defaults": how_many,
 }

@@ -129,8 +129,10 @@ def tolerated(case: Case) -> bool:
 
 def _taken_back(case: Case) -> float | None:
     """Give retractions for each request that is started; None where nothing tells of those."""
-    started = case.past.started_requests
-    return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
+    started = case.past.latency.get("time_to_first_token")
+    if started is None or not started.observations:
+        return None
+    return case.past.retractions_per_minute / case.past.per_minute(started.observations)
 
 
 def ineffective(case: Case) -> list[Value]:

@@ -1,0 +1,327 @@
+"""Flags that the operator set away from SGLang's defaults: first where they explain what is seen, named where nothing does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scenarios import Story, decoding, prefilling, repeated, retraction, started
+from sglang_tuning_exporter.guide.advice import Advice
+from sglang_tuning_exporter.guide.command import command_line
+from sglang_tuning_exporter.guide.evidence import Past, past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.suspect_flags import SUSPECTS
+from sglang_tuning_exporter.guide.suspects import air, suspects
+from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Rejection, Scrape
+from sglang_tuning_exporter.sglang.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.state import ServerState
+
+END = 200.0
+NAMED = "flags_away_from_defaults"
+# Six prefixes of 1,200 tokens, each request with one of them; the radix cache off. Measured on a real engine: the KV cache doubled
+# three times gave 494 to 691 tokens per CPU second, the radix cache alone 1,035.
+FULL = decoding(0.0, END, running=20, queued=30, usage=0.95)
+
+
+def lived(story: Story, profile: str = "online", prompt: int = 0, **args: Any) -> Past:
+    """Live through a story; `prompt` is the mean length of the prompts, 0 where it is not known."""
+    state = ServerState(PROFILES[profile], 0.0)
+    for at, what in sorted(started(model_path="/models/llama", **args) + story, key=lambda pair: pair[0]):
+        if isinstance(what, Scrape):
+            state.observe_scrape(what, at)
+        else:
+            state.observe(what, at)  # type: ignore[arg-type]  # the rest are events here
+    state.advance(END)
+    if prompt:
+        requests = 380.0
+        tokens = dict.fromkeys(("computed_tokens", "finished_prompt_tokens"), requests * prompt)
+        state.server_totals.counts.update(tokens, started_requests=requests, finished_requests=requests)
+    return past_of(state, END)
+
+
+def scrapes(first: float = 0.1, between: float = 0.01) -> Story:
+    """Twenty requests every ten seconds, with latencies of so many seconds."""
+
+    def histogram(seconds: float, count: float) -> Histogram:
+        bounds = (0.05, 0.2, 1.0, 4.0, 20.0, inf)
+        return Histogram(bounds, tuple(count * (bound >= seconds) for bound in bounds), count * seconds)
+
+    return [
+        (
+            10.0 * step,
+            Scrape(
+                [RankFigures()],
+                progress=1000.0 * step,
+                time_to_first_token=histogram(first, 20.0 * step),
+                inter_token=histogram(between, 20.0 * step),
+            ),
+        )
+        for step in range(20)
+    ]
+
+
+def advice_of(past: Past, row: str) -> list[Advice]:
+    return [each for finding in judge(past).findings if finding.diagnosis.id == row for each in finding.advice]
+
+
+def first_flag(past: Past, row: str) -> str:
+    return next((each.flag for each in advice_of(past, row)), "none")
+
+
+def ids(past: Past) -> set[str]:
+    return {finding.diagnosis.id for finding in judge(past).findings}
+
+
+def test_a_full_kv_cache_without_radix_cache_names_the_radix_cache_before_a_larger_pool() -> None:
+    story = decoding(0.0, END, running=100, queued=30, usage=0.95) + scrapes()
+    args: dict[str, Any] = {"max_running_requests": 512, "max_total_tokens": 400_000}
+    past = lived(story, prompt=1200, disable_radix_cache=True, **args)
+    flags = [each.flag for each in advice_of(past, "running_far_below_limit")]
+    assert flags[0] == "--disable-radix-cache"
+    assert "--max-total-tokens" in flags
+    [first] = [each for each in advice_of(past, "running_far_below_limit") if each.arg == "disable_radix_cache"]
+    assert "If prompts share prefixes" in first.why
+    assert first.suggestion == "start without it"
+
+
+def test_the_same_is_said_from_the_log_alone() -> None:
+    assert first_flag(lived(FULL, disable_radix_cache=True), "running_far_below_limit") == "--disable-radix-cache"
+
+
+def test_it_is_said_too_where_the_queue_is_in_the_range_of_throughput() -> None:
+    story = decoding(0.0, END, running=20, queued=300, usage=0.95)
+    past = lived(story, "offline", disable_radix_cache=True)
+    assert first_flag(past, "running_far_below_limit") == "--disable-radix-cache"
+
+
+def test_full_prefill_batches_without_radix_cache_name_it_before_a_larger_chunk() -> None:
+    past = lived(prefilling(0.0, END, queued=200), disable_radix_cache=True)
+    assert first_flag(past, "prefill_bound") == "--disable-radix-cache"
+
+
+def test_short_prompts_have_no_prefix_worth_a_cache() -> None:
+    past = lived(FULL + scrapes(), prompt=20, disable_radix_cache=True)
+    assert first_flag(past, "running_far_below_limit") != "--disable-radix-cache"
+
+
+def test_prompts_that_are_a_small_part_of_the_kv_cache_do_not_fill_it() -> None:
+    past = lived(FULL + scrapes(), prompt=1000, disable_radix_cache=True)  # of 19,000 tokens that each request holds
+    assert first_flag(past, "running_far_below_limit") != "--disable-radix-cache"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"disable_radix_cache": False}, {"disaggregation_mode": "decode"}, {"is_embedding": True}, {"enable_mis": True}],
+)
+def test_a_radix_cache_that_is_on_or_that_sglang_switches_off_itself_is_not_named(args: dict[str, Any]) -> None:
+    past = lived(FULL, **{"disable_radix_cache": True, **args})
+    assert "--disable-radix-cache" not in {each.flag for row in ids(past) for each in advice_of(past, row)}
+
+
+def test_a_healthy_server_without_radix_cache_is_told_nothing() -> None:
+    past = lived(decoding(0.0, END, running=20), disable_radix_cache=True)
+    assert judge(past).verdict == "healthy"
+    assert ids(past) == set()
+
+
+def test_a_tiny_prefill_limit_is_what_fills_the_batches_and_not_the_chunk() -> None:
+    past = lived(prefilling(0.0, END, tokens=8000, queued=200), max_prefill_tokens=512)
+    [advice] = advice_of(past, "prefill_bound")
+    assert (advice.flag, advice.current, advice.suggested) == ("--max-prefill-tokens", 512.0, 16384.0)
+    assert advice.direction == "raise"
+
+
+def test_a_prefill_limit_below_the_prompts_explains_a_wait_with_room() -> None:
+    # One prompt fills each batch, and the KV cache has room: lowering conservativeness would change nothing.
+    line = PrefillBatch(None, NO_RANK, 1, 1100, 0, 4, 20, 0, 0.3)
+    past = lived(repeated(line, 10.0, end=END) + scrapes(), prompt=1100, max_prefill_tokens=256)
+    flags = {each.flag for row in ids(past) for each in advice_of(past, row)}
+    assert "--schedule-conservativeness" not in flags
+
+
+def test_a_prefill_limit_that_a_chunk_does_not_reach_is_not_named() -> None:
+    past = lived(prefilling(0.0, END, queued=200), max_prefill_tokens=8192)
+    assert first_flag(past, "prefill_bound") == "--chunked-prefill-size"
+
+
+@pytest.mark.parametrize(("chunk", "suggested"), [(128, 1024.0), (256, 1024.0), (512, 1024.0), (1024, 4096.0)])
+def test_a_very_small_chunk_is_raised_step_by_step(chunk: int, suggested: float) -> None:
+    # Measured on a real engine: 256 gives 593 tokens per CPU second, 1,024 gives 813, and 4,096 less again.
+    past = lived(prefilling(0.0, END, tokens=chunk, queued=200), chunked_prefill_size=chunk)
+    advised = [each for each in advice_of(past, "prefill_bound") if each.arg == "chunked_prefill_size"]
+    assert [each.suggested for each in advised] == [suggested]
+
+
+def test_a_small_chunk_under_dp_attention_is_counted_for_each_rank() -> None:
+    # SGLang prints the flag divided by the ranks: 8 x 128.
+    args: dict[str, Any] = {"enable_dp_attention": True, "dp_size": 8, "tp_size": 8, "schedule_conservativeness": 0.3}
+    past = lived(prefilling(0.0, END, tokens=128, queued=200), chunked_prefill_size=128, **args)
+    [advice] = [each for each in advice_of(past, "prefill_bound") if each.arg == "chunked_prefill_size"]
+    assert (advice.current, advice.suggested) == (1024.0, 8192.0)
+
+
+def test_long_prompts_without_chunks_make_every_token_late() -> None:
+    story = decoding(0.0, END, running=20) + scrapes(between=0.3)
+    advised = advice_of(lived(story, prompt=6000, chunked_prefill_size=-1), "latency_batch_too_large")
+    assert (advised[0].flag, advised[0].suggested) == ("--chunked-prefill-size", 4096.0)
+
+
+def test_short_prompts_without_chunks_do_not() -> None:
+    story = decoding(0.0, END, running=20) + scrapes(between=0.3)
+    flags = {
+        each.flag for each in advice_of(lived(story, prompt=100, chunked_prefill_size=-1), "latency_batch_too_large")
+    }
+    assert "--chunked-prefill-size" not in flags
+
+
+@pytest.mark.parametrize("usage", [0.8, 0.95])
+def test_large_pages_with_small_requests_are_mostly_empty(usage: float) -> None:
+    story = decoding(0.0, END, running=20, queued=30, usage=usage) + scrapes()
+    past = lived(story, prompt=70, page_size=512)
+    flags = {(each.flag, each.suggested) for row in ids(past) for each in advice_of(past, row)}
+    assert ("--page-size", 1.0) in flags or ("--page-size", 16.0) in flags
+    assert "--schedule-conservativeness" not in {flag for flag, _ in flags}
+    [advice] = [each for row in ids(past) for each in advice_of(past, row) if each.arg == "page_size"]
+    assert "86 % of the KV cache is empty space" in advice.gain
+
+
+def test_large_pages_with_large_requests_are_well_filled() -> None:
+    past = lived(FULL + scrapes(), prompt=6000, page_size=512)
+    assert "--page-size" not in {each.flag for row in ids(past) for each in advice_of(past, row)}
+
+
+@pytest.mark.parametrize("backend", ["flashmla", "cutlass_mla", "trtllm_mla"])
+def test_pages_that_the_attention_backend_needs_are_not_named(backend: str) -> None:
+    past = lived(FULL + scrapes(), prompt=70, page_size=128, attention_backend=backend)
+    assert "--page-size" not in {each.flag for row in ids(past) for each in advice_of(past, row)}
+
+
+def test_adapters_that_share_too_few_slots_hold_requests_back() -> None:
+    story = decoding(0.0, END, running=20, queued=30)
+    adapters = {f"a{number}": f"/adapters/{number}" for number in range(6)}
+    past = lived(story, enable_lora=True, lora_paths=adapters, max_loras_per_batch=2)
+    advised = {(each.flag, each.suggested) for row in ids(past) for each in advice_of(past, row)}
+    assert ("--max-loras-per-batch", 7.0) in advised
+    assert "--schedule-conservativeness" not in {flag for flag, _ in advised}
+
+
+def test_graphs_without_padding_are_why_small_batches_have_none() -> None:
+    past = lived(decoding(0.0, END, running=20, graph=False), disable_cuda_graph_padding=True)
+    [advice] = advice_of(past, "cuda_graph_off")
+    assert (advice.flag, advice.direction) == ("--disable-cuda-graph-padding", "drop")
+
+
+def test_a_short_queue_limit_is_named_where_it_alone_rejects() -> None:
+    story = decoding(0.0, END, running=20) + repeated(Rejection(None, NO_RANK), 15.0, end=END)
+    advised = advice_of(lived(story, max_queued_requests=4), "requests_rejected")
+    assert (advised[0].flag, advised[0].suggested) == ("--max-queued-requests", 16.0)
+
+
+def test_a_short_queue_limit_is_not_named_while_the_running_limit_holds_requests_back() -> None:
+    story = decoding(0.0, END, running=64, queued=4, usage=0.03) + repeated(Rejection(None, NO_RANK), 15.0, end=END)
+    past = lived(story, max_queued_requests=4)
+    assert "--max-queued-requests" not in {each.flag for each in advice_of(past, "requests_rejected")}
+
+
+def test_where_nothing_explains_late_tokens_the_flags_that_were_set_are_named() -> None:
+    story = decoding(0.0, END, running=6) + scrapes(between=0.3)
+    args: dict[str, Any] = {
+        "disable_overlap_schedule": True,
+        "enable_mixed_chunk": True,
+        "log_level": "debug",
+        "stream_interval": 50,
+    }
+    advised = advice_of(lived(story, **args), NAMED)
+    assert [each.flag for each in advised] == [
+        "--disable-overlap-schedule",
+        "--enable-mixed-chunk",
+        "--stream-interval",
+    ]
+    assert [each.suggestion for each in advised] == ["start without it", "start without it", "1"]
+
+
+def test_three_at_most_are_named() -> None:
+    story = decoding(0.0, END, running=6) + scrapes(between=0.3)
+    args: dict[str, Any] = {
+        suspect.arg: True for suspect in SUSPECTS if suspect.is_switch and "tokens" in suspect.troubles
+    }
+    assert len(advice_of(lived(story, **args), NAMED)) == 3
+
+
+def test_a_chance_is_in_no_combined_command_line_and_has_no_alert() -> None:
+    story = decoding(0.0, END, running=6) + scrapes(between=0.3)
+    judgement = judge(lived(story, disable_overlap_schedule=True))
+    assert NAMED in {finding.diagnosis.id for finding in judgement.findings}
+    assert "disable_overlap_schedule" not in judgement.changes
+    assert BY_ID[NAMED].is_chance
+    assert BY_ID[NAMED].alert == ""
+
+
+def test_a_healthy_server_is_told_nothing_of_its_flags() -> None:
+    args: dict[str, Any] = {suspect.arg: True for suspect in SUSPECTS if suspect.is_switch and not suspect.proof}
+    past = lived(decoding(0.0, END, running=6) + scrapes(), **args)
+    assert NAMED not in ids(past)
+
+
+def test_nothing_is_named_where_a_limit_with_a_flag_explains_the_wait() -> None:
+    past = lived(decoding(0.0, END, running=64, queued=30), disable_overlap_schedule=True)
+    assert "running_at_limit" in ids(past)
+    assert NAMED not in ids(past)
+
+
+def test_a_server_with_the_defaults_has_no_suspects() -> None:
+    assert suspects(lived(FULL + scrapes(), prompt=1200)) == []
+
+
+def test_what_sglang_sets_by_itself_is_not_named() -> None:
+    story = decoding(0.0, END, running=6) + scrapes(between=0.3)
+    past = lived(story, disable_overlap_schedule=True, speculative_algorithm="EAGLE")
+    assert "--disable-overlap-schedule" not in {each.flag for each in advice_of(past, NAMED)}
+
+
+def test_large_pages_are_blamed_for_retractions_before_conservativeness() -> None:
+    story = decoding(0.0, END, running=20, usage=0.97) + scrapes() + repeated(retraction(), 15.0, end=END)
+    assert first_flag(lived(story, prompt=70, page_size=512), "retracting_too_often") == "--page-size"
+
+
+def test_each_suspect_is_a_flag_of_some_release_and_says_why_and_when_it_will_not_help() -> None:
+    for suspect in SUSPECTS:
+        assert any(flag_of(suspect.arg, release) for release in releases()), suspect.arg
+        assert suspect.why.endswith(".")
+        assert suspect.will_not_help_if
+        assert suspect.source.startswith("srt/")
+        assert suspect.troubles
+
+
+def test_no_default_of_any_release_is_a_suspect() -> None:
+    for suspect in SUSPECTS:
+        for release in releases():
+            flag = flag_of(suspect.arg, release)
+            assert flag is None or not suspect.suits(flag.default), (suspect.arg, release)
+
+
+def test_dropping_a_suspect_takes_its_flag_out_of_the_command_line() -> None:
+    past = lived(FULL, disable_radix_cache=True)
+    command = command_line(past.facts, {"disable_radix_cache": False})
+    assert command is not None
+    assert "--disable-radix-cache" not in command.words
+
+
+@given(st.sampled_from([1, 16, 64, 512]), st.floats(1, 100_000))
+def test_empty_space_in_pages_is_a_share_below_one_page(page: int, request: float) -> None:
+    share = air(page, request)
+    assert 0.0 <= share < 1.0
+    assert share * (request / (1 - share)) <= page + 1e-6
+
+
+def test_a_past_with_too_little_load_names_nothing() -> None:
+    past = lived(decoding(0.0, 15.0, running=6, queued=30), disable_overlap_schedule=True)
+    assert judge(replace(past, watched_seconds=15.0)).findings == ()
