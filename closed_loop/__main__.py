@@ -1,9 +1,10 @@
-"""`python -m closed_loop [run|liveness|agreement|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, liveness
+from closed_loop import agreement, captures, cutting, liveness, verdicts
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
 from closed_loop.convergence import BY_NAME as STARTS
@@ -22,6 +23,7 @@ from closed_loop.faults import FAULTS
 from closed_loop.installation import RELEASES, install
 from closed_loop.loops import BY_NAME
 from closed_loop.series import Bench, run_loop
+from closed_loop.situations import BY_NAME as SITUATIONS
 from sglang_tuning_exporter.config import UsageError
 
 RESULTS = Path(".closed-loop")
@@ -63,6 +65,21 @@ def main() -> int:
         parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
         parsing.add_argument("--results", type=Path, default=RESULTS)
         parsing.add_argument("--again", action="store_true", help="also where a result is there")
+    capturing = tasks.add_parser("capture", help="do each situation to a real server, and keep what it said")
+    capturing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
+    judging = tasks.add_parser(
+        "situations", help="what revisions of the exporter say of the captures, beside the truth"
+    )
+    judging.add_argument(
+        "--revisions", default=f"{verdicts.BEFORE},HEAD", metavar="REVISION,REVISION", help="of git, or: work"
+    )
+    judging.add_argument("--output", type=Path, help="write the table as a page, such as docs/situations.md")
+    cutting_down = tasks.add_parser("cut", help="cut captures down to recordings for the tests")
+    cutting_down.add_argument("--output", type=Path, default=Path("tests/recordings"))
+    cutting_down.add_argument("--seconds", type=float, default=10.0, help="between two scrapes that are kept")
+    for parsing in (capturing, judging, cutting_down):
+        parsing.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(SITUATIONS)}")
+        parsing.add_argument("--results", type=Path, default=RESULTS)
     documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
     documenting.add_argument("--results", type=Path, default=RESULTS)
     documenting.add_argument("--docs", type=Path, default=Path("docs"))
@@ -76,7 +93,15 @@ def main() -> int:
         if args.task == "install":
             install(args.version, say=say)
             return 0
-        return {"run": _run, "liveness": _liveness, "agreement": _agreement, "document": _document}[args.task](args)
+        return {
+            "run": _run,
+            "liveness": _liveness,
+            "agreement": _agreement,
+            "capture": _capture,
+            "situations": _situations,
+            "cut": _cut,
+            "document": _document,
+        }[args.task](args)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -154,6 +179,49 @@ def _agreement(args: argparse.Namespace) -> int:
     )
     print("\n".join(agreement.table(told)))
     return 1 if told["problems"] else 0
+
+
+def _capture(args: argparse.Namespace) -> int:
+    folder = args.results / "captures"
+    failed = 0
+    for name in _chosen("--only", args.only, tuple(SITUATIONS)):
+        situation = SITUATIONS[name]
+        if (folder / name).exists():
+            continue
+        installation = install(situation.version, say=say)
+        say(name)
+        begun = folder / f".{name}"
+        shutil.rmtree(begun, ignore_errors=True)
+        try:
+            captures.capture(situation, installation, begun, port=Lane.of(args.lane).port, say=say)
+        except UsageError as error:
+            say(str(error))
+            failed += 1
+        else:
+            begun.rename(folder / name)
+    return 1 if failed else 0
+
+
+def _situations(args: argparse.Namespace) -> int:
+    revisions = args.revisions.split(",")
+    wanted = _chosen("--only", args.only, tuple(SITUATIONS))
+    rows = verdicts.table(args.results / "captures", wanted, revisions, args.results / "revisions", say)
+    if not rows:
+        raise UsageError(f"--results={args.results}: no captures there; run python -m closed_loop capture first")
+    page = verdicts.render(rows, revisions)
+    if args.output is None:
+        print(page)
+    else:
+        args.output.write_text(page, encoding="utf-8")
+    return 1 if verdicts.is_wrong(rows, revisions[-1]) else 0
+
+
+def _cut(args: argparse.Namespace) -> int:
+    for name in _chosen("--only", args.only, tuple(SITUATIONS)):
+        capture, target = args.results / "captures" / name, args.output / name
+        if capture.is_dir() and not target.exists():
+            say(f"{name}: {cutting.cut(SITUATIONS[name], capture, target, args.seconds)} bytes")
+    return 0
 
 
 def _document(args: argparse.Namespace) -> int:

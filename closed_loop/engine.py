@@ -35,14 +35,16 @@ PRIORITY = -10  # a neighbour's tests must not be measured
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def arguments(installation: Installation, port: int, *more: str) -> list[str]:
+def arguments(installation: Installation, port: int, *more: str, stream_interval: int | None = 8) -> list[str]:
     """Give what any server here needs on its command line, after the program's name; `more` is appended.
 
-    `--stream-interval 8` keeps the detokenizer, which works on the same core, from being the bottleneck. The memory
+    A `stream_interval` of 8 keeps the detokenizer, which works on the same core, from being the bottleneck. The memory
     fraction is the host's here, of which a neighbour may take some during the start; the pool is capped by its own flag.
     """
     fixed = "--load-format dummy --device cpu --attention-backend torch_native --sampling-backend pytorch"
-    fixed += " --grammar-backend none --mem-fraction-static 0.4 --random-seed 42 --stream-interval 8 --enable-metrics"
+    fixed += " --grammar-backend none --mem-fraction-static 0.4 --random-seed 42 --enable-metrics"
+    if stream_interval is not None:
+        fixed += f" --stream-interval {stream_interval}"
     return ["--model-path", str(installation.model), *fixed.split(), "--host", LOOPBACK, "--port", str(port), *more]
 
 

@@ -13,8 +13,11 @@ from typing import Any
 import aiohttp
 
 _GENERATED = re.compile(rb'"completion_tokens": ?(\d+)')
+_ABORTED = re.compile(rb'"type": ?"abort"')
 _FIRST_WORD, _WORDS = 3, 512  # the tiny model's vocabulary without its special tokens
-_PATIENCE = 900.0
+_RETRY_SECONDS = 0.5  # a server that is gone or refuses must not be asked a thousand times a second
+STOPPED = "stopped by its client"
+REFUSED = "aborted by the server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,9 @@ class Load:
 
     With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
-    retracts one.
+    retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes the
+    connection in the middle of the answer. A client pauses for one of `pause_seconds` after each answer, gives up a
+    request after `patience_seconds`, and after the end of the load waits `grace_seconds` for its answer.
     """
 
     clients: int
@@ -34,6 +39,13 @@ class Load:
     families: int = 0
     prefix_tokens: int = 0
     ignore_eos: bool = False
+    streamed: float = 1.0
+    stopped: float = 0.0
+    pause_seconds: tuple[float, ...] = (0.0,)
+    priorities: tuple[int, ...] = ()
+    dp_rank: int | None = None
+    patience_seconds: float = 900.0
+    grace_seconds: float = 0.0
 
     def request(self, number: int) -> dict[str, Any]:
         """Write the body of the request of that number; `number` and `seed` alone decide it."""
@@ -44,7 +56,23 @@ class Load:
             prompt = _words(random.Random(f"{self.seed}/family {family}"), self.prefix_tokens)
         prompt += _words(drawn, drawn.choice(self.prompt_tokens))
         sampling = {"max_new_tokens": self.most_new_tokens, "ignore_eos": self.ignore_eos, "temperature": 0.8}
-        return {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        if self.streamed < 1.0:
+            body["stream"] = drawn.random() < self.streamed
+        if self.priorities:
+            body["priority"] = drawn.choice(self.priorities)
+        if self.dp_rank is not None:
+            body["routed_dp_rank"] = self.dp_rank
+        return body
+
+    def stops_after(self, number: int) -> int | None:
+        """Give the tokens after which the client of that request closes the connection; None where it reads to the end."""
+        drawn = random.Random(f"{self.seed}/{number} stop")
+        return drawn.randint(2, max(3, self.most_new_tokens // 2)) if drawn.random() < self.stopped else None
+
+    def pause_after(self, number: int) -> float:
+        """Give how long the client of that request waits before its next one."""
+        return random.Random(f"{self.seed}/{number} pause").choice(self.pause_seconds)
 
     def as_json(self) -> dict[str, Any]:
         """Give it as plain JSON."""
@@ -54,7 +82,10 @@ class Load:
     def of_json(told: Mapping[str, Any]) -> Load:
         """Read what `as_json` gave."""
         known = {f.name: told[f.name] for f in fields(Load) if f.name in told}
-        return Load(**{**known, "prompt_tokens": tuple(known.get("prompt_tokens", (24,)))})
+        lists: dict[str, Any] = {
+            name: tuple(known[name]) for name in ("prompt_tokens", "pause_seconds", "priorities") if name in known
+        }
+        return Load(**{**known, **lists})
 
 
 @dataclass(slots=True)
@@ -95,14 +126,17 @@ async def drive(load: Load, url: str, records: list[Record] | None = None) -> li
 
         async def client() -> None:
             while time.monotonic() < until:
-                body = load.request(len(seen))
-                record = Record(len(seen), len(body["input_ids"]), time.time())
+                number = len(seen)
+                body = load.request(number)
+                record = Record(number, len(body["input_ids"]), time.time())
                 seen.append(record)
-                await _ask(session, url, body, record)
+                await _ask(session, url, body, record, load)
+                refused = record.status != 200 or record.error not in {"", STOPPED}
+                await asyncio.sleep(max(load.pause_after(number), _RETRY_SECONDS if refused else 0.0))
 
         asking = [asyncio.create_task(client()) for _ in range(load.clients)]
         if asking:
-            await asyncio.wait(asking, timeout=load.seconds)
+            await asyncio.wait(asking, timeout=load.seconds + load.grace_seconds)
         else:
             await asyncio.sleep(load.seconds)
         for task in asking:
@@ -111,24 +145,31 @@ async def drive(load: Load, url: str, records: list[Record] | None = None) -> li
     return seen
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], record: Record) -> None:
-    received, patience = 0, aiohttp.ClientTimeout(total=_PATIENCE)
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], record: Record, load: Load) -> None:
+    received, patience = 0, aiohttp.ClientTimeout(total=load.patience_seconds)
+    stops_after = load.stops_after(record.number) if body["stream"] else None
     try:
         async with session.post(f"{url}/generate", json=body, timeout=patience) as answer:
             record.status = answer.status
             async for line in answer.content:
-                found = _GENERATED.search(line) if line.startswith(b"data:") else None
+                found = _GENERATED.search(line)
                 if found is None:
                     continue
+                if _ABORTED.search(line):
+                    record.error = REFUSED
                 now, count = time.time(), int(found[1])
                 record.first = record.first or now
                 if count > received:
                     record.arrivals.append((now, count - received))
                     received = count
+                if stops_after is not None and received >= stops_after:
+                    record.error = STOPPED
+                    break
             record.ended = time.time()
+            if record.error == STOPPED:
+                answer.close()
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
         record.error, record.ended = repr(error)[:100], time.time()
-        await asyncio.sleep(0.5)  # a server that is gone must not be asked a thousand times a second
 
 
 def _words(drawn: random.Random, count: int) -> list[int]:

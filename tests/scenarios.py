@@ -166,6 +166,7 @@ def scraped(
                     [shown],
                     progress=at * 100 if moves else begin * 100,
                     aborted_requests=aborts * at / 15.0,
+                    started_requests=done,
                     time_to_first_token=Histogram((0.5, inf), (done, done), 0.2 * done),
                 ),
             )

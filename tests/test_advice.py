@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
-from sglang_tuning_exporter.latency import Recent
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.window import Totals, batch_size_bucket
 
@@ -84,9 +81,8 @@ def test_fewer_run_at_once_only_where_much_of_the_work_is_taken_back(started: fl
     of = case(schedule_conservativeness=1.3, max_running_requests=64, ran=50, usage=0.95)
     of.recent.counts["retraction_events"] = 100.0
     of.recent.seconds["activity", "serving"] = 100.0
-    first_tokens = Recent(started, None, None, 1.0, 1.0)
-    known = replace(of.past, latency={"time_to_first_token": first_tokens})
-    assert one("retracting_too_often", Case(known)).flag == flag
+    of.recent.counts["started_requests"] = started
+    assert one("retracting_too_often", of).flag == flag
 
 
 def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room_it_left() -> None:
@@ -333,7 +329,6 @@ def test_a_pool_that_is_full_long_before_the_limit_is_made_larger(pool: float, a
 def test_fewer_run_at_once_only_where_it_is_dear_to_compute_a_request_again(prompt: float, flag: str) -> None:
     # Seen on a real engine: four retractions for each request, prompts of 24 tokens, and a tenth of the throughput lost by 8 in place of 11.
     of = case(schedule_conservativeness=1.6, max_running_requests=64, ran=50, usage=0.95)
-    of.recent.counts.update(retraction_events=400.0, computed_tokens=100 * prompt)
+    of.recent.counts.update(retraction_events=400.0, computed_tokens=100 * prompt, started_requests=100.0)
     of.recent.seconds["activity", "serving"] = 100.0
-    known = replace(of.past, latency={"time_to_first_token": Recent(100.0, None, None, 1.0, 1.0)})
-    assert one("conservativeness_ineffective", Case(known)).flag == flag
+    assert one("conservativeness_ineffective", of).flag == flag

@@ -9,7 +9,6 @@ import pytest
 from sglang_tuning_exporter.guide.clients import at_least, at_most
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.latency import Recent
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.window import Totals
 
@@ -30,8 +29,9 @@ def past(
         recent.integrals[figure], recent.integrals[figure + "_seconds"] = MINUTE * value, MINUTE
     recent.seconds["activity", "serving"] = MINUTE
     facts = ServerFacts(version=None, args={}, running_limits={} if limit is None else {None: limit})
-    waits = {} if started is None else {"time_to_first_token": Recent(started, None, None, 1.0, 1.0)}
-    return Past(recent, {}, MINUTE, facts, PROFILES[profile], latency=waits)  # type: ignore[arg-type]
+    if started is not None:
+        recent.counts["started_requests"] = started
+    return Past(recent, {}, MINUTE, facts, PROFILES[profile])
 
 
 def test_slow_clients_are_told_how_many_fit_and_how_many_should_wait() -> None:

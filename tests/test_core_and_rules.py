@@ -92,7 +92,7 @@ class Simulated(Watcher):
         elif isinstance(what, ServerInfo):
             self.state.facts.apply_info(what.version, {}, None)
         elif at <= 0:
-            self.state.recall(what)  # type: ignore[arg-type]  # from before the exporter came
+            self.state.recall(what, at)  # type: ignore[arg-type]  # from before the exporter came
         else:
             self.state.observe(what, at)  # type: ignore[arg-type]  # the rest are events
 

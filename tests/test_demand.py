@@ -28,7 +28,7 @@ def balanced(*, asked: float, used: float, ratio: float, conservativeness: float
     for figure, value in (("running", running), ("queued", 20.0), ("usage", usage)):
         recent.integrals[figure], recent.integrals[figure + "_seconds"] = MINUTE * value, MINUTE
     recent.seconds["activity", "serving"] = MINUTE
-    recent.counts["computed_tokens"] = 200 * PROMPT
+    recent.counts.update(computed_tokens=200 * PROMPT, started_requests=200.0)
     facts = ServerFacts(version=None, args={"schedule_conservativeness": conservativeness})
     facts.kv_pool_tokens[None] = POOL
     waits = {
@@ -55,7 +55,7 @@ def test_nothing_is_concluded_where_the_server_does_not_tell(untold: str) -> Non
     elif untold == "pool":
         past.facts.kv_pool_tokens.clear()
     elif untold == "prompts":
-        past = replace(past, latency={})
+        del past.recent.counts["started_requests"]
     else:
         past = replace(past, recent=Totals())
     assert demand(past) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, get_args
 
@@ -15,7 +14,6 @@ from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.findings import Finding, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
-from sglang_tuning_exporter.latency import Recent
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.signals import SIGNALS, STATES, Signal
@@ -194,8 +192,7 @@ def test_nobody_is_called_for_one_retraction_in_twenty_requests_that_no_flag_wou
     of = retracted(40)
     of.facts.args["schedule_conservativeness"] = conservativeness
     if started is not None:
-        first_tokens = Recent(started, None, None, 1.0, 1.0)
-        of = replace(of, latency={"time_to_first_token": first_tokens})
+        of.recent.counts["started_requests"] = started
     assert ids(of) == expected
     assert judge(of).verdict == (expected or ["no_clear_bottleneck"])[0]
 

@@ -128,6 +128,7 @@ def slow(first: float, between: float, *, running: int = 40, queued: int = 0, us
         scrape = Scrape(
             [figures],
             progress=1000.0 * step,
+            started_requests=20.0 * step,
             time_to_first_token=histogram(first, 20.0 * step),
             inter_token=histogram(between, 20.0 * step),
         )

@@ -75,6 +75,8 @@ FAMILIES: dict[str, set[str]] = {
     "verdict": {"verdict", "severity"},
     "prompt_tokens": {"source"},
     "aborted_requests": set(),
+    "started_requests": set(),
+    "finished_requests": set(),
     "rejected_requests": set(),
     "liveness_events": {"event"},
     "latency_observations": {"latency"},

@@ -414,7 +414,7 @@ def test_a_restart_that_the_log_tells_is_not_told_again_by_the_metrics() -> None
 
 def test_a_log_whose_history_told_a_start_is_waited_for() -> None:
     state = new_state()
-    state.recall(args())
+    state.recall(args(), 100.0)
     state.observe_scrape(scrape(figures(), progress=5000), 0.0)
     state.observe_scrape(scrape(figures(), progress=30), 15.0)
     assert state.starts == 0
@@ -485,7 +485,7 @@ def test_history_teaches_facts_and_counts_nothing() -> None:
         OutOfMemory(None, NO_RANK, "decode"),
     ]
     for event in history:
-        state.recall(event)
+        state.recall(event, 100.0)
     assert (state.facts.arg("schedule_conservativeness"), state.facts.running_limit(None), state.facts.ready) == (
         0.1,
         32,

@@ -134,15 +134,23 @@ def test_a_server_start_is_found_across_the_blocks_that_the_look_back_reads(log:
         follower.close()
 
 
-def test_history_without_a_server_start_tells_nothing(log: Path) -> None:
+def test_history_without_a_server_start_is_its_last_lines(log: Path) -> None:
     log.write_bytes(b"one\ntwo\n")
-    assert list(LogFollower([str(log)]).poll()) == []
+    (block,) = LogFollower([str(log)]).poll()
+    assert (block.data, block.historical) == (b"one\ntwo\n", True)
 
 
-def test_history_is_at_most_four_mebibytes_of_whole_lines(log: Path) -> None:
+def test_history_ends_with_the_last_lines_however_long_ago_the_start_was(log: Path) -> None:
+    log.write_bytes(b"server_args=1\n" + b"word word word word\n" * 300_000 + b"the end\n")
+    (block,) = LogFollower([str(log)]).poll()
+    assert block.data.endswith(b"\nword word word word\nthe end\n")
+    assert set(block.data.splitlines()) == {b"server_args=1", b"word word word word", b"the end"}
+
+
+def test_history_is_little_more_than_four_mebibytes_of_whole_lines(log: Path) -> None:
     log.write_bytes(b"server_args=1\n" + b"word word word word\n" * 300_000)
     (block,) = LogFollower([str(log)]).poll()
-    assert (4 << 20) - 20 < len(block.data) <= 4 << 20
+    assert (4 << 20) < len(block.data) <= (4 << 20) + (64 << 10)
     assert block.data.endswith(b"\n")
 
 

@@ -35,6 +35,10 @@ class History:
         self._due = -inf
         self._batches = (0.0, 0.0)  # replayed and eager, when the last moment was kept
 
+    def begin(self, state: ServerState) -> None:
+        """Leave out what `state` has counted until now."""
+        self._batches = _batches(state)
+
     def offer(self, state: ServerState, now: float) -> None:
         """Keep what `state` tells at `now`, if five seconds have passed."""
         if now < self._due:
@@ -42,9 +46,8 @@ class History:
         self._due = now + STEP_SECONDS
         ranks = state.schedulers
         totals = [rank.totals.counts for rank in ranks]
-        replayed, eager = sum(t["replayed"] for t in totals), sum(t["eager"] for t in totals)
-        gained = (replayed - self._batches[0], eager - self._batches[1])
-        self._batches = (replayed, eager)
+        before, self._batches = self._batches, _batches(state)
+        gained = (self._batches[0] - before[0], self._batches[1] - before[1])
         events = sum(t["retraction_events"] or t["native_retracted_requests"] for t in totals)
         usages = [rank.usage for rank in ranks if rank.usage is not None]
         self._moments.append(
@@ -74,6 +77,11 @@ class History:
             (at, max((value or 0.0) - (earlier or 0.0), 0.0))
             for (at, value), earlier in zip(line[1:], before, strict=False)
         ]
+
+
+def _batches(state: ServerState) -> tuple[float, float]:
+    counts = [rank.totals.counts for rank in state.schedulers]
+    return sum(of["replayed"] for of in counts), sum(of["eager"] for of in counts)
 
 
 def added_up(figures: Iterable[float | None]) -> float | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from math import isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sglang_tuning_exporter.credibility import counts
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sources.clock import offset_of
 from sglang_tuning_exporter.sources.statefile import StateFile
 from sglang_tuning_exporter.sources.tail import Block, FileStatus, LogFollower
 
@@ -29,6 +31,7 @@ BEHIND_BYTES = 4 << 20
 FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
 # A file that comes back within this time goes on where it was: a rotation leaves a name empty for a moment.
 FORGET_SECONDS = 600.0
+STDIN = "-"  # its path: what comes there is news
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -67,6 +70,8 @@ class Logbook:
         self._said_left_out = 0
         self._dropped_before = 0  # by files that are not followed any more
         self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
+        self._catching_up = True  # until everything has been read that was written before
+        self._offsets: dict[str, float | None] = {}  # by path, while it catches up: unix time less printed time
         self._say_problem()
 
     @property
@@ -78,9 +83,10 @@ class Logbook:
         """Put back what had been counted when the positions were saved."""
         self.lines = self._before = _counter(self._saved.get("lines"))
         self.unrecognised = self._unrecognised_before = _counter(self._saved.get("unrecognised"))
-        saved = self._saved.get("state")
+        saved, at = self._saved.get("state"), self._saved.get("at")
         if isinstance(saved, dict):
-            state.restore(saved, now)
+            ago = time.time() - at if isinstance(at, (int, float)) else 0.0
+            state.restore(saved, now, max(ago, 0.0) if isfinite(ago) else 0.0)
         self._saved = {}
 
     @property
@@ -126,6 +132,9 @@ class Logbook:
             self._dropped_before += sum(status.dropped for status in self.files if status.path not in followed)
             self.files = statuses
             self.keep(state, self._clock())
+        if size < BEHIND_BYTES:
+            self._catching_up = False
+            self._offsets.clear()
         return size >= BEHIND_BYTES
 
     def keep(self, state: ServerState, now: float) -> None:
@@ -143,19 +152,41 @@ class Logbook:
         reader = self._readers.setdefault(block.path, LogReader())
         if block.historical:
             # The same reader: a traceback begun, a raw message just printed or the ranks of this server bear on what follows.
-            events = _uncounted(reader, block.data)
+            events = self._dated(block.path, _uncounted(reader, block.data))
             with lock:
+                now = self._clock()
                 for event in events:
-                    state.recall(event)
+                    state.recall(event, now if event.time is None else event.time)
             return
         events = reader.feed_runs(block.data)
+        behind = self._catching_up and block.path != STDIN
+        if behind:
+            events = self._dated(block.path, events)
         with lock:
             now = self._clock()
-            state.observe_all(events, now)
+            state.observe_all(events, None if behind else now)
+            if behind:
+                # Counted, and at its own time; but nobody watched, so no rate of the window is made of it.
+                state.begin_window(now)
             self.last_line_at = time.time()
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
             self._save(state, now)
+
+    def _dated(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
+        """Move the printed times onto this process's clock: none lies ahead of it, and what prints none happened just now."""
+        now = self._clock()
+        if path not in self._offsets:
+            self._offsets[path] = offset_of(path)
+        offset = self._offsets[path]
+        ahead = None if offset is None else offset - time.time() + now
+        for at, event in enumerate(events):
+            moment = now if event.time is None or ahead is None else min(event.time + ahead, now)
+            if isinstance(event, BatchRun):
+                events[at] = event._replace(time=moment)
+            else:
+                event.time = moment
+        return events
 
     def _forget_gone(self) -> None:
         """Let go of the readers of files that will not come back, but not of what they counted."""
@@ -174,6 +205,7 @@ class Logbook:
             return
         saved = self._state_file.save(
             {
+                "at": time.time(),
                 "positions": self._follower.positions(),
                 "lines": self.lines,
                 "unrecognised": self.unrecognised,

@@ -270,9 +270,10 @@ class RankState:
         return {name: self.totals.counts[name] for name in names}
 
     def restore(self, counts: Mapping[str, float]) -> None:
-        """Put back what `saved` gave to an earlier process."""
+        """Put back what `saved` gave to an earlier process; none of it is recent."""
         for name in ("retraction_events", "log_retracted_requests", "replayed", "eager"):
             self.totals.counts[name] += counts.get(name, 0)
+        self.window.begin(self.totals)
 
     def _clear_gauges(self) -> None:
         self.running = self.queued = self.generation_throughput = self.new_token_ratio = self.pending_tokens = None

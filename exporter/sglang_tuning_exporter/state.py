@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
@@ -26,6 +26,7 @@ from sglang_tuning_exporter.sglang.events import (
     KvPool,
     Limits,
     Liveness,
+    LivenessKind,
     Memory,
     OutOfMemory,
     PrefillBatch,
@@ -35,6 +36,7 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.facts import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.window import Totals, Window
 
@@ -77,6 +79,7 @@ class ServerState:
         self._scraped = False
         self._marks: deque[tuple[float, str]] = deque(maxlen=1024)  # failures by phase, starts, what `Liveness` tells
         self.died: str = ""  # how the log says that the server ended; empty while it may run
+        self._end_recalled = False  # the log said so before the exporter came
         self.latency = LatencyLedger(
             {
                 "time_to_first_token": profile.time_to_first_token_seconds,
@@ -86,8 +89,7 @@ class ServerState:
         )
         self.server_totals = Totals()  # `counts` of the whole server: what no scheduler is told of
         self._server_window = Window(profile.window_seconds)
-        self.aborts_told = False
-        self._native_aborted: float | None = None
+        self._native: dict[str, float | None] = {}  # `SERVER_COUNTS` as last told
         self._printed = now  # the last time that an event told
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
@@ -197,15 +199,11 @@ class ServerState:
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
             self._start(now)
-            self._started_at = now
+        self._take_life(event, now)
         self.facts.apply(event)
         if isinstance(event, Liveness):
             self.liveness[event.what] += 1
             self._marks.append((now, event.what))
-            if event.what in ENDS:
-                self.died = event.what
-            if event.what != "health_check_failed":
-                self._started_at = None
 
     def _believes_start(self, event: _Start, now: float) -> bool:
         """After raw words a start is believed for the mass of its arguments, and the lines that follow it for following it."""
@@ -220,17 +218,33 @@ class ServerState:
     def answered(self) -> None:
         """Note that the server answers: its port opens only when the model is loaded, whatever the log has yet to say of it."""
         self._started_at = None
+        if self._end_recalled:
+            self.died, self._end_recalled = "", False  # the end of a run before this one
 
-    def recall(self, event: Event | BatchRun) -> None:
-        """Take an event from before the exporter came: only what lasts is learned, nothing is counted."""
-        if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch, Retraction, OutOfMemory, Rejection)):
+    def recall(self, event: Event | BatchRun, now: float) -> None:
+        """Take an event from before the exporter came: only what lasts is learned, nothing is counted.
+
+        `now` is when it was printed, as far as is known: a start that is under way, or an end, lasts.
+        """
+        if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
+            self._started_at, self.died = None, ""
             return
-        if not self._believes_start(event, self._now):
+        if isinstance(event, (Retraction, OutOfMemory, Rejection)) or not self._believes_start(event, now):
             return
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
             self.facts = self._fresh_facts()
+        self._take_life(event, now)
+        self._end_recalled = bool(self.died)
         self.facts.apply(event)
+
+    def _take_life(self, event: _Start, now: float) -> None:
+        """Learn whether the server is starting, or has ended."""
+        if isinstance(event, ServerArgs):
+            self._started_at, self.died = now, ""
+        elif isinstance(event, Liveness) and event.what != "health_check_failed":
+            self._started_at = None
+            self.died = event.what if event.what in ENDS else self.died
 
     def _retract(self, event: Retraction, now: float) -> None:
         if event.testing:
@@ -306,17 +320,24 @@ class ServerState:
         self.facts.model_name = scrape.model_name or self.facts.model_name
         self.facts.engine_type = scrape.engine_type or self.facts.engine_type
         if scrape.spoiled:
-            scrape = replace(scrape, progress=self._progress, aborted_requests=None)
+            scrape = replace(
+                scrape,
+                progress=self._progress,
+                aborted_requests=None,
+                started_requests=None,
+                finished_requests=None,
+                finished_prompt_tokens=None,
+            )
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
         if restarted:
             if not self._log_tells_starts:
                 self._start(now)
             for rank in self.ranks.values():
                 rank.counters_began_again()
-            self._native_aborted = None
+            self._native = dict.fromkeys(self._native)
         stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
-        self._count_aborted(scrape.aborted_requests)
+        self._count_requests(scrape)
         self.latency.observe(scrape, now)
         # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1),
         # so the log's ranks win.
@@ -353,12 +374,18 @@ class ServerState:
         for name in ("graph_passes", "eager_passes", "retracted_requests", "admitted_requests"):
             setattr(figures, name, None if known is None else known.last_told(name))
 
-    def _count_aborted(self, told: float | None) -> None:
-        """Clients that went away, as the server counts them (`num_aborted_requests_total`, 0.4.9 on)."""
-        if told is not None:
-            if self.aborts_told or self._scraped:
-                self.server_totals.counts["aborted_requests"] += gained(self._native_aborted, told)
-            self.aborts_told, self._native_aborted = True, told
+    def _count_requests(self, scrape: Scrape) -> None:
+        """Count what the whole server counts: its first figure is the base; a family that was missing until then counts from 0."""
+        for name in SERVER_COUNTS:
+            told: float | None = getattr(scrape, name)
+            if told is not None:
+                first = name not in self._native and not self._scraped
+                self.server_totals.counts[name] += 0.0 if first else gained(self._native.get(name), told)
+                self._native[name] = told
+
+    def server_count(self, name: str) -> float | None:
+        """Give one of `SERVER_COUNTS` since the exporter came; None where the server does not tell it."""
+        return self.server_totals.counts[name] if name in self._native else None
 
     def latencies(self, now: float, seconds: float | None = None) -> dict[Latency, Recent]:
         """Give the latencies of the last `seconds`, those that the server tells."""
@@ -377,7 +404,8 @@ class ServerState:
         """Give everything that `saved` keeps and that can change without a line: two equal ones need not be saved twice."""
         ranks = tuple((rank.dp, *rank.saved().values()) for rank in self.ranks.values())
         rejected = self.server_totals.counts["rejected_requests"]
-        return ranks, tuple(self.out_of_memory.items()), tuple(self.witness.suspicious.items()), self.starts, rejected
+        failures, lives = tuple(self.out_of_memory.items()), tuple(self.liveness.items())
+        return ranks, failures, lives, tuple(self.witness.suspicious.items()), self.starts, rejected
 
     def saved(self, now: float) -> dict[str, Any]:
         """Give what a later process must know so that the rest of the log is counted once: plain JSON, read by `restore`."""
@@ -387,14 +415,19 @@ class ServerState:
             "unexplained": self._unexplained is not None,
             "starts": self.starts,
             "rejected_requests": self.server_totals.counts["rejected_requests"],
+            "liveness": dict(self.liveness),
             "witness": self.witness.saved(now),
             "retractions": self._retractions.saved(now),
             "failures": self._failures.saved(now),
             "stats_ranks": self._stats_ranks.saved(),
         }
 
-    def restore(self, saved: dict[str, Any], now: float) -> None:
-        """Go on from what an earlier process gave in `saved`; what cannot be read is left out."""
+    def restore(self, saved: dict[str, Any], now: float, ago: float = 0.0) -> None:
+        """Go on from what an earlier process gave in `saved`, `ago` seconds before now; what cannot be read is left out.
+
+        Restored counts go on in the counters; none of them belongs to the window.
+        """
+        then = now - ago
         for entry in _dicts(saved.get("ranks")):
             dp = entry.get("dp")
             if dp is None or (isinstance(dp, int) and 0 <= dp < MOST_RANKS):
@@ -402,13 +435,26 @@ class ServerState:
         failures = counts(saved.get("out_of_memory"))
         self.out_of_memory.update({phase: failures[phase] for phase in OUT_OF_MEMORY_PHASES if phase in failures})
         if saved.get("unexplained") is True:
-            self._unexplained = (now, OutOfMemory(None, NO_RANK, "unknown"))
+            self._unexplained = (then, OutOfMemory(None, NO_RANK, "unknown"))
+        lives = counts(saved.get("liveness"))
+        self.liveness.update({what: lives[what] for what in get_args(LivenessKind) if what in lives})
         self.starts = counts(saved).get("starts", 0)
         self.server_totals.counts["rejected_requests"] += counts(saved).get("rejected_requests", 0)
-        self._retractions.restore(saved.get("retractions"), now)
-        self._failures.restore(saved.get("failures"), now)
+        self._retractions.restore(saved.get("retractions"), then)
+        self._failures.restore(saved.get("failures"), then)
         self._stats_ranks.restore(saved.get("stats_ranks"))
-        self.witness.restore(saved.get("witness"), now)
+        self.witness.restore(saved.get("witness"), then)
+        self.begin_window(now)
+
+    def begin_window(self, now: float) -> None:
+        """Watch from now on: what was counted before stays in the counters and is not part of the window.
+
+        Failures, starts and signs of life keep the times at which they happened.
+        """
+        self.begun = now
+        self._server_window.begin(self.server_totals)
+        for rank in self.ranks.values():
+            rank.window.begin(rank.totals)
 
     def advance(self, now: float) -> None:
         """Bring the seconds up to `now`."""

@@ -124,6 +124,7 @@ class Watcher:
         """Begin to watch."""
         if self.log is not None:
             self._read_log(self.log)  # what is there now is history; what comes after this line is news
+            self.history.begin(self.state)
             self._thread(self._follow, "log")
         if self._scraper is not None:
             self._thread(self._scrape_when_alone, "self-scrape")

@@ -230,6 +230,14 @@ class Window:
         while len(self._marks) > 2 and self._marks[1][0] <= now - self._length:
             self._marks.popleft()[1].wanted = False
 
+    def begin(self, totals: Totals) -> None:
+        """Leave out everything up to now: what `totals` hold was restored, or happened before the exporter watched."""
+        for _, mark in self._marks:
+            mark.wanted = False
+        self._marks.clear()
+        self._marks.append((-inf, totals.snapshot()))
+        self.due = -inf
+
     def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
         """Give what came in the last `seconds` (the window's length unless told), to the nearest mark before."""
         start = now - (self._length if seconds is None else seconds)

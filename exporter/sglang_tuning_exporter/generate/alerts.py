@@ -135,7 +135,7 @@ class Rule:
         if isinstance(condition, Rejections):
             limit = _threshold("rejections_per_minute", "upper")
             given_up = "sum by (job, instance) (increase(sglang_tuning_aborted_requests_total[10m]))"
-            answered = 'sum by (job, instance) (increase(sglang_tuning_latency_observations_total{latency="time_to_first_token"}[10m]))'
+            answered = "sum by (job, instance) (increase(sglang_tuning_started_requests_total[10m]))"
             return [
                 f'(instance:sglang_tuning_rejections:rate5m{{kind="rejected"}} > {ON} group_left () {limit}',
                 f'or instance:sglang_tuning_rejections:rate5m{{kind="given_up"}} > {ON} group_left () {limit}',

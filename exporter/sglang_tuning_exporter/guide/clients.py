@@ -39,16 +39,16 @@ def at_least(past: Past) -> str:
 def at_most(past: Past) -> str:
     """Say how many wait no longer than the profile allows; empty where that cannot be told."""
     running, queued = past.recent.mean("running"), past.recent.mean("queued")
-    started = past.latency.get("time_to_first_token")
+    started = past.started_requests
     if running is None or not queued or past.served_seconds <= 0:
         return ""
     schedulers, profile = max(len(past.by_rank), 1), past.profile
     if profile.queue_wait_seconds is None:
         waiting, because = schedulers * profile.queue_upper, f"{profile.queue_upper:,.0f} may wait"
-    elif started is None:
+    elif not started:
         return ""
     else:
-        rate = started.observations / past.served_seconds
+        rate = started / past.served_seconds
         wait = ALLOWED_SHARE * min(
             profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
         )

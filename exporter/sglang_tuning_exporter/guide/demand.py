@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 def mean_prompt(past: Past) -> float | None:
-    """Give the tokens of a mean prompt, cached ones included; None where prompts or first tokens are not told."""
-    started = past.latency.get("time_to_first_token")
-    tokens = past.recent.counts["cached_tokens"] + past.recent.counts["computed_tokens"]
-    return tokens / started.observations if started is not None and started.observations and tokens else None
+    """Give the tokens of a mean prompt, cached ones included; None where prompts or requests are not told.
+
+    Of the requests that ended, where any did: the log's prompts are counted again when a request is taken back.
+    """
+    counts = past.recent.counts
+    if past.finished_requests and counts["finished_prompt_tokens"]:
+        return counts["finished_prompt_tokens"] / past.finished_requests
+    tokens, started = counts["cached_tokens"] + counts["computed_tokens"], past.started_requests
+    return tokens / started if started and tokens else None
 
 
 # Of the time that the slowest answers take. They are told of when they end: watched for less, the long ones are missing.
@@ -27,10 +32,11 @@ WATCHED_LONG = 2.0
 
 def longest_answer(past: Past) -> float | None:
     """Give the tokens that 99 % of the answers end within; None where that is not told, or the long ones may still be under way."""
-    slowest, waited = past.latency.get("request"), past.latency.get("time_to_first_token")
-    if slowest is None or waited is None:
+    slowest = past.latency.get("request")
+    waited = past.latency.get("time_to_first_token") or past.latency.get("queue")  # nothing is streamed: the longer one
+    if slowest is None:
         return None
-    if past.served_seconds < WATCHED_LONG * (slowest.p99_seconds - waited.p50_seconds):
+    if past.served_seconds < WATCHED_LONG * (slowest.p99_seconds - (waited.p50_seconds if waited else 0.0)):
         return None
     return past.longest_answer
 

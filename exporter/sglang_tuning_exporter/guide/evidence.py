@@ -82,6 +82,20 @@ class Past:
         return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
 
     @property
+    def started_requests(self) -> float | None:
+        """Requests that got their first token, streamed or not; None where the server does not tell.
+
+        A prefill server of a disaggregated pair gives no tokens: there it is what left the queue.
+        """
+        told, queue = self.recent.counts.get("started_requests"), self.latency.get("queue")
+        return queue.observations if told is None and queue is not None else told
+
+    @property
+    def finished_requests(self) -> float | None:
+        """Requests that ended, also by a client that went away while they ran; None where the server does not tell."""
+        return self.recent.counts.get("finished_requests")
+
+    @property
     def new_token_ratio(self) -> float | None:
         """Its mean over the scrapes under load: usage and batch are means as well, and after a start or a retraction it falls for minutes."""
         told = self.recent.counts["new_token_ratio_told"]

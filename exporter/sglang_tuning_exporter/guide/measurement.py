@@ -117,8 +117,7 @@ def _rejections(past: Past) -> Evidence | None:
         return None
     rejected = past.per_minute(counts["rejected_requests"])
     given_up = past.per_minute(counts["aborted_requests"])
-    first_tokens = past.latency.get("time_to_first_token")
-    answered = first_tokens.observations if first_tokens is not None else 0.0
+    answered = past.started_requests or 0.0
     if rejected <= profile.rejections_per_minute and counts["aborted_requests"] > profile.aborted_share * answered > 0:
         return Evidence("requests given up a minute", given_up, profile.rejections_per_minute, "per_minute")
     return Evidence("requests rejected a minute", rejected, profile.rejections_per_minute, "per_minute")

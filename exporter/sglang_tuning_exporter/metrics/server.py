@@ -82,10 +82,15 @@ def memory(watcher: Watcher) -> Iterable[Metric]:
 
 def _counts(watcher: Watcher) -> Iterable[Metric]:
     state = watcher.state
-    aborted = counter("aborted_requests", "Requests that their clients gave up, as the server counts them.")
-    if state.aborts_told:
-        aborted.add_metric([], state.server_totals.counts["aborted_requests"])
-    yield aborted
+    for name, words in (
+        ("aborted_requests", "Requests that their clients gave up, as the server counts them."),
+        ("started_requests", "Requests, streamed or not, that got their first token, as the server counts them."),
+        ("finished_requests", "Requests that ended, as the server counts them."),
+    ):
+        requests, counted = counter(name, words), state.server_count(name)
+        if counted is not None:
+            requests.add_metric([], counted)
+        yield requests
     rejected = counter(
         "rejected_requests", "Requests answered with 503, from the access log, where a rejected stream is a 200."
     )

@@ -237,6 +237,10 @@ class Scrape:
     engine_type: str | None = None
     progress: float | None = None  # sum of counters that move only when tokens or requests do; compare, never show
     aborted_requests: float | None = None
+    # Streamed or not. Those that ended count whatever ended them, a client that went away while they ran included.
+    started_requests: float | None = None
+    finished_requests: float | None = None
+    finished_prompt_tokens: float | None = None  # of the requests that ended
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release tells them apart.
     time_to_first_token: Histogram | None = None
     inter_token: Histogram | None = None

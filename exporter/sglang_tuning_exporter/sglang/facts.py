@@ -151,6 +151,12 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source(
         "aborted_requests", "num_aborted_requests_total", "0.4.9.post6-0.5.23", fold="sum", zero_with=_COUNTS_ABORTS
     ),
+    # Streamed or not: of an answer that is not streamed, the first tokens that the tokenizer sees. A prefill server of a
+    # disaggregated pair has none; there and only there the requests that left the queue are counted instead.
+    Source("started_requests", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("finished_requests", "e2e_request_latency_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
+    # Added when a request ends, so it goes with the requests that ended.
+    Source("finished_prompt_tokens", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
     # Move only when tokens or requests do. Left out: what a scrape or a waiting process moves by itself.
     Source("progress", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
     Source("progress", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
@@ -192,12 +198,14 @@ def _wanted() -> frozenset[str]:
 
 
 _WANTED = _wanted()
+# Of the whole server: each is added up from scrape to scrape.
+SERVER_COUNTS = ("aborted_requests", "started_requests", "finished_requests", "finished_prompt_tokens")
 # What only grows, and is added up from scrape to scrape.
 _CUMULATIVE = frozenset(
     source.metric
     for source in SOURCES + SERVER_SOURCES
     if source.fact
-    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "aborted_requests", "progress"}
+    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "progress", *SERVER_COUNTS}
 )
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
@@ -260,7 +268,10 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
         model_name=_model_name(series),
         engine_type=_engine_type(series),
         progress=_progress(series),
-        aborted_requests=_aborted(series),
+        aborted_requests=_counted("aborted_requests", series),
+        started_requests=_counted("started_requests", series),
+        finished_requests=_counted("finished_requests", series),
+        finished_prompt_tokens=_counted("finished_prompt_tokens", series),
         time_to_first_token=_histogram("time_to_first_token", members),
         inter_token=_histogram("inter_token", members),
         request_latency=_histogram("request_latency", members),
@@ -375,8 +386,8 @@ def _progress(series: Mapping[str, Series]) -> float | None:
     return math.fsum(values) if values else None
 
 
-def _aborted(series: Mapping[str, Series]) -> float | None:
-    source = next(source for source in SERVER_SOURCES if source.fact == "aborted_requests")
+def _counted(fact: str, series: Mapping[str, Series]) -> float | None:
+    source = next(source for source in SERVER_SOURCES if source.fact == fact)
     if found := _by_process(source, series.get(source.metric, [])):
         return math.fsum(found.values())
     return 0.0 if any(sibling in series for sibling in source.zero_with) else None

@@ -21,6 +21,7 @@ _BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second, and the o
 _STEP = 64 << 10
 _LOOK_BACK = 256 << 20
 _LOOK_BACK_TEXT = 4 << 20
+_LAST_WORDS = 64 << 10  # how a server ended stands in its last lines
 _START_UP = b"server_args="
 
 OTHER_KINDS = (
@@ -191,20 +192,26 @@ class Stream:
         return self.lines.rest()
 
     def look_back(self) -> bytes:
-        """Return the lines before where reading began, from the last server start on; empty when there is none.
+        """Return the lines before where reading began: those from the last server start on, and the last ones before the end.
 
         Read, not mapped: a mapping of a file that is truncated meanwhile would end the process.
         """
         end, self.look_back_from = self.look_back_from, 0
         try:
             found = _rfind(self.fd, _START_UP, max(0, end - _LOOK_BACK), end)
-            if found is None:
-                return b""
-            begin = _line_start(self.fd, found, self.lines.limit) or 0
-            text = os.pread(self.fd, min(end - begin, _LOOK_BACK_TEXT), begin)
+            told, start = 0, b""
+            if found is not None:
+                begin = _line_start(self.fd, found, self.lines.limit) or 0
+                told = min(begin + _LOOK_BACK_TEXT, end)
+                start = os.pread(self.fd, told - begin, begin)
+            last = max(end - _LAST_WORDS, told)
+            text = os.pread(self.fd, end - last, last)
         except OSError:
             return b""
-        return Lines(self.lines.limit, Dropped()).feed(text)
+        begun = last and last != told  # in the middle of a line
+        if begun:
+            start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
+        return Lines(self.lines.limit, Dropped()).feed(start + text)
 
     def read(self, now: float) -> Iterator[bytes]:
         """Yield what is there, at most the budget, and say in `at_end` whether that was all."""

@@ -129,10 +129,8 @@ def tolerated(case: Case) -> bool:
 
 def _taken_back(case: Case) -> float | None:
     """Give retractions for each request that is started; None where nothing tells of those."""
-    started = case.past.latency.get("time_to_first_token")
-    if started is None or not started.observations:
-        return None
-    return case.past.retractions_per_minute / case.past.per_minute(started.observations)
+    started = case.past.started_requests
+    return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
 
 
 def ineffective(case: Case) -> list[Value]:

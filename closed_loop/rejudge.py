@@ -1,0 +1,207 @@
+"""Judge a capture with whichever exporter is on the path: `python rejudge.py CAPTURE PROFILE` prints one JSON object.
+
+The exporter's own watcher runs with a clock that is moved by hand: the log grows in a file as it did, and what the watcher
+asks for is answered with what the server answered then, or not answered. So an older revision of the exporter is judged in the same
+way: give its folder in PYTHONPATH. This file imports nothing else of the project.
+"""
+
+# ruff: noqa: E402, SLF001 - the clock is replaced before the exporter takes it, and its watcher is driven step by step
+
+from __future__ import annotations
+
+import calendar
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+_NOW = [0.0]
+time.time = lambda: _NOW[0]
+time.monotonic = lambda: _NOW[0]
+time.sleep = lambda _seconds: None
+
+from sglang_tuning_exporter.config import Address, Config
+from sglang_tuning_exporter.sources import scrape
+from sglang_tuning_exporter.watcher import Watcher
+
+STEP_SECONDS = 0.5
+SCRAPE_SECONDS = 5.0
+JUDGE_SECONDS = 2.5
+SOURCES = ("both", "log", "metrics")
+_STAMP = re.compile(rb"^\[(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+_REASONS = {"TimeoutError": "timeout", "ClientConnectorError": "connection_refused", "503": "not_ready"}
+
+
+class Past:
+    """What the server printed and answered, by time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        self.begin = next(event["t"] for event in self.events if event["event"] == "start")
+        self.ready = next(event["t"] for event in self.events if event["event"] == "ready")
+        self.end = max(event["t"] for event in self.events if event["event"] in {"load_end", "ready", "exit"})
+        self.lines = _lines((folder / "server.log").read_bytes(), self.begin)
+        self.pages = {int(path.name.split("-")[2][:-5]) / 1000: path for path in folder.glob("metrics-*.prom")}
+        self.page_times = sorted(self.pages)
+        rows = [row.split("\t") for row in (folder / "scrapes.tsv").read_text(encoding="utf-8").splitlines()]
+        self.answers = [(float(at), status) for at, status, _ in rows]
+        self.health = []
+        if (folder / "health.tsv").exists():
+            rows = [row.split("\t") for row in (folder / "health.tsv").read_text(encoding="utf-8").splitlines()]
+            self.health = [(float(at), status) for at, status, _ in rows]
+        info = folder / "server_info.json"
+        self.info = info.read_text(encoding="utf-8") if info.exists() else None
+        loads = {int(p.stem.split("-")[1]) / 1000: p for p in folder.glob("v1_loads-*.json")}
+        self.loads = [(at, path.read_text(encoding="utf-8")) for at, path in sorted(loads.items())]
+        self.end = max(self.end, self.answers[-1][0] if self.answers else 0.0)
+
+    def answer(self, path: str) -> str:
+        """What the server answered at the time that it is. Raises `ScrapeError` as the client of then would."""
+        now = _NOW[0]
+        place = bisect_right(self.answers, now, key=lambda row: row[0])
+        status = self.answers[place - 1][1] if place else "ClientConnectorError"
+        if status != "200":
+            raise scrape.ScrapeError(_REASONS.get(status, "unreachable"), f"as it was then: {status}")  # type: ignore[arg-type]  # reasons of the exporter
+        if path == "/metrics":
+            return self.pages[self.page_times[max(0, bisect_right(self.page_times, now) - 1)]].read_text(
+                encoding="utf-8"
+            )
+        if path in {"/health", "/health_generate"}:
+            place = bisect_right(self.health, now, key=lambda row: row[0])
+            status = self.health[place - 1][1] if place else "200"
+            if status == "200":
+                return ""
+            raise scrape.ScrapeError(_REASONS.get(status, "unreachable"), f"as it was then: {status}")  # type: ignore[arg-type]
+        if path in {"/server_info", "/get_server_info"} and self.info:
+            return self.info
+        if path == "/v1/loads" and self.loads:
+            return self.loads[max(0, bisect_right(self.loads, now, key=lambda row: row[0]) - 1)][1]
+        raise scrape.ScrapeError("metrics_disabled", "404")
+
+
+def _lines(text: bytes, begin: float) -> list[tuple[float, bytes]]:
+    """Give each line its time: the second that is printed, shared evenly by its lines; a line without goes with the one before."""
+    found: list[tuple[float, bytes]] = []
+    second = begin
+    for line in text.splitlines(keepends=True):
+        match = _STAMP.match(line)
+        if match:
+            second = max(second, float(calendar.timegm((*map(int, match.groups()), 0, 0, 0))))
+        found.append((second, line))
+    numbers: dict[float, int] = {}
+    places = []
+    for at, line in found:
+        numbers[at] = numbers.get(at, 0) + 1
+        places.append((at, numbers[at], line))
+    return [(at + (place - 0.5) / numbers[at], line) for at, place, line in places]
+
+
+def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
+    """Let the exporter watch the past; gives its judgement every few seconds, seconds from the server's readiness."""
+    scrape.Client._get = lambda _self, url, *_more: past.answer("/" + url.split("/", 3)[3])  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory(prefix="rejudge-") as scratch:
+        log = Path(scratch) / "server.log"
+        log.touch()
+        _NOW[0] = past.begin
+        config = Config(
+            sglang_url=None if sources == "log" else "http://127.0.0.1:1",
+            log_file=() if sources == "metrics" else (str(log),),
+            profile=profile,
+            listen_address=Address("127.0.0.1", 0),
+            scrape_timeout=5.0,
+            metrics_path="/metrics",
+            passthrough=False,
+            from_start=False,
+            api_key_file=None,
+            state_file=None,
+        )
+        watcher = Watcher(config)
+        if watcher.log is not None:
+            watcher._read_log(watcher.log)
+        told, written, scraped, judged = [], 0, 0.0, 0.0
+        with log.open("ab", buffering=0) as growing:
+            while _NOW[0] < past.end + 1.0:
+                _NOW[0] += STEP_SECONDS
+                until = bisect_right(past.lines, _NOW[0], lo=written, key=lambda line: line[0])
+                growing.write(b"".join(line for _, line in past.lines[written:until]))
+                written = until
+                if watcher.log is not None:
+                    watcher._read_log(watcher.log)
+                if watcher._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS:
+                    scraped = _NOW[0]
+                    watcher.scrape(5.0)
+                    watcher._ask_server_info()
+                if _NOW[0] - judged >= JUDGE_SECONDS:
+                    judged = _NOW[0]
+                    with watcher.view() as now:
+                        told.append(
+                            {
+                                "at": round(_NOW[0] - past.ready, 1),
+                                **_judgement(watcher.judge(now)),
+                            }
+                        )
+        watcher.stop()
+    return {"times": told}
+
+
+def _judgement(judgement: Any) -> dict[str, Any]:
+    return {
+        "verdict": judgement.verdict,
+        "findings": [
+            {
+                "diagnosis": found.diagnosis.id,
+                "alert": str(getattr(found.diagnosis, "alert", "") or ""),
+                "severity": found.diagnosis.severity,
+                "sentence": found.sentence,
+                "action": str(getattr(found.diagnosis.turn, "action", "")),
+                "advice": [
+                    {
+                        name: getattr(advice, name, None)
+                        for name in (
+                            "flag",
+                            "arg",
+                            "current",
+                            "suggested",
+                            "suggestion",
+                            "direction",
+                            "is_switch",
+                            "why",
+                        )
+                    }
+                    for advice in found.advice
+                ],
+            }
+            for found in judgement.findings
+        ],
+    }
+
+
+def report(folder: Path, profile: str) -> dict[str, Any]:
+    """Give the offline report on the log, as its command prints it."""
+    words = ["report", "--format", "json", "--profile", profile, str(folder / "server.log")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode not in {0, 1}:
+        return {"verdict": f"exit {done.returncode}: {done.stderr[-200:]}", "findings": [], "alarms": []}
+    told = json.loads(done.stdout)
+    return {name: told.get(name) for name in ("verdict", "findings", "alarms", "command")}
+
+
+def main() -> None:
+    """Judge the capture in all ways."""
+    folder, profile = Path(sys.argv[1]), sys.argv[2]
+    past = Past(folder)
+    told: dict[str, Any] = {sources: watch(past, profile, sources) for sources in SOURCES}
+    told["report"] = report(folder, profile)
+    told["events"] = [[event["event"], round(event["t"] - past.ready, 1)] for event in past.events]
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

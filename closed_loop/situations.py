@@ -1,0 +1,447 @@
+"""Situations that an adviser must read rightly, on a real server: what is started, what is sent, and the truth. Pure data.
+
+`verdicts` are the headlines that are right when the load ends (or at `asked_at`); any other headline at any time, beside
+`NEUTRAL`, is a false one. `cures` are changes of which one must be advised, where there are any, and `never` changes that
+must not be: `--flag up`, `--flag down`, `--flag drop`, or `--flag` for any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from closed_loop.load import Load
+
+NEUTRAL = frozenset({"not_enough_data", "starting", "idle", "healthy", "no_clear_bottleneck"})
+HEALTHY = ("healthy", "idle", "not_enough_data")
+POOL = ("running_far_below_limit", "queue_too_long", "no_clear_bottleneck")  # memory is what is short
+WAITING = ("prefill_bound", "queue_too_long", "no_clear_bottleneck")
+MORE_MEMORY = ("--max-total-tokens up", "--max-total-tokens drop", "--kv-cache-dtype", "--mem-fraction-static up")
+CONSERVATIVENESS = "--schedule-conservativeness"
+_GRACE = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A signal to one of the server's processes, so many seconds after the load began."""
+
+    at: float
+    signal: Literal["STOP", "CONT", "TERM"]
+    process: Literal["main", "scheduler", "detokenizer"]
+
+
+Step = tuple[Load, ...]  # sent side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One server and one load. `steps` follow each other."""
+
+    name: str
+    what: str
+    flags: str
+    steps: tuple[Step, ...]
+    truth: str
+    right: str
+    verdicts: tuple[str, ...]
+    cures: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    acts: tuple[Act, ...] = ()
+    asked_at: float | None = None  # seconds after the first step began; None: when the last load ends
+    profile: str = "online"
+    probes: bool = True
+    env: tuple[tuple[str, str], ...] = ()
+    version: str = "0.5.23"
+
+    def words_of_load(self) -> str:
+        """Say what is sent, in one line."""
+        return "; then ".join(" beside ".join(_words(load) for load in step) for step in self.steps)
+
+
+def _words(load: Load) -> str:
+    if not load.clients:
+        return f"{load.seconds:g} s of nothing"
+    prompts = "/".join(f"{load.prefix_tokens + tokens:g}" for tokens in load.prompt_tokens)
+    return (
+        f"{load.clients} clients for {load.seconds:g} s, prompts of {prompts}, up to {load.most_new_tokens} new tokens"
+    )
+
+
+def _send(clients: int, seconds: float, prompts: tuple[int, ...] | int, new: int, **more: object) -> Step:
+    lengths = prompts if isinstance(prompts, tuple) else (prompts,)
+    told = {"grace_seconds": _GRACE, **more}
+    return (Load(clients, seconds, prompt_tokens=lengths, most_new_tokens=new, **told),)  # type: ignore[arg-type]  # fields by name
+
+
+def _nothing(seconds: float) -> Step:
+    return (Load(0, seconds),)
+
+
+def _stage(process: Literal["main", "scheduler", "detokenizer"], version: str = "0.5.23") -> Situation:
+    prefix = "" if version == "0.5.23" else f"v{version}-"
+    headline = ("scheduler_stuck", "server_down") if process == "main" else ("scheduler_stuck",)
+    return Situation(
+        name=f"{prefix}stop-{process}",
+        what=f"SIGSTOP of the {process} for 140 s under the load of 24 clients",
+        flags="--max-total-tokens 16384",
+        steps=(_send(24, 190, (24, 60), 120, patience_seconds=30.0),),
+        acts=(Act(30, "STOP", process), Act(170, "CONT", process)),
+        asked_at=165,
+        truth=f"The {process} does nothing for 140 s: no request is answered. It serves before and after.",
+        right=f"The server is stuck, and the {process} is the stage that does not go on. No flag, and not fewer requests.",
+        verdicts=headline,
+        never=("--max-running-requests", CONSERVATIVENESS, "requests at once"),
+        version=version,
+    )
+
+
+_PREFIXES = {"families": 6, "prefix_tokens": 1200}
+
+SITUATIONS: tuple[Situation, ...] = (
+    _stage("detokenizer"),
+    _stage("scheduler"),
+    _stage("main"),
+    Situation(
+        name="pool-4200-prompts-1100",
+        what="a pool of 4,200 tokens, in which three requests of 1,200 fit and a fourth never does",
+        flags="--max-total-tokens 4200",
+        steps=(_send(24, 50, 1100, 100),),
+        truth="Three of 1,200 tokens fit; the rest of the pool is smaller than a request. Memory limits, not admission.",
+        right="A larger pool. No change of conservativeness, no smaller max_new_tokens: clients ask for 100.",
+        verdicts=POOL,
+        cures=MORE_MEMORY,
+        never=(CONSERVATIVENESS, "max_new_tokens"),
+    ),
+    Situation(
+        name="pool-600-prompts-300",
+        what="a pool of 600 tokens and prompts of 300: one request fits",
+        flags="--max-total-tokens 600",
+        steps=(_send(24, 50, 300, 100),),
+        truth="One request of 300 to 400 tokens fits in 600. Memory limits.",
+        right="A larger pool. No change of conservativeness.",
+        verdicts=POOL,
+        cures=MORE_MEMORY,
+        never=(CONSERVATIVENESS, "max_new_tokens"),
+    ),
+    Situation(
+        name="pool-12288-prompts-1220",
+        what="a pool of 12,288 tokens, prompts of 1,220, answers of up to 100",
+        flags="--max-total-tokens 12288",
+        steps=(_send(48, 50, 1220, 100),),
+        truth="Nine of 1,320 tokens fit; the pool is as full as whole requests can fill it.",
+        right="A larger pool. No change of conservativeness.",
+        verdicts=(*POOL, "prefill_bound"),
+        cures=MORE_MEMORY,
+        never=(CONSERVATIVENESS,),
+    ),
+    Situation(
+        name="pool-12288-prompts-1220-answers-400",
+        what="a pool of 12,288 tokens, prompts of 1,220, answers of up to 400",
+        flags="--max-total-tokens 12288",
+        steps=(_send(48, 50, 1220, 400),),
+        truth="Seven of 1,620 tokens fit at their end, nine at their start.",
+        right="A larger pool. No change of conservativeness.",
+        verdicts=(*POOL, "prefill_bound"),
+        cures=MORE_MEMORY,
+        never=(CONSERVATIVENESS,),
+    ),
+    Situation(
+        name="pool-12288-ignore-eos",
+        what="the same pool and prompts with ignore_eos: SGLang reserves all of max_new_tokens for each",
+        flags="--max-total-tokens 12288",
+        steps=(_send(48, 50, 1220, 400, ignore_eos=True),),
+        truth="Requests with ignore_eos are reserved in full at any conservativeness; seven of 1,620 fit.",
+        right="A larger pool. Conservativeness cannot help.",
+        verdicts=(*POOL, "prefill_bound"),
+        cures=MORE_MEMORY,
+        never=(CONSERVATIVENESS,),
+    ),
+    Situation(
+        name="page-512",
+        what="pages of 512 tokens and requests of 70: most of each page is air",
+        flags="--max-total-tokens 16384 --page-size 512",
+        steps=(_send(48, 50, 40, 30),),
+        truth="A request of 70 tokens takes a page of 512: 32 fit where over 200 would, 85 % of the pool is air.",
+        right="A smaller page (the default), not more memory.",
+        verdicts=(*POOL, "healthy"),
+        cures=("--page-size down", "--page-size drop"),
+        never=(CONSERVATIVENESS,),
+    ),
+    Situation(
+        name="chat-with-stops",
+        what="three people chat, and one answer in six is stopped by its reader",
+        flags="--max-total-tokens 16384",
+        steps=(_send(3, 75, (24, 60), 160, stopped=1 / 6, pause_seconds=(0.2, 1.0)),),
+        truth="Healthy: nothing waits, first tokens come at once. A stopped answer is no trouble.",
+        right="Nothing to change, no alert.",
+        verdicts=HEALTHY,
+        never=("requests at once", "replica"),
+    ),
+    Situation(
+        name="priorities-preempt",
+        what="priority scheduling, a small pool, and requests of three priorities that preempt each other",
+        flags="--max-total-tokens 4096 --enable-priority-scheduling --max-running-requests 12",
+        steps=(_send(32, 60, (60, 200), 300, priorities=(0, 0, 0, 5, 20)),),
+        truth="Cached tokens are those of preempted requests that come back; no prefixes are shared.",
+        right="Never --schedule-policy lpm: SGLang refuses it beside --enable-priority-scheduling.",
+        verdicts=(*POOL, "running_at_limit", "retracting_too_often", "admission_too_conservative"),
+        never=("--schedule-policy",),
+    ),
+    *(
+        Situation(
+            name=f"early-limit{name}",
+            what=f"a minute of nothing{words}, then 27 s with 48 clients at --max-running-requests 4",
+            flags="--max-total-tokens 16384 --max-running-requests 4",
+            steps=(_nothing(60), _send(48, 27, 40, 300)),
+            truth="The running limit of 4: 44 requests wait beside an empty pool.",
+            right="--max-running-requests up. Never more requests at once.",
+            verdicts=("running_at_limit",),
+            cures=("--max-running-requests up",),
+            never=("requests at once", CONSERVATIVENESS),
+            profile="offline",
+            probes=probes,
+        )
+        for name, words, probes in (("", "", False), ("-probed", " but health probes", True))
+    ),
+    *(
+        Situation(
+            name=f"early-chunks{name}",
+            what=f"a minute of nothing{words}, then 22 s of prompts of 2,000 tokens in chunks of 128",
+            flags="--max-total-tokens 32768 --chunked-prefill-size 128",
+            steps=(_nothing(60), _send(16, 22, 2000, 16)),
+            truth="Chunks of 128 tokens make prefill slow; requests wait for it.",
+            right="--chunked-prefill-size up. Never more requests at once.",
+            verdicts=("prefill_bound",),
+            cures=("--chunked-prefill-size up", "--chunked-prefill-size drop"),
+            never=("requests at once", CONSERVATIVENESS),
+            profile="offline",
+            probes=probes,
+        )
+        for name, words, probes in (("", "", False), ("-probed", " but health probes", True))
+    ),
+    Situation(
+        name="bursts-10-in-30",
+        what="bursts of 10 s every 30 s from 20 clients at --max-running-requests 4",
+        flags="--max-total-tokens 16384 --max-running-requests 4",
+        steps=tuple(step for _ in range(4) for step in (_send(20, 10, 40, 100), _nothing(18))),
+        truth="In each burst 16 requests wait for the running limit; between bursts nobody asks.",
+        right="--max-running-requests up. Never more requests at once.",
+        verdicts=("running_at_limit",),
+        cures=("--max-running-requests up",),
+        never=("requests at once", CONSERVATIVENESS),
+        asked_at=95,
+        profile="offline",
+        probes=False,
+    ),
+    Situation(
+        name="bursts-30-in-120",
+        what="bursts of 30 s every two minutes from 20 clients: a short queue that moves fast",
+        flags="--max-total-tokens 16384 --max-running-requests 8",
+        steps=(_send(20, 30, 40, 20), _nothing(88), _send(20, 30, 40, 20)),
+        truth="A queue of 12 at some ten starts a second: a wait of about a second, in range. The limit of 8 is reached.",
+        right="No 'send fewer requests'; the running limit may be named.",
+        verdicts=("healthy", "running_at_limit", "no_clear_bottleneck"),
+        never=("requests at once", "replica"),
+        probes=False,
+    ),
+    Situation(
+        name="prefixes-cache-off",
+        what="six prefixes of 1,200 tokens, and --disable-radix-cache",
+        flags="--max-total-tokens 12288 --disable-radix-cache",
+        steps=(_send(24, 60, 24, 48, **_PREFIXES),),
+        truth="Every request computes a prefix that the server has computed a hundred times.",
+        right="Drop --disable-radix-cache, before any larger pool.",
+        verdicts=(*POOL, "prefill_bound", "radix_cache_off", "cache_disabled"),
+        cures=("--disable-radix-cache drop",),
+        never=(CONSERVATIVENESS,),
+    ),
+    Situation(
+        name="prefixes-cache-on",
+        what="the same six prefixes with the cache",
+        flags="--max-total-tokens 12288",
+        steps=(_send(24, 60, 24, 48, **_PREFIXES),),
+        truth="Nearly all prompts are found in the cache.",
+        right="Nothing, or the pool.",
+        verdicts=(*POOL, "healthy", "prefill_bound"),
+        never=(CONSERVATIVENESS,),
+    ),
+    *(
+        Situation(
+            name=f"chunks-{name}",
+            what=f"prompts of 2,000 tokens and {flag}",
+            flags=f"--max-total-tokens 32768 {flag}",
+            steps=(_send(16, 50, 2000, 16),),
+            truth=truth,
+            right=right,
+            verdicts=("prefill_bound", "queue_too_long", "no_clear_bottleneck"),
+            cures=cures,
+            never=(CONSERVATIVENESS,),
+        )
+        for name, flag, truth, right, cures in (
+            (
+                "off",
+                "--chunked-prefill-size -1",
+                "Whole prompts up to --max-prefill-tokens in one step; decoding waits for them.",
+                "A chunk size of some thousand tokens.",
+                ("--chunked-prefill-size up", "--chunked-prefill-size drop"),
+            ),
+            (
+                "256",
+                "--chunked-prefill-size 256",
+                "Chunks of 256 tokens: each step computes too little.",
+                "--chunked-prefill-size up.",
+                ("--chunked-prefill-size up", "--chunked-prefill-size drop"),
+            ),
+            ("1024", "--chunked-prefill-size 1024", "Prefill is what limits; the chunk is about right.", "Little.", ()),
+            (
+                "prefill-256",
+                "--max-prefill-tokens 256",
+                "A prefill batch ends at 256 tokens: one request, or a part of one, at a time.",
+                "--max-prefill-tokens up (or drop it).",
+                ("--max-prefill-tokens up", "--max-prefill-tokens drop"),
+            ),
+        )
+    ),
+    Situation(
+        name="refused-503",
+        what="48 clients at --max-running-requests 4 and --max-queued-requests 8: most are refused with 503",
+        flags="--max-total-tokens 16384 --max-running-requests 4 --max-queued-requests 8",
+        steps=(_send(48, 50, 40, 200),),
+        truth="The running limit of 4 beside a pool at 5 %: requests are refused that would fit.",
+        right="--max-running-requests up first; not 'add a replica'.",
+        verdicts=("running_at_limit", "requests_rejected"),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "replica"),
+    ),
+    Situation(
+        name="dp2-one-rank",
+        what="two DP ranks, and every request is routed to the first",
+        flags="--dp-size 2 --max-total-tokens 8192 --max-running-requests 16",
+        steps=(_send(24, 60, 40, 300, dp_rank=0),),
+        truth="One rank is full (8 running, 16 wait), the other idle: imbalance is the cause.",
+        right="Spread the requests over the ranks; the full rank's limit is a consequence.",
+        verdicts=("dp_imbalanced", "running_at_limit"),
+        never=(CONSERVATIVENESS,),
+        env=(("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),),
+    ),
+    Situation(
+        name="dp2-idle-twin",
+        what="two DP ranks, prompts of 1,220 in pools of 12,288, all for one rank",
+        flags="--dp-size 2 --max-total-tokens 12288",
+        steps=(_send(24, 60, 1220, 100, dp_rank=1),),
+        truth="One rank's pool is full by whole requests; the other rank is idle.",
+        right="Spread the requests; never conservativeness.",
+        verdicts=("dp_imbalanced", *POOL, "prefill_bound"),
+        never=(CONSERVATIVENESS, "max_new_tokens"),
+        env=(("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),),
+    ),
+    Situation(
+        name="decode-beside-prefill",
+        what="twelve long answers beside four clients with prompts of 3,000 tokens",
+        flags="--max-total-tokens 65536",
+        steps=((*_send(12, 60, 24, 400), *_send(4, 60, 3000, 8)),),
+        truth="Prefill of long prompts stops decoding again and again; nothing waits for long.",
+        right="Nothing, or the chunk size.",
+        verdicts=("healthy", *WAITING),
+        never=(CONSERVATIVENESS,),
+    ),
+    _stage("detokenizer", "0.5.9"),
+    _stage("main", "0.5.9"),
+    _stage("detokenizer", "0.4.9.post6"),
+    _stage("main", "0.4.9.post6"),
+    *(
+        Situation(
+            name=f"healthy-{name}",
+            what=what,
+            flags=flags,
+            steps=steps,
+            truth="Healthy: clients get first tokens at once and nothing waits long.",
+            right="Nothing to change, no alert.",
+            verdicts=(*HEALTHY, *(("client_too_slow",) if profile == "offline" else ())),
+            never=(CONSERVATIVENESS, "--max-running-requests down", "replica"),
+            profile=profile,
+        )
+        for name, what, flags, profile, steps in (
+            (
+                "chat",
+                "six people chat and stop one answer in five",
+                "--max-total-tokens 16384",
+                "online",
+                (_send(6, 70, (24, 60, 200), 200, stopped=0.2, pause_seconds=(0.5, 1.0, 3.0)),),
+            ),
+            (
+                "agents",
+                "agents that share a prefix and pause for long between short bursts",
+                "--max-total-tokens 16384",
+                "online",
+                (_send(6, 80, (40, 400), 120, families=2, prefix_tokens=600, pause_seconds=(3.0, 8.0, 15.0)),),
+            ),
+            (
+                "batch",
+                "a batch of 16 with ignore_eos",
+                "--max-total-tokens 16384",
+                "offline",
+                (_send(16, 70, (40, 100), 200, ignore_eos=True),),
+            ),
+            (
+                "rag",
+                "questions about four shared documents",
+                "--max-total-tokens 16384",
+                "online",
+                (_send(5, 70, (60,), 80, families=4, prefix_tokens=1200, pause_seconds=(0.3, 1.0)),),
+            ),
+            (
+                "long",
+                "prompts of several thousand tokens, two at a time",
+                "--max-total-tokens 32768",
+                "long_context",
+                (_send(2, 70, (4000, 6000), 60, pause_seconds=(1.0, 3.0)),),
+            ),
+            (
+                "whole",
+                "answers that are not streamed",
+                "--max-total-tokens 16384",
+                "online",
+                (_send(8, 60, (40, 100), 100, streamed=0.0, pause_seconds=(0.2, 0.5)),),
+            ),
+            (
+                "tenth-streamed",
+                "one answer in ten is streamed",
+                "--max-total-tokens 16384",
+                "online",
+                (_send(8, 60, (40, 100), 100, streamed=0.1, pause_seconds=(0.2, 0.5)),),
+            ),
+            (
+                "bursts",
+                "bursts of 8 s every 25 s from six clients",
+                "--max-total-tokens 16384",
+                "online",
+                tuple(step for _ in range(3) for step in (_send(6, 8, (24, 60), 60), _nothing(15))),
+            ),
+            ("probes", "nobody asks but health probes", "--max-total-tokens 16384", "online", (_nothing(75),)),
+        )
+    ),
+    Situation(
+        name="sigterm-idle",
+        what="SIGTERM of a server that has been idle for half a minute after a short load",
+        flags="--max-total-tokens 16384",
+        steps=(_send(3, 10, 40, 40), _nothing(45)),
+        acts=(Act(40, "TERM", "main"),),
+        truth="It was stopped while idle; it did not end under load.",
+        right="Nothing but that it is down.",
+        verdicts=("server_down", *HEALTHY),
+        never=(CONSERVATIVENESS,),
+        asked_at=54,
+        probes=False,
+    ),
+    Situation(
+        name="startup",
+        what="a server that starts beside an exporter that is there already, and then is idle",
+        flags="--max-total-tokens 16384",
+        steps=(_nothing(15),),
+        truth="It starts for half a minute and then is idle.",
+        right="Starting, then idle; never down.",
+        verdicts=HEALTHY,
+    ),
+)
+BY_NAME = {situation.name: situation for situation in SITUATIONS}

@@ -1,0 +1,226 @@
+"""What two revisions of the exporter say of each capture, beside the truth: the table of docs/situations.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from closed_loop.situations import NEUTRAL, SITUATIONS, Situation
+from sglang_tuning_exporter.config import UsageError
+
+HERE = Path(__file__).parent
+BEFORE = "2338a13"
+SOURCES = ("both", "log", "metrics", "report")
+_SETTLED_SECONDS = 3.0  # between readiness and the first step
+_UNDECIDED = frozenset({"not_enough_data", "no_clear_bottleneck"})
+_PEOPLE = ("requests at once", "replica", "max_new_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one way of seeing says of a situation: the headline when it is asked, what is advised then, and what is wrong."""
+
+    verdict: str
+    advice: tuple[str, ...]
+    alerts: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+
+Row = tuple[Situation, Mapping[str, Mapping[str, Seen]]]
+_INTRODUCTION = """# Situations on a real engine, and what is said of them
+
+Made by `python -m closed_loop situations`; do not edit.
+
+Each situation was done to a real SGLang on a CPU (`python -m closed_loop capture`) and kept: its log, each page of `/metrics`, and
+what its clients saw. The exporter of each revision then watched what was kept, with its own clock moved by hand: from log and metrics
+(first line of a cell), from the log alone, from the metrics alone, and offline (`report`). A cell has the headline when the load ends,
+what is advised then, where another way of seeing has another headline, and what is wrong by the table of
+`closed_loop/situations.py`: a headline that is false at that time or at any other, an advice that must never be given, a cure that is not
+named. `no_clear_bottleneck` and `not_enough_data` are silence, and not wrong.
+"""
+
+
+def revision(name: str, folder: Path) -> Path:
+    """Give the exporter's folder at that revision, unpacked; `work` is the working tree."""
+    if name == "work":
+        return HERE.parent / "exporter"
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", f"{name}^{{commit}}"], capture_output=True, text=True, cwd=HERE, check=False
+    )
+    if asked.returncode:
+        raise UsageError(f"revision={name}: git does not know it")
+    place = folder / asked.stdout.strip()
+    if not (place / "exporter").is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+        packed = subprocess.run(["git", "archive", name, "exporter"], capture_output=True, check=True, cwd=HERE.parent)
+        subprocess.run(["tar", "-x", "-C", str(place)], input=packed.stdout, check=True)
+    return place / "exporter"
+
+
+def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
+    """Have the capture judged by that exporter."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "rejudge.py"), str(capture), profile],
+        env={**os.environ, "PYTHONPATH": str(exporter)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise UsageError(f"{capture.name}: {done.stderr[-600:]}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def seen(situation: Situation, told: Mapping[str, Any]) -> dict[str, Seen]:
+    """Compare what was told with the truth, for each way of seeing."""
+    return {source: _seen(situation, told, source) for source in SOURCES}
+
+
+def _seen(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
+    begin = _SETTLED_SECONDS
+    asked = begin + situation.asked_at if situation.asked_at is not None else _end_of_load(situation, told["events"])
+    if source == "report":
+        last, every = told["report"], [told["report"]]
+    else:
+        times = told[source]["times"]
+        every = [each for each in times if each["at"] >= begin]
+        before = [each for each in times if each["at"] <= asked]
+        last = before[-1]
+    verdict = last["verdict"]
+    wrong = []
+    if verdict not in situation.verdicts and verdict not in _UNDECIDED:
+        wrong.append(f"`{verdict}` is false")
+    false = [each["verdict"] for each in every if each["verdict"] not in {*situation.verdicts, *NEUTRAL}]
+    if source != "report" and false:
+        share = len(false) / len(every)
+        wrong += [f"`{name}` for {share:.0%} of the time" for name in sorted(set(false) - {verdict})]
+    for rule in situation.never:
+        against = {
+            words
+            for each in every
+            for finding in each["findings"]
+            for words in advised(finding)
+            if _matches(rule, words)
+        }
+        wrong += [f"advises {words}" for words in sorted(against)]
+    advice = tuple(words for finding in last["findings"] for words in advised(finding))
+    if (
+        situation.cures
+        and source == "both"
+        and not any(_matches(cure, words) for cure in situation.cures for words in advice)
+    ):
+        wrong.append("does not name " + " or ".join(f"`{cure}`" for cure in situation.cures))
+    alerts = tuple(
+        finding.get("alert") or "" for finding in last["findings"] if finding.get("severity") in {"warning", "critical"}
+    )
+    return Seen(verdict, advice, tuple(name for name in alerts if name), tuple(wrong))
+
+
+def _end_of_load(situation: Situation, events: Sequence[Sequence[Any]]) -> float:
+    """Give when the last load stops asking; afterwards its clients only wait for answers."""
+    lengths = [max(load.seconds for load in step) for step in situation.steps]
+    busy = [length for step, length in zip(situation.steps, lengths, strict=True) if any(load.clients for load in step)]
+    begins = [float(at) for name, at in events if name == "load_begin"]
+    return begins[-1] + busy[-1] if busy and begins else _SETTLED_SECONDS + sum(lengths)
+
+
+def advised(finding: Mapping[str, Any]) -> list[str]:
+    """Write each advice of a finding: its flag with the values, or what it asks people to do."""
+    found = []
+    for advice in finding["advice"]:
+        current, suggested = advice.get("current"), advice.get("suggested")
+        if not advice.get("flag"):
+            found.append(str(advice.get("suggestion") or finding.get("action") or "").strip())
+        elif advice.get("is_switch") or (isinstance(suggested, bool)):
+            found.append(f"{advice['flag']} {'add' if suggested else 'drop'}")
+        elif suggested is None:
+            found.append(f"{advice['flag']} {advice.get('suggestion') or ''}".strip())
+        else:
+            found.append(f"{advice['flag']} {_figure(current)} → {_figure(suggested)}")
+    return [words for words in found if words]
+
+
+def _figure(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _matches(rule: str, words: str) -> bool:
+    if rule in _PEOPLE:
+        return rule in words
+    flag, _, way = rule.partition(" ")
+    if words.split(" ", maxsplit=1)[0] != flag:
+        return False
+    if not way:
+        return True
+    if way == "drop":
+        return any(word in words for word in ("drop", "without", "leave"))
+    before, arrow, after = words.removeprefix(flag).partition("→")
+    try:
+        return bool(arrow) and (float(after) > float(before)) is (way == "up")
+    except ValueError:
+        return False
+
+
+def table(
+    captures: Path, names: Sequence[str], revisions: Sequence[str], folder: Path, say: Callable[[str], None]
+) -> list[Row]:
+    """Judge every capture that is there with each revision; gives situation → revision → way of seeing."""
+    exporters = {name: revision(name, folder) for name in revisions}
+    chosen = [s for s in SITUATIONS if (captures / s.name).is_dir() and (not names or s.name in names)]
+
+    rows: list[Row] = []
+    for situation in chosen:
+        found = {}
+        for name, exporter in exporters.items():
+            kept = folder / exporter.parent.name / f"{situation.name}.json"
+            if name != "work" and kept.exists():
+                told = json.loads(kept.read_text(encoding="utf-8"))
+            else:
+                told = judged(captures / situation.name, exporter, situation.profile)
+                if name != "work":
+                    kept.write_text(json.dumps(told), encoding="utf-8")
+            found[name] = seen(situation, told)
+        say(situation.name)
+        rows.append((situation, found))
+    return rows
+
+
+def is_wrong(rows: Iterable[Row], name: str) -> bool:
+    """Say whether that revision says something false of any of them."""
+    return any(told.wrong for _, found in rows for told in found[name].values())
+
+
+def render(rows: Iterable[Row], revisions: Sequence[str]) -> str:
+    """Write the page."""
+    rows = list(rows)
+    head = "| situation | truth and right advice | " + " | ".join(f"at {name}" for name in revisions) + " |"
+    lines = [_INTRODUCTION, head, "|---|---|" + "---|" * len(revisions)]
+    for situation, found in rows:
+        cells = " | ".join(_cell(found[name]) for name in revisions)
+        lines.append(f"| `{situation.name}`: {situation.what} | {situation.truth} *{situation.right}* | {cells} |")
+    lines.append("")
+    for name in revisions:
+        wrong = sum(any(told.wrong for told in found[name].values()) for _, found in rows)
+        lines.append(f"At {name}, {wrong} of {len(rows)} situations have something wrong.")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(found: Mapping[str, Seen]) -> str:
+    both = found["both"]
+    words = [f"`{both.verdict}`"]
+    if both.advice:
+        words.append("; ".join(f"`{advice}`" if advice.startswith("--") else advice for advice in both.advice))
+    others = {source: found[source].verdict for source in SOURCES[1:] if found[source].verdict != both.verdict}
+    if others:
+        words.append(", ".join(f"{source}: `{verdict}`" for source, verdict in others.items()))
+    wrong = [f"{source}: {problem}" for source in SOURCES for problem in found[source].wrong]
+    if wrong:
+        words.append("**Wrong:** " + "; ".join(wrong))
+    return "<br>".join(words).replace("|", "\\|")
