@@ -22,7 +22,8 @@ from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
-from sglang_tuning_exporter.report.inputs import Clock, Logs
+from sglang_tuning_exporter.report.clock import Clock
+from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory
 from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE
@@ -91,8 +92,12 @@ def test_a_rotation_set_without_dates_is_read_by_its_numbers_across_midnight(tmp
 
 
 def test_logs_of_several_nodes_are_merged_by_the_time_of_their_lines(tmp_path: Path) -> None:
-    first = write(tmp_path / "node0.log", decode("10:00:00", 1), decode("10:00:20", 3), decode("10:00:40", 5))
-    second = write(tmp_path / "node1.log", decode("10:00:10", 2), decode("10:00:30", 4), decode("10:00:50", 6))
+    first = write(
+        tmp_path / "node0.log", *(decode(f"10:00:{at}", n, ranks=" DP0") for at, n in (("00", 1), (20, 3), (40, 5)))
+    )
+    second = write(
+        tmp_path / "node1.log", *(decode(f"10:00:{at}", n, ranks=" DP1") for at, n in ((10, 2), (30, 4), (50, 6)))
+    )
     assert running_in_order(second, first) == [1, 2, 3, 4, 5, 6]
 
 
@@ -324,3 +329,64 @@ def test_a_report_from_a_pipe_of_a_real_process() -> None:
     done = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (1, b"")
     assert b'"verdict": "running_at_limit"' in done.stdout
+
+
+def test_a_lasting_change_of_the_clock_goes_on_from_where_it_was() -> None:
+    clock = Clock()
+    year = 365 * 86_400.0
+    assert [clock.read(time) for time in (100.0, 110.0, year, year + 5)] == [100.0, 110.0, 110.0, 115.0]
+    assert (clock.set_forward, clock.set_back, clock.strays) == (1, 0, 0)
+
+
+def test_a_night_of_silence_is_no_other_clock() -> None:
+    clock = Clock()
+    assert [clock.read(time) for time in (100.0, 110.0, 40_000.0, 40_005.0)] == [100.0, 110.0, 40_000.0, 40_005.0]
+    assert (clock.set_forward, clock.strays) == (0, 0)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 5])
+def test_a_few_lines_of_another_clock_in_turn_are_strays(lines: int) -> None:
+    clock = Clock()
+    ten_years = 10 * 365 * 86_400.0
+    strays = [clock.read(ten_years + n) for n in range(lines)]
+    assert len(strays) == lines
+    clock = Clock()
+    clock.read(100.0)
+    assert [clock.read(ten_years + 100 + n) for n in range(lines)] == [100.0 + n for n in range(lines)]
+    assert clock.read(110.0) == 110.0
+    assert (clock.strays, clock.set_forward, clock.set_back) == (lines, 0, 0)
+
+
+STRAYS = {
+    "year 2036": "2036-11-20 10:05:00",
+    "year 1970": "1970-01-01 00:00:07",
+    "a year too late": "2026-11-20 10:05:00",
+    "a year too early": "2024-11-20 10:05:00",
+    "a day too late": "2025-11-21 10:05:00",
+    "three hours too late": "2025-11-20 13:05:00",
+    "three hours too early": "2025-11-20 07:05:00",
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 60, 119, 120])
+@pytest.mark.parametrize("stray", STRAYS)
+def test_one_line_with_a_time_of_its_own_moves_no_other(tmp_path: Path, stray: str, place: int) -> None:
+    lines = [decode(f"10:{second // 60:02}:{second % 60:02}", 3) for second in range(0, 600, 5)]
+    plain_log = write(tmp_path / "plain.log", *lines)
+    date, clock = STRAYS[stray].split(" ")
+    with_stray = write(tmp_path / "stray.log", *lines[:place], decode(clock, 3, date=date + " "), *lines[place:])
+    one, other = document(plain_log), document(with_stray)
+    if place == 120 and "late" in stray and "year" not in stray:
+        return  # a line alone after hours of silence is how a log may end
+    if place == 0 and "early" in stray and "year" not in stray:
+        return  # and how one may begin
+    assert [note for note in other["notes"] if "1 line has a time far from" in note] == other["notes"]
+    assert len(other["notes"]) == 1
+    for key in ("span", "verdict", "alerts", "phases", "shares", "last"):
+        assert other[key] == one[key], key
+    assert other["counts"]["decode_batches"] == one["counts"]["decode_batches"] + 1
+
+
+def test_a_month_typed_wrong_in_the_last_line_does_not_make_the_night_longer(tmp_path: Path) -> None:
+    name = write(tmp_path / "a.log", decode("10:00:00"), decode("10:00:30"), decode("10:00:40", date="2026-01-20 "))
+    assert document(name)["span"]["seconds"] == 30

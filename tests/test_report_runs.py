@@ -31,7 +31,10 @@ RECORDED = [
     *(packaged(name) / "server.log.gz" for name in ("steady", "retract")),
 ]
 RELEASES = sorted((HERE / "data" / "logs").glob("*.log"))
-PAIRS = list(permutations(RECORDED, 2))
+ONE_AFTER_THE_OTHER = [log for log in RECORDED if log.parent.name != "v0.5.9-retract"]
+# Two of them were recorded at the same time: two servers, which no report puts together.
+PAIRS = [pair for pair in permutations(RECORDED, 2) if {log.parent.name for log in pair} != {"dp2", "v0.5.9-retract"}]
+DP_RANK = re.compile(rb"\[[^\]]{0,40} DP(\d)")
 TIME = re.compile(rb"^\[\d{4}-\d\d-\d\d (?=\d\d:\d\d:\d\d)", re.MULTILINE)
 
 
@@ -80,7 +83,7 @@ def runs(*logs: Path) -> list[BatchRun]:
 
 
 def test_a_log_is_read_by_seconds_not_by_lines() -> None:
-    found = runs(*RECORDED)
+    found = runs(*ONE_AFTER_THE_OTHER)
     assert sum(run.decodes + run.prefills for run in found) > 2 * len(found) > 200
 
 
@@ -99,16 +102,21 @@ def test_the_report_of_two_logs_is_that_of_their_lines_in_any_order(pair: tuple[
 
 
 def test_the_report_of_all_logs_in_wrong_order_is_that_of_their_lines() -> None:
-    alone, together = both("online", *reversed(RECORDED + RELEASES))
+    alone, together = both("online", *reversed(ONE_AFTER_THE_OTHER + RELEASES))
     assert together == alone
 
 
 def split(text: bytes, tmp_path: Path, parts: int, *, stretch: int) -> list[Path]:
-    """Deal a log's lines out to files, `stretch` lines at a time: the files overlap in time, and within seconds."""
+    """Give each DP rank a file of its own and deal the lines of the HTTP server out to all, `stretch` at a time: the files
+    overlap in time, and within seconds.
+    """
     files = [tmp_path / f"node{number}.log" for number in range(parts)]
-    lines = text.splitlines(keepends=True)
-    for number, file in enumerate(files):
-        file.write_bytes(b"".join(line for at, line in enumerate(lines) if at // stretch % parts == number))
+    dealt: list[list[bytes]] = [[] for _ in files]
+    for at, line in enumerate(text.splitlines(keepends=True)):
+        rank = DP_RANK.match(line)
+        dealt[at // stretch % parts if b"] INFO: " in line else int(rank[1]) if rank else 0].append(line)
+    for file, lines in zip(files, dealt, strict=True):
+        file.write_bytes(b"".join(lines))
     return files
 
 

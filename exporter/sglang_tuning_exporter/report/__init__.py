@@ -15,7 +15,8 @@ from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
 from sglang_tuning_exporter.report.document import Against, Input, build
-from sglang_tuning_exporter.report.inputs import Logs, shown
+from sglang_tuning_exporter.report.files import shown
+from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.progress import Progress
 from sglang_tuning_exporter.report.terminal import Style, render
 

@@ -22,7 +22,8 @@ from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.metrics import WatcherCollector
 from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS, AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.inputs import Logs, shown
+from sglang_tuning_exporter.report.files import shown
+from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.sglang.prefix import day_seconds
 from sglang_tuning_exporter.sources.tail import FileStatus

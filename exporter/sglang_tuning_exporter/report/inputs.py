@@ -5,332 +5,31 @@ Every log is read in blocks, so memory does not grow with its size. Printed time
 
 from __future__ import annotations
 
-import glob
 import heapq
-import os
-import re
-import stat
 import sys
-from collections import Counter
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS
-from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
+from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
+from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_order, shown
+from sglang_tuning_exporter.report.pacing import add_up, drifts, paced
+from sglang_tuning_exporter.report.servers import Servers
+from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
-from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
+from sglang_tuning_exporter.sglang.usual import BatchRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Iterator, Sequence
 
-    from sglang_tuning_exporter.sglang.events import Event
-    from sglang_tuning_exporter.sglang.usual import BatchRun
+    from sglang_tuning_exporter.report.files import Source
 
-STDIN = "-"
-# Processes write one log a little out of order; what jumps back further was set by somebody.
-JITTER_SECONDS = 60.0
-
-_LINES_SEARCHED = 4096
-_LOOKED_AT = 1 << 16  # bytes that are looked through for a line with a time
-_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.gz)?$")
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
-
-
-def shown(name: str) -> str:
-    """Write a file's name on one line, whatever its characters."""
-    return "".join(char if char.isprintable() else "?" for char in name)
-
-
-def printed_time(line: bytes) -> tuple[float | None, float | None]:
-    """Read when a line was printed: unix seconds, and seconds since midnight where it has a time without a date.
-
-    A container runtime's time is not used: its clock may be in another zone than the one the server prints.
-    """
-    text = line[:LONGEST_LINE]
-    prefix = parse_plain_prefix(text)
-    if prefix is None:
-        text = unwrap(text).text
-        prefix = parse_plain_prefix(text) or parse_own_prefix(text)
-    return (None, None) if prefix is None else (prefix.time, prefix.clock)
-
-
-def _first_time(block: bytes) -> float | None:
-    outer = None
-    for line in block.split(b"\n", _LINES_SEARCHED)[:_LINES_SEARCHED]:
-        time, clock = printed_time(line)
-        if time is not None or clock is not None:
-            return time if time is not None else clock
-        if outer is None and line[:1] in b"{0123456789":
-            outer = unwrap(line).time
-    return outer
-
-
-def _paced(block: bytes, pace: float) -> Iterator[bytes]:
-    """Cut a block of whole lines where the printed time passes a multiple of `pace` seconds."""
-    start, size, last = 0, 1024, _last_time(block, -inf)
-    while start < len(block):
-        first = _first_time(block[start : start + _LOOKED_AT])
-        if first is None or last is None or first // pace == last // pace:
-            break
-        # Lines before `low` lie in this stretch of time; times rise, so the next stretch is found by halving.
-        low, high = start, len(block)
-        reach = start + 2 * size
-        while reach < high and (line := block.find(b"\n", reach) + 1) and line < high:
-            if (time := _time_at(block, low, line)) is not None and time // pace != first // pace:
-                high = line
-            else:
-                low, reach = line, line + 2 * (line - start)
-        while True:
-            middle = block.find(b"\n", (low + high) // 2) + 1
-            if not low < middle < high:
-                break
-            time = _time_at(block, low, middle)
-            if time is None or time // pace == first // pace:
-                low = middle
-            else:
-                high = middle
-        following = block.find(b"\n", low) + 1
-        end = following if start < following < high else high
-        yield block[start:end]
-        start, size = end, end - start
-    if start < len(block):
-        yield block[start:]
-
-
-def _time_at(block: bytes, low: int, start: int) -> float | None:
-    """Read the time of the line at `start`: nearly always its own, else that of the line before that has one, from `low` on."""
-    time, clock = printed_time(block[start : start + 200].partition(b"\n")[0])
-    if time is None and clock is None:
-        return _last_time(block[max(low, start - _LOOKED_AT) : start], -inf)
-    return clock if time is None else time
-
-
-def _drifts(block: bytes, known: Mapping[str, int], before: float | None) -> list[tuple[float, Counter[str]]]:
-    """Find when lines were printed that could not be read: from which time on the tally stands so. A reader of its own looks again."""
-    found: list[tuple[float, Counter[str]]] = []
-    reader, seen = LogReader(), 0
-    for part in _paced(block, EVALUATION_SECONDS):
-        reader.feed_runs(part)
-        now, time = sum(reader.unrecognised.values()), _day_of(_last_time(part, -inf), before)
-        if now != seen and time is not None:
-            found.append(((time // EVALUATION_SECONDS + 1) * EVALUATION_SECONDS, _sum([known, reader.unrecognised])))
-        seen = now
-    return found
-
-
-def _day_of(time: float | None, before: float | None) -> float | None:
-    """Give a time without a date the day of the last time known, as `_last_time` does."""
-    if time is None or before is None or time >= FIRST_DATED_SECOND:
-        return time
-    found = before // DAY * DAY + time
-    return found + DAY if found < before - DAY / 2 else found
-
-
-def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for tally in tallies:
-        total.update(tally)
-    return total
-
-
-def _last_time(block: bytes, before: float) -> float | None:
-    """Find the time of the last line that has one; `before` is the last time known, for a time without a date."""
-    for line in reversed(block.rsplit(b"\n", _LINES_SEARCHED)):
-        time, clock = printed_time(line)
-        if time is not None:
-            return time
-        if clock is not None:
-            if before == -inf:
-                return clock
-            time = before // DAY * DAY + clock
-            return time + DAY if time < before - DAY / 2 else time
-    return None
-
-
-class Clock:
-    """One log's printed times as a time that never runs backwards, seconds.
-
-    After the clock was set back, time goes on from where it was; one line with an old time changes nothing.
-    """
-
-    def __init__(self) -> None:
-        self.now = -inf
-        self.jumps = 0  # how often it was set back
-        self._shift = self._shift_before = 0.0
-
-    def is_near(self, time: float | None) -> bool:
-        """Say whether a time follows within the jitter: nothing that is read afterwards can have been before it."""
-        return time is not None and 0 <= time + self._shift - self.now <= JITTER_SECONDS
-
-    def read(self, time: float | None) -> float:
-        """Take the printed time of the next line; `None` is the time of the line before."""
-        if time is None:
-            return self.now
-        if time + self._shift_before >= self.now - JITTER_SECONDS:
-            self._shift = self._shift_before
-        elif time + self._shift < self.now - JITTER_SECONDS:
-            self._shift_before = self._shift
-            self._shift = self.now - time
-            self.jumps += 1
-        self.now = max(self.now, time + self._shift)
-        return self.now
-
-
-@dataclass(slots=True)
-class Source:
-    """One file or stream. A pipe can be read once, so its first block is kept."""
-
-    name: str
-    stream: IO[bytes] | None = None  # of a pipe
-    first: float | None = None  # the first line's printed time
-    empty: bool = False
-    notes: list[str] = field(default_factory=list)
-    told: Callable[[int], None] | None = None  # of how many more bytes were read
-    _held: Iterator[bytes] | None = None
-    _head: bytes = b""
-
-    def look(self) -> None:
-        """Read the start. Raises `UsageError` when it cannot be read."""
-        with _told(self.name):
-            blocks = self._read()
-            self._head = next(blocks, b"")
-            self.first = _first_time(self._head)
-            self.empty = not self._head
-            if self.stream is not None:
-                self._held = blocks
-            else:
-                blocks.close()
-                self._head = b""
-
-    def blocks(self) -> Iterator[bytes]:
-        """Give everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
-        with _told(self.name):
-            if self._held is None:
-                yield from self._read()
-                return
-            yield self._head
-            self._head = b""
-            yield from self._held
-            if self.stream is not None and self.name != STDIN:
-                self.stream.close()
-
-    def _read(self) -> Generator[bytes, None, None]:
-        if self.stream is not None:
-            yield from whole_lines(self._chunks(_Watched(self.stream, self)))
-        else:
-            with Path(self.name).open("rb") as stream:
-                yield from whole_lines(self._chunks(_Watched(stream, self)))
-
-    def _chunks(self, stream: _Watched) -> Iterator[bytes]:
-        first = stream.read(BLOCK)
-        if not first.startswith(GZIP):
-            yield first
-            while chunk := stream.read(BLOCK):
-                yield chunk
-            return
-        rest = b""
-        try:
-            for chunk in unzip(first, stream):
-                # The last line may be cut: half a figure is a wrong figure.
-                end = chunk.rfind(b"\n") + 1
-                if rest:
-                    yield rest
-                yield chunk[:end]
-                rest = chunk[end:]
-        except Damaged as reason:
-            note = f"{shown(self.name)}: {reason}; only what comes before it was read"
-            if note not in self.notes:
-                self.notes.append(note)
-        else:
-            yield rest
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """A stream that tells its source how much was read of it."""
-
-    stream: IO[bytes]
-    source: Source
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(size)
-        if self.source.told is not None:
-            self.source.told(len(data))
-        return data
-
-
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turn what the system says about a file into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{shown(name)}: {error.strerror or error}; give a log that can be read") from None
-
-
-def _because(sources: Sequence[Source]) -> str:
-    """Give the notes, to stand behind an error."""
-    return "".join(f" ({note})" for source in sources for note in source.notes)
-
-
-def _files(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
-    found: list[Source] = []
-    known: set[tuple[int, int]] = set()
-    for argument in arguments:
-        if argument == STDIN:
-            if stdin is None:
-                raise UsageError("-: there is no standard input; give a file")
-            if not any(source.name == STDIN for source in found):
-                found.append(Source(STDIN, stdin))
-            continue
-        names = [argument]
-        if glob.has_magic(argument) and not Path(argument).exists():
-            matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
-            names = [name for name in matches if not Path(name).is_dir()]
-            if not names:
-                raise UsageError(f"{shown(argument)}: no file matches; give a path, a glob, or -")
-        for name in names:
-            with _told(name):
-                status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
-            if (status.st_dev, status.st_ino) in known:
-                continue
-            known.add((status.st_dev, status.st_ino))
-            if stat.S_ISDIR(status.st_mode):
-                raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
-            with _told(name):
-                pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
-            found.append(Source(name, pipe))
-    return found
-
-
-def _rotation_order(name: str) -> tuple[int, int]:
-    match = _ROTATED.search(name)
-    if match is None or not (match["date"] or match["number"]):
-        return (2, 0)
-    return (0, int(re.sub(r"\D", "", match["date"]))) if match["date"] else (1, -int(match["number"]))
-
-
-def _logs(sources: Sequence[Source]) -> list[list[Source]]:
-    """Group the files that one reader takes one after the other, in time order.
-
-    A file with dates is a log by itself. Without dates only the names tell how a rotation set goes on.
-    """
-    logs: list[list[Source]] = []
-    rotations: dict[str, list[Source]] = {}
-    for source in sources:
-        if source.stream is None and (source.first is None or source.first < FIRST_DATED_SECOND):
-            rotations.setdefault(_ROTATED.sub("", source.name, count=1), []).append(source)
-        else:
-            logs.append([source])
-    logs.extend(sorted(group, key=lambda source: _rotation_order(source.name)) for group in rotations.values())
-    return sorted(logs, key=lambda log: -inf if log[0].first is None else log[0].first)
+_Timed: TypeAlias = tuple[float, Event | BatchRun | None]
 
 
 class Logs:
@@ -344,19 +43,23 @@ class Logs:
         """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
-        sources = _files(arguments, stdin)
+        sources = find(arguments, stdin)
         for source in sources:
             source.look()
         self._told = [source for source in sources if not source.empty]
         if not self._told:
             reason = "is empty" if len(sources) == 1 else "all are empty"
-            raise UsageError(f"{self._names(sources)}: {reason}{_because(sources)}")
-        self._logs = _logs(self._told)
+            raise UsageError(f"{self._names(sources)}: {reason}{because(sources)}")
+        self._zones = align(self._told)
+        self._logs = in_order(self._told)
+        # A log that begins where another one ended goes on with its reader and its clock.
+        self._lanes = list(range(len(self._logs)))
         self.readers = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
-        self._clocks = [Clock() for _ in self._logs]
+        self._clocks = [Clock(log[0].ahead) for log in self._logs]
         self._pace = pace
         self._taken: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in self._logs]
+        self._open = {number: log[0] for number, log in enumerate(self._logs)}
 
     @staticmethod
     def _names(sources: Sequence[Source]) -> str:
@@ -387,12 +90,20 @@ class Logs:
             )
         elif self.first < FIRST_DATED_SECOND:
             remarks.append("times have no date: a day is taken to follow where they begin again")
-        jumps = sum(clock.jumps for clock in self._clocks)
-        if jumps:
-            often = "once" if jumps == 1 else f"{jumps} times"
-            remarks.append(
-                f"the clock was set back {often}: time goes on from where it was, so later times are not those printed"
-            )
+        for way, times in (
+            ("back", sum(clock.set_back for clock in self._clocks)),
+            ("forward", sum(clock.set_forward for clock in self._clocks)),
+        ):
+            if times:
+                often = "once" if times == 1 else f"{times} times"
+                remarks.append(
+                    f"the clock was set {way} {often}: time goes on from where it was, so later times are not those printed"
+                )
+        strays = sum(clock.strays for clock in self._clocks)
+        if strays:
+            lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
+            remarks.append(f"{lines} far from those around it: taken as printed with the line before")
+        remarks += self._zones
         return remarks
 
     @property
@@ -428,71 +139,105 @@ class Logs:
     @property
     def lines_taken(self) -> Counter[str]:
         """Lines by kind, up to the last event given."""
-        return _sum(lines for lines, _ in self._taken)
+        return add_up(lines for lines, _ in self._taken)
 
     @property
     def unrecognised_taken(self) -> Counter[str]:
         """What could not be read by kind, up to the last event given."""
-        return _sum(unrecognised for _, unrecognised in self._taken)
+        return add_up(unrecognised for _, unrecognised in self._taken)
 
-    def events(self) -> Iterator[tuple[float, Event | BatchRun | None]]:
+    def events(self) -> Iterator[_Timed]:
         """Give every event with its time, seconds, in time order; lines without a time follow the line before.
 
         Each log's first and last printed time come with no event. The time is `-inf` while none was printed.
-        Raises `UsageError` when the input cannot be read, or, at its end, is no log of SGLang.
+        Raises `UsageError` when the input cannot be read, or is of several servers, or, at its end, is no log of SGLang.
         """
         waiting = list(range(len(self._logs)))[::-1]
-        heap: list[tuple[float, int, Event | BatchRun | None, Iterator[tuple[float, Event | BatchRun | None]]]] = []
+        servers = Servers(lambda lane: shown(self._open[lane].name)) if len(waiting) > 1 else None
+        heap: list[tuple[float, int, Event | BatchRun | None, Iterator[_Timed]]] = []
+        ended: list[int] = []
         while heap or waiting:
-            while waiting and (not heap or self._first_of(waiting[-1]) <= heap[0][0]):
+            while waiting and (not heap or self._first_of(waiting[-1]) < heap[0][0]):
                 index = waiting.pop()
+                self._go_on(index, ended)
                 events = self._read(index)
                 moment, event = next(events)
                 heapq.heappush(heap, (moment, index, event, events))
             moment, index, event, events = heap[0]
+            if servers is not None and event is not None:
+                servers.see(self._lanes[index], moment, event)
             yield moment, event
             following = next(events, None)
             if following is None:
                 heapq.heappop(heap)
+                ended.append(index)
             else:
                 heapq.heapreplace(heap, (following[0], index, following[1], events))
+        for clock in self._clocks:
+            clock.end()
         self._check()
+
+    def _go_on(self, index: int, ended: list[int]) -> None:
+        """Let a log go on where another one ended, the last one if there are several."""
+        begin = self._logs[index][0]
+        for before in reversed(ended):
+            lane = self._lanes[before]
+            last = self._clocks[lane].printed
+            is_near = begin.first is not None and last is not None and begin.first + begin.ahead - last <= FAR_SECONDS
+            if is_near and self._logs[before][0].ahead == begin.ahead:
+                self._lanes[index] = lane
+                ended.remove(before)
+                return
 
     def _first_of(self, index: int) -> float:
         first = self._logs[index][0].first
         return -inf if first is None else first
 
-    def _read(self, index: int) -> Iterator[tuple[float, Event | BatchRun | None]]:
-        clock, reader = self._clocks[index], self.readers[index]
-        last = self._logs[index][0].first
+    def _read(self, index: int) -> Iterator[_Timed]:
+        lane = self._lanes[index]
+        clock, reader = self._clocks[lane], self.readers[lane]
+        first = self._logs[index][0]
+        last = None if first.first is None else first.first + first.ahead
         yield clock.read(last), None
-        end: float | None = None
         for source in self._logs[index]:
+            self._open[lane] = source
             before = block = b""
-            for following in source.blocks():
-                before, block = block, following
-                for part in (block,) if self._pace is None else _paced(block, self._pace):
-                    known = reader.unrecognised.copy()
-                    events = reader.feed_runs(part)
-                    drifts = [] if self._pace or known == reader.unrecognised else _drifts(part, known, last)
-                    if not events and self._pace is not None:
-                        # Nothing but access lines, perhaps for hours: they move the time, if only by little at once.
-                        printed = _day_of(_first_time(part), last)
-                        if clock.is_near(printed):
-                            yield clock.read(printed), None
-                    for event in events:
-                        last = event.time if event.time is not None else last
-                        while drifts and last is not None and last >= drifts[0][0]:
-                            self._taken[index] = (self._taken[index][0], drifts.pop(0)[1])
-                        yield clock.read(event.time), event
-                    self._taken[index] = (reader.counts.copy(), reader.unrecognised.copy())
+            for part, following in self._parts(source):
+                before, block = block, part
+                known = reader.unrecognised.copy()
+                events = reader.feed_runs(part)
+                drifted = [] if self._pace or known == reader.unrecognised else drifts(part, known, last)
+                if not events and self._pace is not None:
+                    # Nothing but access lines, perhaps for hours: they move the time, if only by little at once.
+                    printed = day_of(first_time(part), last)
+                    if clock.is_near(printed):
+                        yield clock.read(printed), None
+                for place, event in enumerate(events):
+                    last = event.time if event.time is not None else last
+                    while drifted and last is not None and last >= drifted[0][0]:
+                        self._taken[lane] = (self._taken[lane][0], drifted.pop(0)[1])
+                    then = _next_time(events, place, following) if clock.leaps(event.time) else None
+                    yield clock.read(event.time, then), event
+                self._taken[lane] = (reader.counts.copy(), reader.unrecognised.copy())
             if last is not None:
                 # The last block may be a single line without its end.
-                found = [_last_time(part, last) for part in (block, before)]
-                end = next((time for time in found if time is not None), end)
-        if last is not None:
-            self.ends.append(last if end is None else end)
-            yield clock.read(self.ends[-1]), None
+                found = [last_time(part, last) for part in (block, before)]
+                end = next((time for time in found if time is not None), last)
+                moment = clock.now if end == last else clock.read(end)
+                if clock.printed is not None:
+                    self.ends.append(clock.printed)
+                yield moment, None
+
+    def _parts(self, source: Source) -> Iterator[tuple[bytes, bytes]]:
+        """Give a log's blocks, cut where they are to be taken by the clock, each with the one that follows."""
+        part = b""
+        for block in source.blocks():
+            for following in (block,) if self._pace is None else paced(block, self._pace):
+                if part:
+                    yield part, following
+                part = following
+        if part:
+            yield part, b""
 
     def _check(self) -> None:
         found = sum(reader.counts[kind] for reader in self.readers for kind in _SGLANG_KINDS)
@@ -500,5 +245,12 @@ class Logs:
         # Any web server's log has access lines; only SGLang's puts its own prefix before them.
         if not found and not (served and self.first is not None):
             raise UsageError(
-                f"{self._names(self._told)}: no line of SGLang's in it; give a server's log{_because(self._told)}"
+                f"{self._names(self._told)}: no line of SGLang's in it; give a server's log{because(self._told)}"
             )
+
+
+def _next_time(events: Sequence[Event | BatchRun], place: int, following: bytes) -> float | None:
+    """Find when the line after the event at `place` was printed."""
+    times = (events[later].time for later in range(place + 1, len(events)))
+    found = next((time for time in times if time is not None), None)
+    return day_of(first_time(following), events[place].time) if found is None else found

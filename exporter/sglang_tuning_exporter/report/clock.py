@@ -1,0 +1,185 @@
+"""When the lines of a log were printed: times as they stand in it, and a clock that never runs backwards. Pure."""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Processes write one log a little out of order; a time further back is another clock's (docs/decisions.md, "Reports").
+JITTER_SECONDS = 60.0
+# No server is silent for so long and then prints: a time further ahead is another clock's.
+FAR_SECONDS = 30 * DAY
+# So many lines of another clock are strays when the first clock comes back.
+STRAY_LINES = 16
+LINES_SEARCHED = 4096
+
+
+def printed_time(line: bytes) -> tuple[float | None, float | None]:
+    """Read when a line was printed: unix seconds, and seconds since midnight where it has a time without a date.
+
+    A container runtime's time is not used: its clock may be in another zone than the one the server prints.
+    """
+    text = line[:LONGEST_LINE]
+    prefix = parse_plain_prefix(text)
+    if prefix is None:
+        text = unwrap(text).text
+        prefix = parse_plain_prefix(text) or parse_own_prefix(text)
+    return (None, None) if prefix is None else (prefix.time, prefix.clock)
+
+
+def _times(block: bytes) -> Iterator[tuple[float | None, float | None]]:
+    for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
+        time, clock = printed_time(line)
+        if time is not None or clock is not None:
+            yield time, clock
+
+
+def first_time(block: bytes) -> float | None:
+    """Find the time of the first line that has one, as `printed_time` reads it."""
+    for time, clock in _times(block):
+        return time if time is not None else clock
+    for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
+        if line[:1] in b"{0123456789" and (outer := unwrap(line).time) is not None:
+            return outer
+    return None
+
+
+def begin_of(block: bytes) -> float | None:
+    """Find when a log begins: its first time, unless the ones after it show that it is a stray."""
+    first = first_time(block)
+    if first is None:
+        return None
+    dated = [time for time, _ in islice(_times(block), 3) if time is not None]
+    if len(dated) > 1 and dated[0] == first:
+        is_late = all(later < first - JITTER_SECONDS for later in dated[1:])
+        if is_late or all(later > first + FAR_SECONDS for later in dated[1:]):
+            return dated[1]
+    return first
+
+
+def last_time(block: bytes, before: float) -> float | None:
+    """Find the time of the last line that has one; `before` is the last time known, for a time without a date."""
+    for line in reversed(block.rsplit(b"\n", LINES_SEARCHED)):
+        time, clock = printed_time(line)
+        if time is not None:
+            return time
+        if clock is not None:
+            if before == -inf:
+                return clock
+            time = before // DAY * DAY + clock
+            return time + DAY if time < before - DAY / 2 else time
+    return None
+
+
+def day_of(time: float | None, before: float | None) -> float | None:
+    """Give a time without a date the day of the last time known, as `last_time` does."""
+    if time is None or before is None or time >= FIRST_DATED_SECOND:
+        return time
+    found = before // DAY * DAY + time
+    return found + DAY if found < before - DAY / 2 else found
+
+
+class Clock:
+    """One log's printed times as a time that never runs backwards, seconds.
+
+    One line with the time of another clock changes nothing. After the clock was set, time goes on from where it was.
+    `ahead`: how far the log's clock is ahead of the report's.
+    """
+
+    def __init__(self, ahead: float = 0.0) -> None:
+        self.now = -inf
+        self.printed: float | None = None  # the last time that moved the clock, as printed
+        self.set_back = self.set_forward = 0  # how often
+        self.strays = 0  # lines with the time of another clock
+        self._shift = -ahead
+        self._former: float | None = None  # the shift before the last change
+        self._lines = 0  # since the last change
+        self._was_back = False
+
+    def is_near(self, time: float | None) -> bool:
+        """Say whether a time follows within the jitter: nothing that is read afterwards can have been before it."""
+        return time is not None and 0 <= time + self._shift - self.now <= JITTER_SECONDS
+
+    def leaps(self, time: float | None) -> bool:
+        """Say whether it needs the time of the following line to understand this one."""
+        return time is not None and self.now > -inf and time + self._shift - self.now > JITTER_SECONDS
+
+    def read(self, time: float | None, following: float | None = None) -> float:
+        """Take the printed time of the next line; `None` is the time of the line before.
+
+        `following` is the printed time of the line after it: asked for where a time `leaps`.
+        """
+        if time is None:
+            return self.now
+        ahead = time + self._shift - self.now
+        if 0 <= ahead <= JITTER_SECONDS and self._former is None:
+            self.now, self.printed = self.now + ahead, time
+            return self.now
+        if self.now == -inf:
+            self.now, self.printed = time + self._shift, time
+            return self.now
+        if following is not None and self._returns(time, following):
+            self.strays += 1
+            return self.now
+        if self._former is not None and self._is_former(time):
+            self._go_back()
+        elif not -JITTER_SECONDS <= time + self._shift - self.now <= FAR_SECONDS:
+            self._change(time)
+            return self.now
+        if self._former is not None:
+            self._lines += 1
+            if self._lines == 2:
+                self._count(1)
+        self.printed = time
+        self.now = max(self.now, time + self._shift)
+        return self.now
+
+    def end(self) -> None:
+        """The log ends: a last line that nothing confirmed is a stray."""
+        if self._former is not None and self._lines == 1:
+            self._go_back()
+
+    def _returns(self, time: float, following: float) -> bool:
+        ahead, then = time + self._shift - self.now, following + self._shift - self.now
+        return ahead > JITTER_SECONDS and -JITTER_SECONDS <= then < ahead - JITTER_SECONDS
+
+    def _is_former(self, time: float) -> bool:
+        """Whether the clock of before goes on: a few lines of another one were strays."""
+        assert self._former is not None
+        limit = JITTER_SECONDS if self._lines <= STRAY_LINES else FAR_SECONDS
+        if -JITTER_SECONDS <= time + self._shift - self.now <= limit:
+            return False
+        return -JITTER_SECONDS <= time + self._former - self.now <= limit
+
+    def _go_back(self) -> None:
+        assert self._former is not None
+        if self._lines <= STRAY_LINES:
+            self.strays += self._lines
+            if self._lines > 1:
+                self._count(-1)
+            self._shift, self._former = self._former, None
+            return
+        self._shift, self._former, self._lines = self._former, self._shift, 1
+        self._was_back = not self._was_back
+
+    def _change(self, time: float) -> None:
+        if self._former is not None and self._lines == 1:
+            self.strays += 1
+        else:
+            self._former = self._shift
+        self._was_back = time + self._former < self.now
+        self._shift, self._lines = self.now - time, 1
+
+    def _count(self, times: int) -> None:
+        if self._was_back:
+            self.set_back += times
+        else:
+            self.set_forward += times

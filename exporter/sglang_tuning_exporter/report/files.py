@@ -1,0 +1,215 @@
+"""The files a report is made of: found, opened, unpacked, and put in the order in which their lines were printed."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
+from sglang_tuning_exporter.report.clock import begin_of
+from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from sglang_tuning_exporter.sglang.events import ServerArgs
+
+STDIN = "-"
+_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.gz)?$")
+
+
+def shown(name: str) -> str:
+    """Write a file's name on one line, whatever its characters."""
+    return "".join(char if char.isprintable() else "?" for char in name)
+
+
+@dataclass(slots=True)
+class Source:
+    """One file or stream. A pipe can be read once, so its first block is kept."""
+
+    name: str
+    stream: IO[bytes] | None = None  # of a pipe
+    first: float | None = None  # when the log begins, on the clock of the report
+    start: ServerArgs | None = None  # the first one, where the beginning has it
+    ahead: float = 0.0  # how far the clock of this log is ahead, seconds
+    empty: bool = False
+    notes: list[str] = field(default_factory=list)
+    told: Callable[[int], None] | None = None  # of how many more bytes were read
+    _held: Iterator[bytes] | None = None
+    _head: bytes = b""
+
+    def look(self) -> None:
+        """Read the start. Raises `UsageError` when it cannot be read."""
+        with _told(self.name):
+            blocks = self._read()
+            self._head = next(blocks, b"")
+            self.first = begin_of(self._head)
+            self.start = start_of(self._head)
+            self.empty = not self._head
+            if self.stream is not None:
+                self._held = blocks
+            else:
+                blocks.close()
+                self._head = b""
+
+    def blocks(self) -> Iterator[bytes]:
+        """Give everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
+        with _told(self.name):
+            if self._held is None:
+                yield from self._read()
+                return
+            yield self._head
+            self._head = b""
+            yield from self._held
+            if self.stream is not None and self.name != STDIN:
+                self.stream.close()
+
+    def _read(self) -> Generator[bytes, None, None]:
+        if self.stream is not None:
+            yield from whole_lines(self._chunks(_Watched(self.stream, self)))
+        else:
+            with Path(self.name).open("rb") as stream:
+                yield from whole_lines(self._chunks(_Watched(stream, self)))
+
+    def _chunks(self, stream: _Watched) -> Iterator[bytes]:
+        first = stream.read(BLOCK)
+        if not first.startswith(GZIP):
+            yield first
+            while chunk := stream.read(BLOCK):
+                yield chunk
+            return
+        rest = b""
+        try:
+            for chunk in unzip(first, stream):
+                # The last line may be cut: half a figure is a wrong figure.
+                end = chunk.rfind(b"\n") + 1
+                if rest:
+                    yield rest
+                yield chunk[:end]
+                rest = chunk[end:]
+        except Damaged as reason:
+            note = f"{shown(self.name)}: {reason}; only what comes before it was read"
+            if note not in self.notes:
+                self.notes.append(note)
+        else:
+            yield rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A stream that tells its source how much was read of it."""
+
+    stream: IO[bytes]
+    source: Source
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        if self.source.told is not None:
+            self.source.told(len(data))
+        return data
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn what the system says about a file into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{shown(name)}: {error.strerror or error}; give a log that can be read") from None
+
+
+def because(sources: Sequence[Source]) -> str:
+    """Give the notes, to stand behind an error."""
+    return "".join(f" ({note})" for source in sources for note in source.notes)
+
+
+def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
+    """Find the files that arguments name: paths, globs, and - for standard input. Raises `UsageError` where there is none."""
+    found: list[Source] = []
+    known: set[tuple[int, int]] = set()
+    for argument in arguments:
+        if argument == STDIN:
+            if stdin is None:
+                raise UsageError("-: there is no standard input; give a file")
+            if not any(source.name == STDIN for source in found):
+                found.append(Source(STDIN, stdin))
+            continue
+        names = [argument]
+        if glob.has_magic(argument) and not Path(argument).exists():
+            matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
+            names = [name for name in matches if not Path(name).is_dir()]
+            if not names:
+                raise UsageError(f"{shown(argument)}: no file matches; give a path, a glob, or -")
+        for name in names:
+            with _told(name):
+                status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
+            if (status.st_dev, status.st_ino) in known:
+                continue
+            known.add((status.st_dev, status.st_ino))
+            if stat.S_ISDIR(status.st_mode):
+                raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
+            with _told(name):
+                pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
+            found.append(Source(name, pipe))
+    return found
+
+
+def _rotation_order(name: str) -> tuple[int, int]:
+    match = _ROTATED.search(name)
+    if match is None or not (match["date"] or match["number"]):
+        return (2, 0)
+    return (0, int(re.sub(r"\D", "", match["date"]))) if match["date"] else (1, -int(match["number"]))
+
+
+def _by_name(source: Source) -> tuple[tuple[int, int], list[str | int]]:
+    parts = re.split(r"(\d+)", _ROTATED.sub("", source.name, count=1))
+    return _rotation_order(source.name), [int(part) if part.isdigit() else part for part in parts]
+
+
+def in_order(sources: Sequence[Source]) -> list[list[Source]]:
+    """Group the files that one reader takes one after the other, in time order.
+
+    A file with dates is a log by itself; one without any time goes on where the file of the name before it ends. Without
+    dates only the names tell how a rotation set goes on.
+    """
+    logs = [[source] for source in sources if source.stream or (source.first or 0.0) >= FIRST_DATED_SECOND]
+    rotations: dict[str, list[Source]] = {}
+    for source in sorted((each for each in sources if [each] not in logs), key=_by_name):
+        before = [log for log in logs if source.first is None and _by_name(log[-1]) < _by_name(source)]
+        if before:
+            max(before, key=lambda log: _by_name(log[-1])).append(source)
+        else:
+            rotations.setdefault(_ROTATED.sub("", source.name, count=1), []).append(source)
+    logs.extend(rotations.values())
+    return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, _by_name(log[0])))
+
+
+def align(sources: Sequence[Source]) -> list[str]:
+    """Put the logs of one server's nodes on one clock; give what a reader must know about it."""
+    notes = []
+    starts = [(source, source.start) for source in sources if source.start is not None]
+    for source, start in starts:
+        base_source, base = min(starts, key=lambda each: (not are_nodes(start.args, each[1].args), _node_rank(each[1])))
+        ahead = zone_between(base, start) if _node_rank(base) < _node_rank(start) else 0.0
+        if ahead and source.first is not None:
+            source.ahead, source.first = ahead, source.first - ahead
+            way = "ahead of" if ahead > 0 else "behind"
+            notes.append(
+                f"{shown(source.name)}: its clock is {abs(ahead) / 3600:g} h {way} that of {shown(base_source.name)},"
+                " another node in another time zone: its times are moved by that"
+            )
+    return notes
+
+
+def _node_rank(start: ServerArgs) -> int:
+    rank = start.args.get("node_rank")
+    return rank if isinstance(rank, int) else 0

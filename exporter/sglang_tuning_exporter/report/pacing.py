@@ -1,0 +1,77 @@
+"""A block of a log cut where the alerts are evaluated, so that nothing is known before its time. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS
+from sglang_tuning_exporter.report.clock import day_of, first_time, last_time, printed_time
+from sglang_tuning_exporter.sglang.lines import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_LOOKED_AT = 1 << 16  # bytes that are looked through for a line with a time
+
+
+def paced(block: bytes, pace: float) -> Iterator[bytes]:
+    """Cut a block of whole lines where the printed time passes a multiple of `pace` seconds."""
+    start, size, last = 0, 1024, last_time(block, -inf)
+    while start < len(block):
+        first = first_time(block[start : start + _LOOKED_AT])
+        if first is None or last is None or first // pace == last // pace:
+            break
+        # Lines before `low` lie in this stretch of time; times rise, so the next stretch is found by halving.
+        low, high = start, len(block)
+        reach = start + 2 * size
+        while reach < high and (line := block.find(b"\n", reach) + 1) and line < high:
+            if (time := _time_at(block, low, line)) is not None and time // pace != first // pace:
+                high = line
+            else:
+                low, reach = line, line + 2 * (line - start)
+        while True:
+            middle = block.find(b"\n", (low + high) // 2) + 1
+            if not low < middle < high:
+                break
+            time = _time_at(block, low, middle)
+            if time is None or time // pace == first // pace:
+                low = middle
+            else:
+                high = middle
+        following = block.find(b"\n", low) + 1
+        end = following if start < following < high else high
+        yield block[start:end]
+        start, size = end, end - start
+    if start < len(block):
+        yield block[start:]
+
+
+def _time_at(block: bytes, low: int, start: int) -> float | None:
+    """Read the time of the line at `start`: nearly always its own, else that of the line before that has one, from `low` on."""
+    time, clock = printed_time(block[start : start + 200].partition(b"\n")[0])
+    if time is None and clock is None:
+        return last_time(block[max(low, start - _LOOKED_AT) : start], -inf)
+    return clock if time is None else time
+
+
+def drifts(block: bytes, known: Mapping[str, int], before: float | None) -> list[tuple[float, Counter[str]]]:
+    """Find when lines were printed that could not be read: from which time on the tally stands so. A reader of its own looks again."""
+    found: list[tuple[float, Counter[str]]] = []
+    reader, seen = LogReader(), 0
+    for part in paced(block, EVALUATION_SECONDS):
+        reader.feed_runs(part)
+        now, time = sum(reader.unrecognised.values()), day_of(last_time(part, -inf), before)
+        if now != seen and time is not None:
+            found.append(((time // EVALUATION_SECONDS + 1) * EVALUATION_SECONDS, add_up([known, reader.unrecognised])))
+        seen = now
+    return found
+
+
+def add_up(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Add tallies up."""
+    total: Counter[str] = Counter()
+    for tally in tallies:
+        total.update(tally)
+    return total

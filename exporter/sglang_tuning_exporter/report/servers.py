@@ -1,0 +1,108 @@
+"""Whether several logs are of one server: its nodes and ranks may print into files of their own, two servers are refused. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, Rank, ServerArgs
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.usual import BatchRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# The last lines of one file and the first of the next may lie so far across each other (docs/decisions.md, "Reports").
+OVERLAP_SECONDS = 10.0
+# Time zones differ by whole half hours; the nodes of one server start within less.
+ZONE_SECONDS = 1800.0
+_ARGS = b"server_args="
+
+
+def start_of(head: bytes) -> ServerArgs | None:
+    """Find the first start that the beginning of a log tells, where it has a time."""
+    place = head.find(_ARGS)
+    if place < 0:
+        return None
+    end = head.find(b"\n", place)
+    line = head[head.rfind(b"\n", 0, place) + 1 : end if end >= 0 else len(head)]
+    found = [event for event in LogReader().feed(line) if isinstance(event, ServerArgs) and event.time is not None]
+    return found[0] if found else None
+
+
+def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Say whether two starts are those of two nodes of one server."""
+    nodes = one.get("nnodes")
+    if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
+        return False
+    return all(one.get(name) == other.get(name) for name in ("nnodes", "model_path", "dist_init_addr"))
+
+
+def zone_between(base: ServerArgs, other: ServerArgs) -> float:
+    """Give how far the clock of another node is ahead, seconds: a time zone, not how much later it started."""
+    if base.time is None or other.time is None or not are_nodes(base.args, other.args):
+        return 0.0
+    return ZONE_SECONDS * round((other.time - base.time) / ZONE_SECONDS)
+
+
+@dataclass(slots=True)
+class _Log:
+    """What one log has shown of its server."""
+
+    number: int
+    started: float | None = None
+    args: Mapping[str, object] = field(default_factory=dict)
+    printing: dict[Rank, list[float]] = field(default_factory=dict)  # when each rank's batches began and were last seen
+
+
+class Servers:
+    """Takes the events of all logs in time order. Raises `UsageError` where they are of several servers."""
+
+    def __init__(self, name_of: Callable[[int], str]) -> None:
+        self._name_of = name_of
+        self._logs: dict[int, _Log] = {}
+        self._starts = 0
+
+    def see(self, number: int, now: float, event: Event | BatchRun) -> None:
+        """Take an event of the log with this number."""
+        log = self._logs.get(number)
+        if log is None:
+            log = self._logs[number] = _Log(number)
+        if isinstance(event, ServerArgs):
+            log.started, log.args = now, event.args
+            self._starts += 1
+            for each in self._logs.values():
+                each.printing.clear()
+        if self._starts > 1 and log.started is not None:
+            self._check_starts(log, log.started, now)
+        if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
+            seen = log.printing.get(event.rank)
+            if seen is None:
+                log.printing[event.rank] = [now, now]
+            else:
+                seen[1] = now
+            if len(self._logs) > 1:
+                self._check_ranks(log, event.rank)
+
+    def _check_starts(self, log: _Log, started: float, now: float) -> None:
+        """Refuse a log that goes on after another one told of a start."""
+        for other in self._logs.values():
+            if other.started is None or other is log or are_nodes(log.args, other.args):
+                continue
+            if started <= other.started < now - OVERLAP_SECONDS:
+                raise self._refusal(log, other, "one goes on after the start that the other tells")
+
+    def _check_ranks(self, log: _Log, rank: Rank) -> None:
+        """Refuse a rank that prints its batches into two logs at once."""
+        begun, last = log.printing[rank]
+        for other in self._logs.values():
+            seen = other.printing.get(rank)
+            if seen is not None and other is not log and min(last, seen[1]) - max(begun, seen[0]) > OVERLAP_SECONDS:
+                raise self._refusal(log, other, "both print batches of the same rank at the same time")
+
+    def _refusal(self, log: _Log, other: _Log, reason: str) -> UsageError:
+        names = " and ".join(self._name_of(number) for number in sorted((log.number, other.number)))
+        return UsageError(
+            f"{names}: logs of two servers, or the same lines twice: {reason}; give one server's logs at a time, or compare two with --against"
+        )

@@ -1,0 +1,140 @@
+"""Logs of one server are put together, logs of several are refused.
+
+The lines are those of 0.5.23 as the released wheel formats them, with times and figures of our own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.report import report
+from sglang_tuning_exporter.report.inputs import Logs
+
+READY = "The server is fired up and ready to roll!"
+
+
+def at(seconds: int, text: str, ranks: str = "") -> str:
+    return f"[2025-11-20 {10 + seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{ranks}] {text}\n"
+
+
+def start(seconds: int, **args: object) -> str:
+    told = {"model_path": "m", "host": "0.0.0.0", "port": 30000, "max_running_requests": 4, **args}
+    return at(seconds, f"server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in told.items())})")
+
+
+def decode(seconds: int, running: int = 4, queued: int = 0, ranks: str = "") -> str:
+    return at(
+        seconds,
+        f"Decode batch, #running-req: {running}, #token: 925, token usage: 0.40, cuda graph: True, "
+        f"gen throughput (token/s): 100.00, #queue-req: {queued}",
+        ranks,
+    )
+
+
+def load(begin: int, end: int, **figures: Any) -> str:
+    return "".join(decode(second, **figures) for second in range(begin, end, 5))
+
+
+def files(tmp_path: Path, *texts: str) -> list[str]:
+    paths = [tmp_path / f"{name}.log" for name in "abcdef"[: len(texts)]]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return [str(path) for path in paths]
+
+
+def document(logs: list[str]) -> dict[str, Any]:
+    return report(Logs(logs), PROFILES["online"])
+
+
+def test_two_replicas_that_print_at_the_same_time_are_refused_with_the_names_of_their_logs(tmp_path: Path) -> None:
+    logs = files(tmp_path, load(0, 120), load(3, 120))
+    with pytest.raises(UsageError, match="logs of two servers") as raised:
+        document(logs)
+    assert "a.log and" in str(raised.value)
+    assert "b.log" in str(raised.value)
+    assert "give one server's logs at a time" in str(raised.value)
+
+
+def test_the_command_line_ends_with_status_2_and_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *files(tmp_path, load(0, 120), load(3, 120))]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [{}, {"port": 30001}, {"model_path": "another"}])
+def test_a_replica_that_starts_while_an_idle_one_goes_on_is_refused(tmp_path: Path, args: dict[str, Any]) -> None:
+    idle = (
+        start(0)
+        + at(30, READY)
+        + at(300, "Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00")
+    )
+    with pytest.raises(UsageError, match="one goes on after the start"):
+        document(files(tmp_path, idle, start(5, **args) + at(35, READY) + load(40, 400)))
+
+
+def test_three_replicas_are_not_a_restart_loop(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two servers"):
+        document(files(tmp_path, *(start(n) + at(30 + n, READY) + load(40, 400) for n in range(3))))
+
+
+def test_the_same_log_under_two_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the same lines twice"):
+        document(files(tmp_path, start(0) + load(40, 100), start(0) + load(40, 100)))
+
+
+def test_ranks_that_print_into_files_of_their_own_are_one_server(tmp_path: Path) -> None:
+    first = start(0, dp_size=2) + at(30, READY) + load(40, 400, ranks=" DP0")
+    found = document(files(tmp_path, first, load(41, 400, ranks=" DP1")))
+    assert (found["counts"]["server_starts"], found["counts"]["decode_batches"]) == (1, 144)
+
+
+def test_a_restart_into_a_new_file_is_a_second_start(tmp_path: Path) -> None:
+    first = start(0) + at(30, READY) + load(40, 400)
+    second = start(420) + at(450, READY) + load(460, 800)
+    assert document(files(tmp_path, second, first))["counts"]["server_starts"] == 2
+
+
+def test_a_file_that_goes_on_where_another_ends_may_overlap_by_some_lines(tmp_path: Path) -> None:
+    found = document(files(tmp_path, load(0, 60), load(53, 120)))
+    assert found["counts"]["decode_batches"] == 26
+
+
+def node(rank: int, seconds: int) -> str:
+    ranks = f" TP{4 * rank}"
+    retractions = "".join(
+        at(
+            seconds + later,
+            "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 8950, "
+            f"#new_token_ratio: 0.{later} -> 0.5783",
+            ranks,
+        )
+        for later in range(100, 400, 30)
+    )
+    loaded = load(seconds + 40, seconds + 400, ranks=ranks) if not rank else ""
+    text = start(seconds, nnodes=2, node_rank=rank, dist_init_addr="10.0.0.1:50000", tp_size=8) + at(
+        seconds + 30, READY
+    )
+    return text + "".join(sorted((loaded + retractions).splitlines(keepends=True)))
+
+
+@pytest.mark.parametrize("hours", [0, 1, 2])
+def test_a_node_in_another_time_zone_is_no_second_start_and_repeats_no_retraction(tmp_path: Path, hours: int) -> None:
+    found = document(files(tmp_path, node(0, 7200), node(1, 7203 - 3600 * hours)))
+    assert (found["counts"]["server_starts"], found["counts"]["retraction_events"]) == (1, 10)
+    assert found["span"]["seconds"] == 395
+    assert len(found["notes"]) == (hours > 0)
+    assert not hours or f"b.log: its clock is {hours} h behind that of" in found["notes"][0]
+
+
+def test_prefill_and_decode_servers_of_one_pair_are_two_servers(tmp_path: Path) -> None:
+    one = start(0, disaggregation_mode="prefill") + at(30, READY) + load(40, 400)
+    other = start(2, disaggregation_mode="decode") + at(30, READY) + load(40, 400)
+    with pytest.raises(UsageError, match="two servers"):
+        document(files(tmp_path, one, other))
