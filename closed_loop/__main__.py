@@ -73,6 +73,8 @@ def main() -> int:
     judging.add_argument(
         "--revisions", default=f"{verdicts.BEFORE},HEAD", metavar="REVISION,REVISION", help="of git, or: work"
     )
+    judging.add_argument("--live", action="store_true", help="first do to a real server what has no capture yet")
+    judging.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
     judging.add_argument("--output", type=Path, help="write the table as a page, such as docs/situations.md")
     cutting_down = tasks.add_parser("cut", help="cut captures down to recordings for the tests")
     cutting_down.add_argument("--output", type=Path, default=Path("tests/recordings"))
@@ -205,6 +207,8 @@ def _capture(args: argparse.Namespace) -> int:
 def _situations(args: argparse.Namespace) -> int:
     revisions = args.revisions.split(",")
     wanted = _chosen("--only", args.only, tuple(SITUATIONS))
+    if args.live and _capture(args):
+        return 1
     rows = verdicts.table(args.results / "captures", wanted, revisions, args.results / "revisions", say)
     if not rows:
         raise UsageError(f"--results={args.results}: no captures there; run python -m closed_loop capture first")

@@ -26,6 +26,9 @@ def cut(situation: Situation, capture: Path, target: Path, seconds: float) -> in
             kept, last = kept + 1, at
     if (capture / "server_info.json").exists():
         _pack(target / "server_info.json.gz", (capture / "server_info.json").read_bytes())
+    for name in ("scrapes.tsv", "health.tsv"):
+        if (capture / name).exists():
+            _pack(target / f"{name}.gz", (capture / name).read_bytes())
     events = [json.loads(line) for line in (capture / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     told = [e for e in events if e["event"] in _KEPT_EVENTS or e["event"].startswith("SIG")]
     lines = "".join(json.dumps({"t": e["t"], "event": e["event"]}) + "\n" for e in told)

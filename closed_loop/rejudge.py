@@ -10,6 +10,7 @@ way: give its folder in PYTHONPATH. This file imports nothing else of the projec
 from __future__ import annotations
 
 import calendar
+import gzip
 import json
 import re
 import subprocess
@@ -41,24 +42,28 @@ class Past:
     """What the server printed and answered, by time."""
 
     def __init__(self, folder: Path) -> None:
-        self.events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        self.events = [json.loads(line) for line in _read(folder / "events.jsonl").decode().splitlines()]
         self.begin = next(event["t"] for event in self.events if event["event"] == "start")
         self.ready = next(event["t"] for event in self.events if event["event"] == "ready")
         self.end = max(event["t"] for event in self.events if event["event"] in {"load_end", "ready", "exit"})
-        self.lines = _lines((folder / "server.log").read_bytes(), self.begin)
-        self.pages = {int(path.name.split("-")[2][:-5]) / 1000: path for path in folder.glob("metrics-*.prom")}
+        self.lines = _lines(_read(folder / "server.log"), self.begin)
+        self.pages = {
+            int(path.name.split("-")[2].split(".")[0]) / 1000: path for path in folder.glob("metrics-*.prom*")
+        }
         self.page_times = sorted(self.pages)
-        rows = [row.split("\t") for row in (folder / "scrapes.tsv").read_text(encoding="utf-8").splitlines()]
-        self.answers = [(float(at), status) for at, status, _ in rows]
-        self.health = []
-        if (folder / "health.tsv").exists():
-            rows = [row.split("\t") for row in (folder / "health.tsv").read_text(encoding="utf-8").splitlines()]
-            self.health = [(float(at), status) for at, status, _ in rows]
-        info = folder / "server_info.json"
-        self.info = info.read_text(encoding="utf-8") if info.exists() else None
+        self.answers = _answers(folder / "scrapes.tsv") or [(at, "200") for at in self.page_times]
+        self.health = _answers(folder / "health.tsv")
+        self.info = _read(folder / "server_info.json").decode() or None
         loads = {int(p.stem.split("-")[1]) / 1000: p for p in folder.glob("v1_loads-*.json")}
         self.loads = [(at, path.read_text(encoding="utf-8")) for at, path in sorted(loads.items())]
         self.end = max(self.end, self.answers[-1][0] if self.answers else 0.0)
+
+    def has_news(self, since: float) -> bool:
+        """Whether a scrape now would show another page than at `since`, or none: of a recording few pages are kept."""
+        place = bisect_right(self.answers, _NOW[0], key=lambda row: row[0])
+        if place == 0 or self.answers[place - 1][1] != "200":
+            return True
+        return bisect_right(self.page_times, _NOW[0]) > bisect_right(self.page_times, since)
 
     def answer(self, path: str) -> str:
         """What the server answered at the time that it is. Raises `ScrapeError` as the client of then would."""
@@ -68,9 +73,7 @@ class Past:
         if status != "200":
             raise scrape.ScrapeError(_REASONS.get(status, "unreachable"), f"as it was then: {status}")  # type: ignore[arg-type]  # reasons of the exporter
         if path == "/metrics":
-            return self.pages[self.page_times[max(0, bisect_right(self.page_times, now) - 1)]].read_text(
-                encoding="utf-8"
-            )
+            return _read(self.pages[self.page_times[max(0, bisect_right(self.page_times, now) - 1)]]).decode()
         if path in {"/health", "/health_generate"}:
             place = bisect_right(self.health, now, key=lambda row: row[0])
             status = self.health[place - 1][1] if place else "200"
@@ -82,6 +85,19 @@ class Past:
         if path == "/v1/loads" and self.loads:
             return self.loads[max(0, bisect_right(self.loads, now, key=lambda row: row[0]) - 1)][1]
         raise scrape.ScrapeError("metrics_disabled", "404")
+
+
+def _read(path: Path) -> bytes:
+    """Give what is in the file, packed or not; nothing where there is none."""
+    packed = path.with_name(path.name + ".gz")
+    if path.suffix == ".gz" or (packed.exists() and not path.exists()):
+        return gzip.decompress((path if path.suffix == ".gz" else packed).read_bytes())
+    return path.read_bytes() if path.exists() else b""
+
+
+def _answers(path: Path) -> list[tuple[float, str]]:
+    rows = [row.split("\t") for row in _read(path).decode().splitlines()]
+    return [(float(at), status) for at, status, _ in rows]
 
 
 def _lines(text: bytes, begin: float) -> list[tuple[float, bytes]]:
@@ -132,7 +148,7 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                 written = until
                 if watcher.log is not None:
                     watcher._read_log(watcher.log)
-                if watcher._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS:
+                if watcher._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS and past.has_news(scraped):
                     scraped = _NOW[0]
                     watcher.scrape(5.0)
                     watcher._ask_server_info()
@@ -183,7 +199,8 @@ def _judgement(judgement: Any) -> dict[str, Any]:
 
 def report(folder: Path, profile: str) -> dict[str, Any]:
     """Give the offline report on the log, as its command prints it."""
-    words = ["report", "--format", "json", "--profile", profile, str(folder / "server.log")]
+    log = next(path for path in (folder / "server.log", folder / "server.log.gz") if path.exists())
+    words = ["report", "--format", "json", "--profile", profile, str(log)]
     done = subprocess.run(
         [sys.executable, "-m", "sglang_tuning_exporter", *words], capture_output=True, text=True, check=False
     )

@@ -52,6 +52,7 @@ class Situation:
     probes: bool = True
     env: tuple[tuple[str, str], ...] = ()
     version: str = "0.5.23"
+    from_start: bool = False  # what is said while it starts is judged as well
 
     def words_of_load(self) -> str:
         """Say what is sent, in one line."""
@@ -442,6 +443,7 @@ SITUATIONS: tuple[Situation, ...] = (
         truth="It starts for half a minute and then is idle.",
         right="Starting, then idle; never down.",
         verdicts=HEALTHY,
+        from_start=True,
     ),
 )
 BY_NAME = {situation.name: situation for situation in SITUATIONS}

@@ -28,8 +28,15 @@ class Seen:
 
     verdict: str
     advice: tuple[str, ...]
-    alerts: tuple[str, ...]
-    wrong: tuple[str, ...]
+    alerts: tuple[str, ...] = ()  # that would be pending
+    false_headlines: tuple[str, ...] = ()
+    harmful: tuple[str, ...] = ()  # advised at any time
+    missed: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Everything that is wrong."""
+        return (*self.false_headlines, *self.harmful, *self.missed)
 
 
 Row = tuple[Situation, Mapping[str, Mapping[str, Seen]]]
@@ -80,47 +87,39 @@ def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
 
 def seen(situation: Situation, told: Mapping[str, Any]) -> dict[str, Seen]:
     """Compare what was told with the truth, for each way of seeing."""
-    return {source: _seen(situation, told, source) for source in SOURCES}
+    return {source: seen_by(situation, told, source) for source in SOURCES}
 
 
-def _seen(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
+def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
+    """Compare what was told with the truth, for one way of seeing."""
     begin = _SETTLED_SECONDS
     asked = begin + situation.asked_at if situation.asked_at is not None else _end_of_load(situation, told["events"])
     if source == "report":
         last, every = told["report"], [told["report"]]
     else:
         times = told[source]["times"]
-        every = [each for each in times if each["at"] >= begin]
+        every = [each for each in times if situation.from_start or each["at"] >= begin]
         before = [each for each in times if each["at"] <= asked]
         last = before[-1]
     verdict = last["verdict"]
-    wrong = []
-    if verdict not in situation.verdicts and verdict not in _UNDECIDED:
-        wrong.append(f"`{verdict}` is false")
-    false = [each["verdict"] for each in every if each["verdict"] not in {*situation.verdicts, *NEUTRAL}]
-    if source != "report" and false:
-        share = len(false) / len(every)
-        wrong += [f"`{name}` for {share:.0%} of the time" for name in sorted(set(false) - {verdict})]
-    for rule in situation.never:
-        against = {
-            words
-            for each in every
-            for finding in each["findings"]
-            for words in advised(finding)
-            if _matches(rule, words)
-        }
-        wrong += [f"advises {words}" for words in sorted(against)]
+    false = [f"`{verdict}` is false"] if verdict not in {*situation.verdicts, *_UNDECIDED} else []
+    others = [each["verdict"] for each in every if each["verdict"] not in {*situation.verdicts, *NEUTRAL}]
+    if source != "report":
+        share = len(others) / max(1, len(every))
+        false += [f"`{name}` for {share:.0%} of the time" for name in sorted(set(others) - {verdict})]
+    always = {words for each in every for finding in each["findings"] for words in advised(finding)}
+    harmful = {f"advises {words}" for words in always for rule in situation.never if _matches(rule, words)}
     advice = tuple(words for finding in last["findings"] for words in advised(finding))
-    if (
-        situation.cures
-        and source == "both"
-        and not any(_matches(cure, words) for cure in situation.cures for words in advice)
-    ):
-        wrong.append("does not name " + " or ".join(f"`{cure}`" for cure in situation.cures))
-    alerts = tuple(
-        finding.get("alert") or "" for finding in last["findings"] if finding.get("severity") in {"warning", "critical"}
+    named = any(_matches(cure, words) for cure in situation.cures for words in advice)
+    missed = "does not name " + " or ".join(f"`{cure}`" for cure in situation.cures)
+    return Seen(
+        verdict,
+        advice,
+        alerts=tuple(f["alert"] for f in last["findings"] if f.get("alert")),
+        false_headlines=tuple(false),
+        harmful=tuple(sorted(harmful)),
+        missed=(missed,) if situation.cures and source == "both" and not named else (),
     )
-    return Seen(verdict, advice, tuple(name for name in alerts if name), tuple(wrong))
 
 
 def _end_of_load(situation: Situation, events: Sequence[Sequence[Any]]) -> float:
