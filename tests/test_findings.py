@@ -362,7 +362,8 @@ def _pasts(draw: st.DrawFn) -> Past:
 def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
     found = findings(of)
     advice = [each for finding in found for each in finding.advice if each.arg]
-    assert len({each.arg for each in advice}) == len(advice)
+    # What follows from a cause names the cause's flag, with the same value.
+    assert len({each.arg for each in advice}) == len({(each.arg, each.suggested) for each in advice})
     assert all(each.suggested != each.current for each in advice if each.suggested is not None)
     for each in advice:
         if not isinstance(each.suggested, float) or not isinstance(each.current, float):

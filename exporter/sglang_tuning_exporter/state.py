@@ -18,6 +18,7 @@ from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, 
 from sglang_tuning_exporter.scheduler import RankState, gained
 from sglang_tuning_exporter.server import WHOLE_ARGS, ServerFacts
 from sglang_tuning_exporter.sglang.events import (
+    ENDS,
     MOST_RANKS,
     NO_RANK,
     OUT_OF_MEMORY_PHASES,
@@ -41,7 +42,7 @@ from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.window import Totals, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     from sglang_tuning_exporter.guide.profiles import Profile
 
@@ -53,9 +54,8 @@ STARTING_SECONDS = 1800.0
 # The largest deployments that were told of have 320 DP ranks; a rank here is sixty series and as many marks of the past.
 MOST_SCHEDULERS = 384
 
-START = "start"
-# After these no process of the server goes on by itself (srt/entrypoints/engine.py, srt/utils: the parent is killed).
-ENDS = frozenset({"process_died", "scheduler_exception", "launch_failed"})
+# Names of what is remembered beside failures, by their phase, and what `Liveness` tells.
+START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"
 
 _Start: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
@@ -90,6 +90,7 @@ class ServerState:
         self.server_totals = Totals()  # `counts` of the whole server: what no scheduler is told of
         self._server_window = Window(profile.window_seconds)
         self._native: dict[str, float | None] = {}  # `SERVER_COUNTS` as last told
+        self._last_seen: dict[str, float] = {}  # events by name, and `WORK`
         self._printed = now  # the last time that an event told
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
@@ -133,6 +134,7 @@ class ServerState:
                 self.witness.suspicious["rejection"] += 1
             else:
                 self.server_totals.counts["rejected_requests"] += 1
+                self._last_seen[REJECTION] = now
         else:
             self._live(event, now)
         return True
@@ -163,12 +165,13 @@ class ServerState:
         self.died = ""
         if self._started_at is None and not self.witness.failures_wait:
             event = known.see_runs(run, rest, now)
-            self._printed = known.seen_at or at
+            self._printed = self._last_seen[WORK] = known.seen_at or at
             return event
         self.witness.survived(rank, at, run.time)
         if run.decodes:
             self._started_at = None  # it decodes, so it has started
         known.see_runs(run, iter(()), now)
+        self._last_seen[WORK] = at
         return next(rest, None)
 
     def _see_batch(self, line: DecodeBatch | PrefillBatch, now: float) -> bool:
@@ -180,6 +183,7 @@ class ServerState:
             return False
         if self._stats_ranks.counts(line.rank):
             rank = self.rank(line.rank.dp, now)
+            self._last_seen[WORK] = now
             self.witness.survived(line.rank, now, line.time)
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
@@ -203,7 +207,7 @@ class ServerState:
         self.facts.apply(event)
         if isinstance(event, Liveness):
             self.liveness[event.what] += 1
-            self._marks.append((now, event.what))
+            self._mark(now, event.what)
 
     def _believes_start(self, event: _Start, now: float) -> bool:
         """After raw words a start is believed for the mass of its arguments, and the lines that follow it for following it."""
@@ -261,6 +265,7 @@ class ServerState:
             rank = self.rank(event.rank.dp, now)
             rank.advance(now)
             rank.totals.counts["retraction_events"] += 1
+            self._last_seen[RETRACTION] = now
             rank.totals.counts["log_retracted_requests"] += event.requests
             rank.new_token_ratio = event.ratio_after if event.ratio_after is not None else rank.new_token_ratio
             rank.beside.retracted(event.ratio_after)
@@ -277,7 +282,7 @@ class ServerState:
 
     def _count_failure(self, phase: str, now: float) -> None:
         self.out_of_memory[phase] += 1
-        self._marks.append((now, phase))
+        self._mark(now, phase)
 
     def settle(self, now: float) -> None:
         """Decide what still waits for a confirmation: the log has ended and nothing more will come."""
@@ -304,7 +309,7 @@ class ServerState:
     def _start(self, now: float) -> None:
         self.advance(now)
         self.starts += 1
-        self._marks.append((now, START))
+        self._mark(now, START)
         self.died = ""
         self.facts = self._fresh_facts()
         if None in self.ranks and self.ranks[None].served and not self.has_dp_ranks:
@@ -337,7 +342,7 @@ class ServerState:
             self._native = dict.fromkeys(self._native)
         stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
-        self._count_requests(scrape)
+        self._count_requests(scrape, now)
         self.latency.observe(scrape, now)
         # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1),
         # so the log's ranks win.
@@ -355,6 +360,8 @@ class ServerState:
                 known, before = self._scraped or rank.was_scraped, rank.native_retracted
                 rank.see_figures(figures, progress, now, base, stands=stands)
                 told = rank.native_retracted
+                if known and gained(before, told):
+                    self._last_seen[RETRACTION] = now
                 self._count(
                     self.witness.scraped(
                         figures.dp,
@@ -374,13 +381,16 @@ class ServerState:
         for name in ("graph_passes", "eager_passes", "retracted_requests", "admitted_requests"):
             setattr(figures, name, None if known is None else known.last_told(name))
 
-    def _count_requests(self, scrape: Scrape) -> None:
+    def _count_requests(self, scrape: Scrape, now: float) -> None:
         """Count what the whole server counts: its first figure is the base; a family that was missing until then counts from 0."""
         for name in SERVER_COUNTS:
             told: float | None = getattr(scrape, name)
             if told is not None:
                 first = name not in self._native and not self._scraped
-                self.server_totals.counts[name] += 0.0 if first else gained(self._native.get(name), told)
+                more = 0.0 if first else gained(self._native.get(name), told)
+                self.server_totals.counts[name] += more
+                if more:
+                    self._last_seen[name] = now
                 self._native[name] = told
 
     def server_count(self, name: str) -> float | None:
@@ -481,6 +491,17 @@ class ServerState:
     def recent_marks(self, now: float, seconds: float) -> Counter[str]:
         """Count what happened in the last `seconds`: out-of-memory failures by phase, `start`, and liveness by its kind."""
         return Counter(what for at, what in self._marks if at >= now - seconds)
+
+    def _mark(self, now: float, what: str) -> None:
+        self._marks.append((now, what))
+        self._last_seen[what] = now
+
+    def last_seen(self, what: Hashable, now: float) -> float | None:
+        """Give when an event, by its name, or a state, by signal and state, was last seen; None where it never was."""
+        if not isinstance(what, tuple):
+            return self._last_seen.get(str(what))
+        seen = (rank.window.last_seen(now, rank.totals, *what) for rank in self.schedulers)
+        return max((at for at in seen if at is not None), default=None)
 
     def most_starts(self, seconds: float) -> int:
         """Count the starts in that stretch of `seconds` that had most of them."""

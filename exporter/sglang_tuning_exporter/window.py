@@ -244,6 +244,17 @@ class Window:
         before = [mark for at, mark in self._marks if at <= start]
         return totals - (before[-1].totals if before else Totals())
 
+    def last_seen(self, now: float, totals: Totals, signal: Signal, state: str) -> float | None:
+        """Give when the signal was last in `state`, to the next mark, or to the oldest one; None where it never was."""
+        spent, later = totals.seconds[signal, state], now
+        if not spent:
+            return None
+        for at, mark in reversed(self._marks):
+            if mark.totals.seconds[signal, state] < spent:
+                return later
+            later = at
+        return later
+
 
 class AdmissionRate:
     """Requests that left the queue per second, over the last minute, by whole seconds."""

@@ -43,6 +43,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             "another finding says why requests wait: turn its flag first",
         ),
         causes=(*WHY_REQUESTS_WAIT, "queue_too_long"),
+        borrows=True,
         no_alert=_SLO_TELLS,
     ),
     Diagnosis(

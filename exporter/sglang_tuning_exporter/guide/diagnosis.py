@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
 from sglang_tuning_exporter.signals import Signal
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
+# `limit`: it can be what limits the server, the verdict. `chance`: to be tried by itself, nothing is wrong. `remark`: neither.
+Kind: TypeAlias = Literal["limit", "chance", "remark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Suits:
     `names_suspects`: the advice is the flags that were set away from their defaults (`guide.suspects`).
     """
 
+    kind: ClassVar[Kind] = "chance"
+
     test: str
     names_suspects: bool = False
 
@@ -96,6 +100,8 @@ class Suits:
 class Source:
     """Something is wrong with where the figures come from. The expression tells Prometheus; `trouble` is the exporter's word for it, if it can know."""
 
+    kind: ClassVar[Kind] = "remark"
+
     expression: str
     trouble: str = ""
 
@@ -103,6 +109,8 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class BurnRate:
     """An objective's error budget is used up too fast, told by Prometheus alone; the value is the share of observations that missed it, 0-1."""
+
+    kind: ClassVar[Kind] = "remark"
 
     expression: str
 
@@ -146,7 +154,9 @@ class Diagnosis:
 
     `alert` is empty where none is deserved, and `no_alert` says why. `seen` is one sentence with the figures, as a
     template over the evidence. `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
-    explain the same evidence better; `causes` those whose consequence it can be: it is not notified while one of them is.
+    explain the same evidence better. `causes` are those whose consequence it can be: it comes after them, and is not
+    notified while one of them is, unless it is `notified_beside` them. A row that `borrows` advises people where no cause
+    has a flag to set, and else that flag. `kind` is that of its condition unless it is given.
     """
 
     id: str
@@ -162,12 +172,21 @@ class Diagnosis:
     profiles: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
+    notified_beside: bool = False
+    borrows: bool = False
+    kind: Kind | None = None
     no_alert: str = ""
+
+    @property
+    def role(self) -> Kind:
+        """What a finding of it is: a limit, a chance or a remark."""
+        usual: Kind = getattr(self.condition, "kind", "limit")
+        return self.kind or usual
 
     @property
     def is_chance(self) -> bool:
         """Whether it names a chance to do better, to be tried by itself, and nothing that is wrong."""
-        return isinstance(self.condition, Suits)
+        return self.role == "chance"
 
     @property
     def needs_advice(self) -> bool:
@@ -181,7 +200,5 @@ class Diagnosis:
 
     @property
     def is_limit(self) -> bool:
-        """Whether it can be what limits the server: the verdict. Mere chances and lost sources are not."""
-        if isinstance(self.condition, (Suits, Source, BurnRate)):
-            return self.id == "server_down"
-        return self.severity != "info" or self.id in {"client_too_slow", "running_far_below_limit"}
+        """Whether it can be what limits the server: the verdict."""
+        return self.role == "limit"

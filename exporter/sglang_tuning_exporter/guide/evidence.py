@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.state import START
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.latency import Latency, Recent
@@ -14,19 +16,29 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state import ServerState
     from sglang_tuning_exporter.window import Totals
 
-START, WATCHDOG = "start", "watchdog_timeout"
+WATCHDOG, RESERVE = "watchdog_timeout", "reserve"
 LOOP_SECONDS = 1800.0
+# What did not happen for this long is over, and told in the past tense: the rules' short window.
+OVER_SECONDS = 120.0
+# Other ranks go on for this long after one of them failed.
+AFTERLIFE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A figure against its threshold; `below`: it is bad to lie below it. `unit` is share, ratio, per_minute, GB, seconds or count."""
+    """A figure against its threshold; `below`: it is bad to lie below it. `unit` is share, ratio, per_minute, GB, seconds or count.
+
+    Of a failure `last_seen` is when it last happened; of a state that a failure can cause, `since` is when it began at the
+    earliest. Both are seconds on the state's clock.
+    """
 
     name: str
     value: float
     threshold: float
     unit: str
     below: bool = False
+    last_seen: float | None = None
+    since: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -47,6 +59,12 @@ class Evidence:
         return f"{value:.1f}".removesuffix(".0")
 
 
+def _never(what: Hashable) -> float | None:
+    """Nothing is known of when anything was seen."""
+    del what
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """What the conditions look at: the window's totals, what happened in it, and how many seconds of it were watched.
@@ -54,7 +72,8 @@ class Past:
     `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
     `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
     `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
-    `longest_answer` are the tokens that 99 % of the answers that ended in it end within.
+    `longest_answer` are the tokens that 99 % of the answers that ended in it end within. `last_seen` gives when an event, by
+    its name, or a state, by signal and state, was last seen; `now` is on the same clock.
     """
 
     recent: Totals
@@ -69,6 +88,8 @@ class Past:
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     longest_answer: float | None = None
+    now: float = 0.0
+    last_seen: Callable[[Hashable], float | None] = _never
 
     @property
     def served_seconds(self) -> float:
@@ -147,4 +168,6 @@ def past_of(
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
         state.longest_answer(now, seconds),
+        now,
+        lambda what: state.last_seen(what, now),
     )

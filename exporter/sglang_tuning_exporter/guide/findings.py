@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.measurement import measure, supporting
 from sglang_tuning_exporter.guide.sizing import tolerated
-from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Verdict: TypeAlias = str  # a diagnosis id, or one of the words below
@@ -20,12 +24,13 @@ HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA = "healthy", "idle", "no_cle
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A diagnosis that holds, with what it rests on and what to turn. The first evidence is what it was found by."""
+    """A diagnosis that holds, with what it rests on and what to set. The first evidence is what it was found by."""
 
     diagnosis: Diagnosis
     evidence: tuple[Evidence, ...]
     confidence: Confidence
     advice: tuple[Advice, ...]
+    because: tuple[str, ...] = ()  # the findings whose consequence it is
 
     @property
     def sentence(self) -> str:
@@ -90,27 +95,50 @@ def judge(past: Past) -> Judgement:
     return Judgement(_verdict(found, held, past), tuple(found), checks, past)
 
 
+def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
+    """Give the rows that hold and explain this one, most urgent first.
+
+    Where this one began at a moment, only a failure that came at it or later can be its cause.
+    """
+    since = held[row].since
+    possible = [cause for cause in held if cause in BY_ID[row].causes]
+    if since is None:
+        return possible
+    return [cause for cause in possible if (held[cause].last_seen or -inf) >= since]
+
+
 def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
-    """Give the diagnoses that hold, most urgent first; none that another explains better, no flag turned two ways."""
-    found: list[Finding] = []
+    """Give the diagnoses that hold, causes first; none that another explains better, no flag set two ways."""
+    found: dict[str, Finding] = {}
     turned: set[str] = set()
     case = Case(past, frozenset(held))
-    for row_id, evidence in held.items():
-        row = BY_ID[row_id]
+    for row_id in causes_first(held, lambda row: causes_of(row, held)):
+        row, evidence = BY_ID[row_id], held[row_id]
         if not held.keys().isdisjoint(row.unless):
             continue
-        given = advise(row.id, case)
         if isinstance(row.condition, RetractionRate) and tolerated(case):
             continue  # nobody is called for what is best left as it is
-        advice = tuple(a for a in given if a.arg not in turned and _may_turn(a, held, case)) if given else ()
+        because = tuple(cause for cause in causes_of(row_id, held) if cause in found)
+        advice = _borrowed(row, [found[cause] for cause in because])
+        if not advice:
+            advice = tuple(a for a in advise(row.id, case) if a.arg not in turned and _may_turn(a, held, case))
         turned.update(a.arg for a in advice if a.arg)
-        # Without advice the flag is where the guide wants it, or a more urgent finding turns it: nothing to say, unless
+        # Without advice the flag is where the guide wants it, or a more urgent finding sets it: nothing to say, unless
         # what was seen is bad by itself.
         if advice or not row.needs_advice:
-            found.append(
-                Finding(row, (evidence, *supporting(row.condition, past)), confidence_of(past.served_seconds), advice)
-            )
-    return found
+            seen = (evidence, *supporting(row.condition, past))
+            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because)
+    return list(found.values())
+
+
+def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
+    """Give the flags that the first cause with any says to set, where the row itself advises people."""
+    if not row.borrows:
+        return ()
+    flags = (
+        tuple(advice for advice in cause.advice if advice.flag) for cause in causes if not cause.diagnosis.is_chance
+    )
+    return next((given for given in flags if given), ())
 
 
 def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
@@ -139,13 +167,16 @@ def confidence_of(served: float) -> Confidence:
 
 
 def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Verdict:
-    """Say in one word what limits the server: the most urgent finding that can, else an honest reason for none."""
+    """Say in one word what limits the server: the first finding that can, else an honest reason for none."""
     for finding in found:
         if finding.diagnosis.is_limit:
             return finding.diagnosis.id
     if past.enough:
-        # A condition that holds and has no advice left is no health.
-        pressed = any(BY_ID[row].is_limit and BY_ID[row].severity != "info" for row in held)
+        # A condition that holds and has no advice left is no health; where it is only a hint, if it holds for the most part.
+        pressed = any(
+            BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
+            for row, evidence in held.items()
+        )
         # The guide's range for throughput is a healthy queue; where latency counts, only an empty one surely is.
         good = ("empty",) if past.profile.queue_lower is None else ("empty", "in_range")
         fine = sum(past.recent.share("queue", state) or 0.0 for state in good)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Starts, Stuck, Turn
 
+WHAT_ENDS_A_SERVER = (
+    "scheduler_stuck",
+    "out_of_memory_prefill",
+    "out_of_memory_decode",
+    "graph_memory_short",
+    "out_of_memory_any",
+)
+
 LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="server_down",
@@ -29,6 +37,9 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "The process has ended, hangs, or cannot be reached from the exporter. The exporter's page and sglang_tuning_scrape_error_info say how it failed.",
             "the address given to the exporter is wrong: check --sglang-url",
         ),
+        causes=WHAT_ENDS_A_SERVER,
+        notified_beside=True,
+        kind="limit",
     ),
     Diagnosis(
         id="restart_loop",
@@ -48,6 +59,8 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         hold="0m",
         keep_firing="10m",
+        causes=WHAT_ENDS_A_SERVER,
+        notified_beside=True,
     ),
     Diagnosis(
         id="scheduler_stuck",
@@ -65,6 +78,5 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the other half of a disaggregated pair is away: then bring that back",
         ),
         hold="1m",
-        causes=("server_down",),
     ),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.guide.diagnosis import (
     BurnRate,
     Condition,
@@ -18,8 +21,20 @@ from sglang_tuning_exporter.guide.diagnosis import (
     Stuck,
     Suits,
 )
-from sglang_tuning_exporter.guide.evidence import WATCHDOG, Evidence, Past
+from sglang_tuning_exporter.guide.evidence import (
+    AFTERLIFE_SECONDS,
+    LOOP_SECONDS,
+    RESERVE,
+    WATCHDOG,
+    Evidence,
+    Past,
+)
 from sglang_tuning_exporter.guide.suitability import suits
+from sglang_tuning_exporter.sglang.events import ENDS
+from sglang_tuning_exporter.state import ABORTED, REJECTION, RETRACTION, START, WORK
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 # The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (since 0.3.6, CENSUS §6).
 CONSERVATIVENESS_CEILING = 1.43
@@ -46,17 +61,19 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
         failed = past.marks.get("graph_capture", 0)
         reserve = past.facts.reserve_gb
         if failed or reserve is None or past.facts.without_graph:
-            return Evidence("out-of-memory failures in graph capture", failed, 0, "count")
+            last = past.last_seen("graph_capture")
+            return Evidence("out-of-memory failures in graph capture", failed, 0, "count", last_seen=last)
         return Evidence("available_gpu_mem after graph capture", reserve, profile.reserve_least_gb, "GB", below=True)
     if isinstance(condition, Failures):
         count = sum(past.marks.get(phase, 0) for phase in condition.phases)
-        return Evidence("out-of-memory failures", float(count), 0.0, "count")
+        return Evidence("out-of-memory failures", float(count), 0.0, "count", last_seen=last_seen(condition, past))
     if isinstance(condition, Stuck):
-        return Evidence(
-            "schedulers stuck, or stopped by their watchdog", past.stuck + past.marks.get(WATCHDOG, 0), 0, "count"
-        )
+        stuck = past.stuck + past.marks.get(WATCHDOG, 0)
+        name, last = "schedulers stuck, or stopped by their watchdog", past.last_seen(WATCHDOG)
+        return Evidence(name, stuck, 0, "count", last_seen=last)
     if isinstance(condition, Starts):
-        return Evidence("starts in half an hour", past.starts, condition.at_least - 1, "count")
+        since = past.now - LOOP_SECONDS
+        return Evidence("starts in half an hour", past.starts, condition.at_least - 1, "count", since=since)
     if isinstance(condition, Spread):
         return _spread(condition, past)
     if isinstance(condition, Slow):
@@ -66,9 +83,38 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
     if isinstance(condition, Source):
         if not condition.trouble:
             return None
-        return Evidence("troubles", float(condition.trouble in past.troubles), 0.0, "count")
+        worked = max(filter(None, (past.last_seen(WORK), past.last_seen(START))), default=None)
+        since = -inf if worked is None else worked - AFTERLIFE_SECONDS
+        return Evidence("troubles", float(condition.trouble in past.troubles), 0.0, "count", since=since)
     assert isinstance(condition, Suits)
     return suits(condition.test, past)
+
+
+def traces(condition: Condition) -> tuple[Hashable, ...]:  # noqa: PLR0911 - one case for each kind
+    """Name what a condition rests on, as `Past.last_seen` knows it: events by name, states by signal and state."""
+    if isinstance(condition, Share):
+        return tuple((condition.signal, state) for state in condition.states)
+    if isinstance(condition, RetractionRate):
+        return (RETRACTION,)
+    if isinstance(condition, Rejections):
+        return (REJECTION, ABORTED)
+    if isinstance(condition, Reserve):
+        return (RESERVE,)
+    if isinstance(condition, Failures):
+        return condition.phases
+    if isinstance(condition, GraphMemory):
+        return ("graph_capture", RESERVE)
+    if isinstance(condition, Stuck):
+        return (WATCHDOG,)
+    if isinstance(condition, Starts):
+        return (START,)
+    return ENDS if isinstance(condition, Source) else ()
+
+
+def last_seen(condition: Condition, past: Past) -> float | None:
+    """Give when what a condition rests on was last seen, on the past's clock; None where that is not known."""
+    seen = (past.last_seen(trace) for trace in traces(condition))
+    return max((at for at in seen if at is not None), default=None)
 
 
 def supporting(condition: Condition, past: Past) -> list[Evidence]:

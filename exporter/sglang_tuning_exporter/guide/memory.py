@@ -159,5 +159,6 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Less is left for peaks: watch for out-of-memory failures afterwards.",
         ),
         hold="10m",
+        kind="remark",
     ),
 )

@@ -37,6 +37,9 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "users stop generations on purpose, as people do in a chat",
         ),
         keep_firing="5m",
+        causes=(*WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
+        notified_beside=True,
+        borrows=True,
     ),
     Diagnosis(
         id="conservativeness_ineffective",
@@ -96,7 +99,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="The main KV pool shrinks by what the other gains.",
         ),
         keep_firing="5m",
-        causes=_RETRACTING,
+        causes=(*_RETRACTING, "dp_imbalanced"),
     ),
     Diagnosis(
         id="running_at_limit",
@@ -115,7 +118,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Each request gets its tokens more slowly as more run together.",
         ),
         keep_firing="5m",
-        causes=_RETRACTING,
+        causes=(*_RETRACTING, "dp_imbalanced"),
     ),
     Diagnosis(
         id="grammar_queue",
@@ -206,7 +209,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Running requests pause longer for each chunk, and a chunk needs more memory.",
         ),
         keep_firing="5m",
-        causes=_RETRACTING,
+        causes=(*_RETRACTING, "dp_imbalanced"),
     ),
     Diagnosis(
         id="admission_too_conservative",
@@ -245,6 +248,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=WHY_REQUESTS_WAIT,
+        borrows=True,
     ),
     Diagnosis(
         id="running_far_below_limit",
@@ -262,6 +266,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "answers must not lose any accuracy, or the GPU is older than FP8",
             cost="A little accuracy.",
         ),
+        kind="chance",
         no_alert="a full pool with a queue is what a well-loaded server looks like; that requests wait too long is told by SGLangQueueTooLong",
     ),
 )

@@ -7,6 +7,8 @@ own words.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.guide.candidates import CANDIDATE_DIAGNOSES, LATENCY_DIAGNOSES
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.liveness import LIVENESS_DIAGNOSES
@@ -14,6 +16,9 @@ from sglang_tuning_exporter.guide.memory import FAILURE_DIAGNOSES, GRAPH_DIAGNOS
 from sglang_tuning_exporter.guide.objectives import OBJECTIVE_DIAGNOSES
 from sglang_tuning_exporter.guide.scheduling import CLIENT_DIAGNOSES, SCHEDULING_DIAGNOSES
 from sglang_tuning_exporter.guide.telling import SOURCE_DIAGNOSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 DIAGNOSES: tuple[Diagnosis, ...] = (
     *LIVENESS_DIAGNOSES,
@@ -28,4 +33,25 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     *OBJECTIVE_DIAGNOSES,
 )
 BY_ID: dict[str, Diagnosis] = {row.id: row for row in DIAGNOSES}
-ALERTS: tuple[Diagnosis, ...] = tuple(row for row in DIAGNOSES if row.alert)
+
+
+def causes_first(rows: Iterable[str], causes_of: Callable[[str], Iterable[str]]) -> list[str]:
+    """Order rows as they come, but each after its causes."""
+    order: dict[str, None] = {}
+    begun: set[str] = set()
+
+    def add(row: str) -> None:
+        if row not in begun:
+            begun.add(row)
+            for cause in causes_of(row):
+                add(cause)
+            order[row] = None
+
+    for row in rows:
+        add(row)
+    return list(order)
+
+
+ALERTS: tuple[Diagnosis, ...] = tuple(
+    BY_ID[row] for row in causes_first(BY_ID, lambda row: BY_ID[row].causes) if BY_ID[row].alert
+)

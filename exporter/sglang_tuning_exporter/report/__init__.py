@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import Document
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
@@ -61,7 +62,8 @@ def run(
         text = render(document, _style() if output is None else Style())
     _write(text.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
-    return SOMETHING_TO_CHANGE if document["findings"] else NOTHING_TO_CHANGE
+    wrong = [finding for finding in document["findings"] if not BY_ID[finding["diagnosis"]].is_chance]
+    return SOMETHING_TO_CHANGE if wrong else NOTHING_TO_CHANGE
 
 
 class Reading:

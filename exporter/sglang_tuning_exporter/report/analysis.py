@@ -7,23 +7,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.diagnosis import (
-    Failures,
-    GraphMemory,
-    Reserve,
-    RetractionRate,
-    Share,
-    Source,
-    Starts,
-    Stuck,
-)
-from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, WATCHDOG, Past
+from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, RESERVE, Past
 from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
+from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
 from sglang_tuning_exporter.report.runs import Runs
 from sglang_tuning_exporter.report.sampling import Sampler
 from sglang_tuning_exporter.server import WHOLE_ARGS
 from sglang_tuning_exporter.sglang.events import (
+    ENDS,
     DecodeBatch,
     Event,
     Limits,
@@ -35,7 +27,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import ENDS, ServerState
+from sglang_tuning_exporter.state import RETRACTION, START, ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -48,9 +40,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.window import Totals
 
 _SERVING: tuple[Signal, str] = ("activity", "serving")
-_RETRACTION = "retraction"
-_RESERVE = "reserve"
-_START = "start"
 
 
 @dataclass(slots=True)
@@ -184,14 +173,14 @@ class Analysis:
             self._note_load(event)
         elif isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
             self._ranks.available.append((event.rank, event.available_gb))
-            self._see(_RESERVE)
+            self._see(RESERVE)
         elif isinstance(event, Retraction) and not event.testing:
-            self._see(_RETRACTION)
+            self._see(RETRACTION)
         elif isinstance(event, OutOfMemory):
             self._see(event.phase)
             self.course.ran_out_of_memory(event.phase)
         elif isinstance(event, ServerArgs):
-            self._see(_START)
+            self._see(START)
         elif isinstance(event, Liveness):
             self._see(event.what)
             self._note_life(event.what)
@@ -337,30 +326,22 @@ class Analysis:
                 self.state.most_starts(LOOP_SECONDS),
                 fullest_pool=self.state.fullest_pool,
                 troubles=frozenset({"server_down"} if self.state.died else ()),
+                now=self._now,
+                last_seen=self._last_on_clock,
             )
         )
         return self._judgement
 
+    def _last_on_clock(self, what: Hashable) -> float | None:
+        """Give when something was last seen, on the clock of the analysis, which never runs backwards."""
+        if not isinstance(what, tuple):
+            return self.state.last_seen(what, self._now)
+        printed, last = self._printed, self._last_seen.get(what)
+        return None if printed is None or last is None else self._now - max(printed - last, 0.0)
+
     def seen(self, finding: Finding) -> tuple[float | None, float | None]:
         """When what a finding rests on was first and last printed, unix seconds."""
-        condition = finding.diagnosis.condition
-        keys: list[Hashable] = []
-        if isinstance(condition, Share):
-            keys = [(condition.signal, state) for state in condition.states]
-        elif isinstance(condition, RetractionRate):
-            keys = [_RETRACTION]
-        elif isinstance(condition, Reserve):
-            keys = [_RESERVE]
-        elif isinstance(condition, Failures):
-            keys = list(condition.phases)
-        elif isinstance(condition, GraphMemory):
-            keys = ["graph_capture", _RESERVE]
-        elif isinstance(condition, Stuck):
-            keys = [WATCHDOG]
-        elif isinstance(condition, Starts):
-            keys = [_START]
-        elif isinstance(condition, Source):
-            keys = list(ENDS)
+        keys = traces(finding.diagnosis.condition)
         first = [self._first_seen[key] for key in keys if key in self._first_seen]
         last = [self._last_seen[key] for key in keys if key in self._last_seen]
         return min(first, default=None), max(last, default=None)

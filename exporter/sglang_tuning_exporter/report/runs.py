@@ -77,6 +77,8 @@ class Runs:
             1,
             fullest_pool=self._state.fullest_pool,
             troubles=frozenset({"server_down"} if self._state.died else ()),
+            now=last,
+            last_seen=lambda what: self._state.last_seen(what, last),
         )
         run.verdict = judge(past).verdict
         earlier, self._last = self._last, run

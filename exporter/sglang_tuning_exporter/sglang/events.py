@@ -171,6 +171,10 @@ class Limits:
     suspect: bool = False
 
 
+# After these no process of the server goes on by itself (srt/entrypoints/engine.py, srt/utils: the parent is killed).
+ENDS: tuple[LivenessKind, ...] = ("process_died", "scheduler_exception", "launch_failed")
+
+
 @dataclass(slots=True)
 class Liveness:
     """The server is ready, hangs, drains or has lost a process."""

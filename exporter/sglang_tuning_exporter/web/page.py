@@ -149,8 +149,7 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         facts, health = watcher.state.facts, watcher.health
         command = command_document(judgement, facts)
         tiles, rows = figures(watcher.state, past, watcher.history, now), ranks(watcher.state)
-    held = {finding.diagnosis.id for finding in judgement.findings}
-    follow = [finding for finding in judgement.findings if not held.isdisjoint(finding.diagnosis.causes)]
+    follow = [finding for finding in judgement.findings if finding.because]
     return _ENVIRONMENT.get_template("index.html").render(
         title=headline(judgement.verdict),
         tone=_tone(judgement),
