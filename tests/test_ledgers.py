@@ -65,8 +65,8 @@ def test_data_parallel_ranks_retract_each_for_themselves() -> None:
     assert count([(0.0, retraction(0, dp=0)), (0.0, retraction(0, dp=1))]) == 2
 
 
-def test_pipeline_ranks_are_kept_apart() -> None:
-    assert count([(0.0, retraction(0, pp=0)), (0.0, retraction(0, pp=1))]) == 2
+def test_the_stages_of_a_pipeline_that_print_one_retraction_are_one_event() -> None:
+    assert count([(0.0, retraction(tp, pp=pp)) for tp in (0, 1) for pp in (0, 1)]) == 1
 
 
 def test_lines_without_a_rank_are_an_event_each() -> None:
@@ -140,6 +140,30 @@ def test_only_the_lowest_tensor_parallel_rank_that_prints_counts(first: int) -> 
     ranks.counts(Rank(tp=first))
     ranks.counts(Rank(tp=0))
     assert [tp for tp in range(4) if ranks.counts(Rank(tp=tp))] == [0]
+
+
+def test_only_the_first_stage_of_a_pipeline_counts() -> None:
+    ranks = StatsRanks()
+    ranks.counts(Rank(pp=0))
+    assert [pp for pp in range(4) if ranks.counts(Rank(pp=pp))] == [0]
+
+
+def test_a_rank_that_is_known_before_it_prints_counts_from_the_first_batch_on() -> None:
+    ranks = StatsRanks()
+    for rank in (Rank(tp=3, pp=1), Rank(tp=0, pp=0), Rank(tp=2, pp=0)):
+        ranks.exists(rank)
+    assert [ranks.counts(rank) for rank in (Rank(tp=0, pp=1), Rank(tp=2, pp=0), Rank(tp=0, pp=0))] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_which_rank_counts_is_kept_over_a_restart_of_the_exporter() -> None:
+    ranks, later = StatsRanks(), StatsRanks()
+    ranks.counts(Rank(dp=1, tp=2, pp=0))
+    later.restore(ranks.saved())
+    assert [later.counts(Rank(dp=1, tp=2, pp=pp)) for pp in (1, 0)] == [False, True]
 
 
 def test_a_server_without_tensor_parallel_ranks_counts_every_line() -> None:

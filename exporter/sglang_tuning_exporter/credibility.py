@@ -114,7 +114,7 @@ class Account:
         self._gained = 0.0
         self._struck = 0.0
         self._gains: deque[tuple[float, float]] = deque()  # when, and all that had been gained by then
-        self._claimed: dict[int | None, float] = {}  # by PP rank
+        self._claimed = 0.0
         self.missed_at: float | None = None  # when log and counter last proved to differ
 
     def gain(self, requests: float, now: float) -> None:
@@ -128,14 +128,13 @@ class Account:
         while self._gains and now - self._gains[0][0] > DISAGREE_SECONDS:
             at, self._struck = self._gains.popleft()
             # Lines that came with the base have claimed nothing.
-            if self._struck > max(self._claimed.values(), default=0.0) and not self._from_base(at):
+            if self._struck > self._claimed and not self._from_base(at):
                 self.missed_at = now
-        for pp, claimed in self._claimed.items():
-            # Nor must a line that was believed without asking cost a later one its due for ever.
-            most = self._gained if now - self._believed_at > DISAGREE_SECONDS else inf
-            if claimed > most:
-                self.missed_at = now
-            self._claimed[pp] = min(max(claimed, self._struck), most)
+        # Nor must a line that was believed without asking cost a later one its due for ever.
+        most = self._gained if now - self._believed_at > DISAGREE_SECONDS else inf
+        if self._claimed > most:
+            self.missed_at = now
+        self._claimed = min(max(self._claimed, self._struck), most)
 
     def _from_base(self, at: float) -> bool:
         return at - self.base_at <= BASE_SECONDS + CONFIRM_SECONDS
@@ -147,16 +146,15 @@ class Account:
     def believe(self, line: Retraction, at: float) -> None:
         """A line is counted without asking: what the counter gains for it is spoken for."""
         if not self.blurred(at):
-            self._claimed[line.rank.pp] = self._claimed.get(line.rank.pp, self._struck) + line.requests
+            self._claimed += line.requests
             self._believed_at = max(at, self._believed_at)
 
     def claim(self, line: Retraction, now: float) -> bool:
         """Whether the counter has gained what the line tells."""
         self._strike(now)
-        claimed = self._claimed.get(line.rank.pp, self._struck) + line.requests
-        if claimed > self._gained:
+        if self._claimed + line.requests > self._gained:
             return False
-        self._claimed[line.rank.pp] = claimed
+        self._claimed += line.requests
         return True
 
 
@@ -189,7 +187,7 @@ class Witness:
 
     @staticmethod
     def _fits(line: DecodeBatch | PrefillBatch, facts: ServerFacts, *, neighbour: bool) -> bool:
-        limit, pool = facts.running_limit(line.rank.dp), facts.kv_pool_tokens.get(line.rank.dp)
+        limit, pool = facts.scheduler_limit(line.rank.dp), facts.kv_pool_tokens.get(line.rank.dp)
         if limit is not None and (line.running or 0) > limit:
             return False
         if not rank_exists(line.rank, facts):
@@ -230,7 +228,7 @@ class Witness:
         return []
 
     def repeated(self, line: Retraction, facts: ServerFacts) -> list[Retraction]:
-        """Another TP rank printed the same: what waited for that is believed, unless the server's own counter is asked."""
+        """Another TP or PP rank printed the same: what waited for that is believed, unless the server's own counter is asked."""
         asked = line.rank.dp in self._confirming and line.requests > 0
         if asked or not rank_exists(line.rank, facts):
             return []
@@ -363,15 +361,13 @@ class Witness:
 
 
 def expected_ranks(facts: ServerFacts) -> int:
-    """How many TP ranks print one scheduler's retraction: all of its attention group."""
-    tp, dp = facts.arg("tp_size") or 1, facts.arg("dp_size") or 1
-    return int(tp // dp) if facts.arg("enable_dp_attention") and dp else int(tp)
+    """How many ranks print one scheduler's retraction: all of its attention group, in every pipeline stage."""
+    return facts.shards // facts.attention_ranks
 
 
 def rank_exists(rank: Rank, facts: ServerFacts) -> bool:
     """Whether the server has such a rank, as far as its arguments tell."""
-    if "dp_size" in facts.args:
-        schedulers = facts.arg("dp_size") or 1
+    if (schedulers := facts.dp_ranks) is not None:
         known = rank.dp is None or (1 < schedulers > rank.dp)
     else:
         known = rank.dp in facts.kv_pool_tokens or not facts.kv_pool_tokens
@@ -445,4 +441,4 @@ def _told(line: Retraction) -> tuple[float | None, ...]:
 
 
 def _figures(line: Retraction) -> tuple[object, ...]:
-    return (*_scheduler(line.rank), *_told(line))
+    return (line.rank.dp, *_told(line))

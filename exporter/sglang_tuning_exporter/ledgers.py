@@ -1,4 +1,4 @@
-"""Counting events, not lines: TP ranks repeat what happened once, and a failure is printed more than once.
+"""Counting events, not lines: TP and PP ranks repeat what happened once, and a failure is printed more than once.
 
 Pure; times are seconds on the caller's clock.
 """
@@ -6,12 +6,15 @@ Pure; times are seconds on the caller's clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from sglang_tuning_exporter.sglang.events import MOST_RANKS, OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, OUT_OF_MEMORY_PHASES, Rank
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Rank, Retraction
+    from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Retraction
+
+_Shard: TypeAlias = "tuple[int | None, int | None]"  # PP and TP rank: the ranks of one scheduler
+_ONLY: _Shard = (None, None)
 
 REPEAT_SECONDS = 10.0  # ranks print the same event within milliseconds; a slow log shipper adds seconds
 _MOST_KEYS = 512
@@ -20,19 +23,18 @@ _MOST_KEYS = 512
 class RetractionLedger:
     """Tells a new retraction from another TP rank's repetition of one.
 
-    Every TP rank prints every retraction (CENSUS §3, "who prints"), with the same figures. So the n-th line of one rank
-    is the n-th line of another: a line is a new event only when its rank has printed these figures more often than any
-    rank before. DP and PP ranks are kept apart.
+    Every TP rank of every pipeline stage prints every retraction (srt/managers/scheduler.py logs it on all ranks), with the
+    same figures. So the n-th line of one rank is the n-th line of another: a line is a new event only when its rank has
+    printed these figures more often than any rank before. DP ranks are kept apart.
     """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[object, ...], tuple[float, dict[int | None, int]]] = OrderedDict()
+        self._seen: OrderedDict[tuple[object, ...], tuple[float, dict[_Shard, int]]] = OrderedDict()
 
     def is_new(self, line: Retraction, now: float) -> bool:
         """Say whether `line` is an event that was not counted yet."""
         key = (
             line.rank.dp,
-            line.rank.pp,
             line.requests,
             line.aborted,
             line.new_tokens_gained,
@@ -43,23 +45,24 @@ class RetractionLedger:
         if now - last > REPEAT_SECONDS:
             lines = {}
         before = max(lines.values(), default=0)
-        lines[line.rank.tp] = lines.get(line.rank.tp, 0) + 1
+        shard = (line.rank.pp, line.rank.tp)
+        lines[shard] = lines.get(shard, 0) + 1
         self._seen[key] = (now, lines)
         if len(self._seen) > _MOST_KEYS:
             self._seen.popitem(last=False)
-        return lines[line.rank.tp] > before
+        return lines[shard] > before
 
     def saved(self, now: float) -> list[Any]:
-        """Give what may still be repeated, as plain JSON: figures, age in seconds, lines by TP rank."""
+        """Give what may still be repeated, as plain JSON: figures, age in seconds, lines by PP and TP rank."""
         recent = [(key, now - last, lines) for key, (last, lines) in self._seen.items() if now - last <= REPEAT_SECONDS]
-        return [[list(key), age, [[tp, count] for tp, count in lines.items()]] for key, age, lines in recent]
+        return [[list(key), age, [[*shard, count] for shard, count in lines.items()]] for key, age, lines in recent]
 
     def restore(self, saved: object, now: float) -> None:
         """Go on from what `saved` gave; the time between two processes does not count."""
         for entry in saved[-_MOST_KEYS:] if isinstance(saved, list) else ():
             try:
                 key, age, lines = entry
-                counted = {tp: int(count) for tp, count in lines}
+                counted = {(pp, tp): int(count) for pp, tp, count in lines}
                 if 0 <= age <= REPEAT_SECONDS:
                     self._seen[tuple(key)] = (now - age, counted)
             except (TypeError, ValueError, OverflowError):
@@ -106,29 +109,33 @@ class OutOfMemoryLedger:
 
 
 class StatsRanks:
-    """Which TP rank's batch lines count, for every DP and PP rank: the lowest one that prints.
+    """Which rank's batch lines count for a DP rank: the lowest PP rank that prints, and of that the lowest TP rank.
 
-    Only the stats rank prints, except that with `--enable-metrics-for-all-schedulers` every TP rank does in 0.4.9-0.5.9
-    (CENSUS §3).
+    Every pipeline stage prints every batch. Of its TP ranks only the first prints, except that with
+    `--enable-metrics-for-all-schedulers` all do in 0.4.9 to 0.5.9. All ranks print their start-up lines, before any batch:
+    a rank that `exists` there counts from the first batch line on, whichever rank prints it first.
     """
 
     def __init__(self) -> None:
-        self._lowest: dict[tuple[int | None, int | None], int] = {}
+        self._lowest: dict[int | None, _Shard] = {}
         self._last: Rank | None = None  # that counted: nearly always it prints again
+
+    def exists(self, rank: Rank) -> None:
+        """Learn of a rank before it prints its first batch."""
+        shard = (rank.pp, rank.tp)
+        known = self._lowest.get(rank.dp)
+        if shard != _ONLY and (_place(shard) < _place(known) if known else len(self._lowest) < MOST_RANKS):
+            self._lowest[rank.dp] = shard
+            self._last = None
 
     def counts(self, rank: Rank) -> bool:
         """Say whether a batch line of `rank` is its scheduler's own and not a repetition."""
-        if rank is self._last or rank.tp is None:
+        if rank is self._last or (rank.tp is None and rank.pp is None):
             return True
-        key = (rank.dp, rank.pp)
-        lowest = self._lowest.get(key)
-        if lowest is None:
-            if len(self._lowest) < MOST_RANKS:
-                self._lowest[key] = rank.tp
-            lowest = rank.tp
-        if rank.tp > lowest:
+        self.exists(rank)
+        lowest = self._lowest.get(rank.dp)
+        if lowest is not None and _place((rank.pp, rank.tp)) > _place(lowest):
             return False
-        self._lowest[key] = rank.tp
         self._last = rank
         return True
 
@@ -138,14 +145,21 @@ class StatsRanks:
         self._last = None
 
     def saved(self) -> list[list[int | None]]:
-        """Give DP rank, PP rank and the TP rank that counts, for each."""
-        return [[dp, pp, tp] for (dp, pp), tp in self._lowest.items()]
+        """Give DP rank, and the PP and TP rank that count, for each."""
+        return [[dp, pp, tp] for dp, (pp, tp) in self._lowest.items()]
 
     def restore(self, saved: object) -> None:
         """Go on from what `saved` gave."""
         self._last = None
         for entry in saved[:MOST_RANKS] if isinstance(saved, list) else ():
-            if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], int):
+            if (
+                isinstance(entry, list)
+                and len(entry) == 3
+                and all(rank is None or isinstance(rank, int) for rank in entry)
+            ):
                 dp, pp, tp = entry
-                if all(rank is None or isinstance(rank, int) for rank in (dp, pp)):
-                    self._lowest[dp, pp] = tp
+                self.exists(Rank(dp=dp, pp=pp, tp=tp))
+
+
+def _place(shard: _Shard) -> tuple[int, int]:
+    return (-1 if shard[0] is None else shard[0], -1 if shard[1] is None else shard[1])

@@ -77,6 +77,18 @@ def number(value: object) -> float | None:
     return figure if isfinite(figure) else None
 
 
+def attention_ranks(args: Mapping[str, object]) -> int:
+    """Count the ranks of attention data parallelism, 1 without it.
+
+    0.5.21 to 0.5.23 give the number an argument of its own, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` beside
+    `enable_dp_attention`.
+    """
+    ranks = number(args.get("attn_dp_size")) or 1.0
+    if ranks <= 1 and args.get("enable_dp_attention"):
+        ranks = number(args.get("dp_size")) or 1.0
+    return max(int(ranks), 1)
+
+
 @dataclass(slots=True)
 class ServerFacts:
     """Everything that stays the same between two starts. Memory in GB as SGLang prints it; sizes in requests."""
@@ -271,28 +283,81 @@ class ServerFacts:
                 return int(figure)
         return None
 
-    def running_limit(self, dp: int | None) -> float | None:
-        """Give how many requests one scheduler may run: its own line, else its share of the argument.
+    @property
+    def attention_ranks(self) -> int:
+        """Ranks of attention data parallelism, 1 without it."""
+        return attention_ranks(self.args)
 
-        A scheduler of an earlier start, beyond this one's `dp_size`, may run none: there is no figure for it.
+    @property
+    def dp_ranks(self) -> int | None:
+        """Schedulers of the whole server, plain data parallelism and DP attention alike; None when not told."""
+        if "dp_size" not in self.args:
+            return None
+        return max(int(self.arg("dp_size") or 1), self.attention_ranks)
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Pipeline-parallel ranks, 1 without: each prints what the others print."""
+        return max(int(self.arg("pp_size") or 1), 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """The batches that one scheduler runs in turn, 1 without pipeline parallelism.
+
+        Queue, usage and throughput are those of the scheduler; `#running-req` and the batch of a captured graph are those of one
+        micro batch.
+        """
+        return self.pipeline_stages + (int(self.arg("pp_async_batch_depth") or 0) if self.pipeline_stages > 1 else 0)
+
+    @property
+    def shards(self) -> int:
+        """GPUs over which one copy of the weights is spread: tensor and pipeline parallelism. DP attention does not copy the experts."""
+        return max(int(self.arg("tp_size") or 1), 1) * self.pipeline_stages
+
+    def scheduler_limit(self, dp: int | None) -> float | None:
+        """Give how many requests one scheduler may run, all its micro batches together: its own line, else its share of the argument.
+
+        A scheduler of an earlier start, beyond this one's ranks, may run none: there is no figure for it.
         """
         if dp in self.running_limits:
             return self.running_limits[dp]
-        if dp is not None and dp >= (self.arg("dp_size") or inf):
+        if dp is not None and dp >= (self.dp_ranks or inf):
             return None
         total = self.arg("max_running_requests")
         if total is None:
             return self.running_limits.get(None)
-        return total // self.limit_shared_by if dp is not None else total
+        return total // self.attention_ranks if dp is not None else total
+
+    def running_limit(self, dp: int | None) -> float | None:
+        """Give the most that `#running-req` of one scheduler may show: its limit, or one micro batch's share of it."""
+        limit = self.scheduler_limit(dp)
+        if limit is None:
+            return None
+        share = max(limit // self.micro_batches, 1.0)
+        return min(share, self.arg(self.micro_batch_arg) or share)
 
     @property
-    def limit_shared_by(self) -> float:
-        """Over how many schedulers `--max-running-requests` is shared out.
+    def micro_batch_arg(self) -> str:
+        """The argument that limits one micro batch, as this release spells it; it counts without pipeline parallelism, too."""
+        return "max_micro_batch_size" if "max_micro_batch_size" in self.args else "pp_max_micro_batch_size"
 
-        DP attention divides it by `dp_size`; under plain data parallelism each scheduler has all of it
-        (srt/model_executor/model_runner.py: `// (dp_size if enable_dp_attention else 1)`).
+    @property
+    def room_for_micro_batch(self) -> float | None:
+        """How far that argument can be raised before `max_running_requests` is the limit; None where it is no limit now."""
+        limit, size = max(self.running_limits.values(), default=None), self.arg(self.micro_batch_arg)
+        limit = self.arg("max_running_requests") if limit is None else limit
+        if not limit or not size or size >= limit // self.micro_batches:
+            return None
+        return limit // self.micro_batches
+
+    @property
+    def limit_shared_by(self) -> int:
+        """How many batches like the printed one share `--max-running-requests`: `running_limit` times this is the flag's value.
+
+        DP attention divides the flag by its ranks, a pipeline by its micro batches; under plain data parallelism each scheduler has
+        all of it.
         """
-        return max(self.arg("dp_size") or 1.0, 1.0) if self.arg("enable_dp_attention") else 1.0
+        return self.attention_ranks * self.micro_batches
 
     @property
     def prefill_batch_tokens(self) -> float | None:

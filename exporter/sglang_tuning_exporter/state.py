@@ -204,10 +204,15 @@ class ServerState:
             self._log_tells_starts = True
             self._start(now)
         self._take_life(event, now)
-        self.facts.apply(event)
+        self._learn(event)
         if isinstance(event, Liveness):
             self.liveness[event.what] += 1
             self._mark(now, event.what)
+
+    def _learn(self, event: _Start) -> None:
+        if isinstance(event, (KvPool, Memory, Limits)):
+            self._stats_ranks.exists(event.rank)  # every rank prints these before its first batch
+        self.facts.apply(event)
 
     def _believes_start(self, event: _Start, now: float) -> bool:
         """After raw words a start is believed for the mass of its arguments, and the lines that follow it for following it."""
@@ -240,7 +245,7 @@ class ServerState:
             self.facts = self._fresh_facts()
         self._take_life(event, now)
         self._end_recalled = bool(self.died)
-        self.facts.apply(event)
+        self._learn(event)
 
     def _take_life(self, event: _Start, now: float) -> None:
         """Learn whether the server is starting, or has ended."""

@@ -22,12 +22,13 @@ def at_least(past: Past) -> str:
     running, usage, lowest = past.recent.mean("running"), past.recent.mean("usage"), past.profile.queue_lower
     if not running or not usage or lowest is None:
         return ""
-    schedulers = max(len(past.by_rank), 1)
+    schedulers, facts = max(len(past.by_rank), 1), past.facts
+    batches = schedulers * facts.micro_batches
     fit = max(running, running * past.profile.token_usage_target / usage)
-    limit = max(past.facts.running_limits.values(), default=None)
-    fit = schedulers * (fit if limit is None else min(fit, limit))
+    limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
+    fit = batches * (fit if limit is None else min(fit, limit))
     queued = past.recent.mean("queued") or 0.0
-    wanted, now = round(fit + schedulers * lowest), round(schedulers * (running + queued))
+    wanted, now = round(fit + schedulers * lowest), round(batches * running + schedulers * queued)
     if wanted <= now:
         return ""
     return (
@@ -53,7 +54,8 @@ def at_most(past: Past) -> str:
             profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
         )
         waiting, because = rate * wait, f"{rate:.3g} a second are started, and none should wait longer than {wait:g} s"
-    wanted, now = int(schedulers * running + waiting), round(schedulers * (running + queued))
+    run = schedulers * past.facts.micro_batches * running
+    wanted, now = int(run + waiting), round(run + schedulers * queued)
     if not 0 < wanted < now:
         return ""
     return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"

@@ -23,6 +23,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.server import attention_ranks
 from sglang_tuning_exporter.sglang.flags import (
     DP_ATTENTION_FACTOR,
     Flag,
@@ -127,9 +128,7 @@ class _Server:
     @property
     def attention_ranks(self) -> int:
         """Ranks of attention data parallelism; 1 without it."""
-        if (ranks := self.whole("attn_dp_size")) > 1:
-            return ranks
-        return self.whole("dp_size") if self.args.get("enable_dp_attention") else 1
+        return attention_ranks(self.args)
 
 
 def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command | None:

@@ -64,7 +64,7 @@ def demand(past: Past) -> Demand | None:
     if not running or not usage or ratio is None or not pools or prompt is None:
         return None
     pool = sum(pools) / len(pools)
-    used = usage * pool / running - prompt
-    kept_for = ratio * running  # requests, of which all would be kept free
+    used = usage * pool / (running * past.facts.micro_batches) - prompt
+    kept_for = ratio * running  # requests, of which all would be kept free; other micro batches keep nothing free here
     asked = ((1.0 - usage) * pool - prompt + kept_for * used) / (1.0 + kept_for)
     return Demand(used, asked) if used > 0 and asked > 0 else None

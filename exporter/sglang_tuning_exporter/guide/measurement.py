@@ -133,7 +133,8 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
     running = recent.mean("running")
     if running is not None and limit and isinstance(condition, Share) and condition.signal == "admission":
         running *= len(past.by_rank)
-        found.append(Evidence("mean running requests", running, limit, "count"))
+        of = " of one micro batch" if past.facts.micro_batches > 1 else ""
+        found.append(Evidence(f"mean running requests{of}", running, limit, "count"))
     return found
 
 

@@ -68,10 +68,14 @@ def schedulers(watcher: Watcher, now: float) -> Iterable[Metric]:
 def _waiting(of: _Schedulers) -> Iterable[Metric]:
     facts = of.state.facts
     yield of.each("queued_requests", "Requests waiting (#queue-req, num_queue_reqs).", lambda r: r.queued)
-    yield of.each("running_requests", "Requests running (#running-req, num_running_reqs).", lambda r: r.running)
+    yield of.each(
+        "running_requests",
+        "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch.",
+        lambda r: r.running,
+    )
     yield of.each(
         "running_requests_limit",
-        "Requests that may run at once (max_running_requests).",
+        "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share.",
         lambda r: facts.running_limit(r.dp),
     )
     yield of.each(

@@ -52,7 +52,7 @@ class LastLine:
 
 
 class _Ranks:
-    """Counts batch lines and start-up memory of one start by rank: only the lowest TP rank's are the scheduler's own.
+    """Counts batch lines and start-up memory of one start by rank: only those of the lowest PP and TP rank are the scheduler's own.
 
     The whole start is known here before anything is told, so no repetition counts, whichever rank prints first.
     """
@@ -62,11 +62,11 @@ class _Ranks:
         self.available: list[tuple[Rank, float]] = []
 
     def own_batches(self, kind: str) -> int:
-        own = _own({rank for name, rank in self.batches if name == kind})
+        own = _own({rank for name, rank in self.batches if name == kind}, of_stages=False)
         return sum(number for (name, rank), number in self.batches.items() if name == kind and rank in own)
 
     def own_available(self) -> list[float]:
-        own = _own({rank for rank, _ in self.available})
+        own = _own({rank for rank, _ in self.available}, of_stages=True)
         return [gigabytes for rank, gigabytes in self.available if rank in own]
 
 
@@ -75,12 +75,12 @@ def _is_busy(line: DecodeBatch | PrefillBatch) -> bool:
     return (line.running or 0) + joining > 1 or (line.queued or 0) > 0
 
 
-def _own(ranks: set[Rank]) -> set[Rank]:
-    lowest: dict[tuple[int | None, int | None], int] = {}
-    for rank in ranks:
-        if rank.tp is not None:
-            lowest[rank.dp, rank.pp] = min(rank.tp, lowest.get((rank.dp, rank.pp), rank.tp))
-    return {rank for rank in ranks if rank.tp is None or rank.tp == lowest[rank.dp, rank.pp]}
+def _own(ranks: set[Rank], *, of_stages: bool) -> set[Rank]:
+    """Give the lowest TP rank of each scheduler, or of each of its pipeline stages: a batch is that of all stages, memory is not."""
+    lowest: dict[tuple[int | None, int | None], Rank] = {}
+    for rank in sorted(ranks, key=lambda rank: (rank.pp or 0, rank.tp or 0)):
+        lowest.setdefault((rank.dp, rank.pp if of_stages else None), rank)
+    return set(lowest.values())
 
 
 class Analysis:
@@ -282,7 +282,7 @@ class Analysis:
         return 0.0 if self._begin is None else self._now - self._begin
 
     def batches(self, kind: str) -> int:
-        """`decode` or `prefill` lines, those of repeating TP ranks left out."""
+        """`decode` or `prefill` lines, those of repeating TP and PP ranks left out."""
         return self._counts[kind] + self._ranks.own_batches(kind)
 
     @property

@@ -151,7 +151,9 @@ def _usage(schedulers: list[RankState], profile: Profile, history: History) -> F
 def _running(state: ServerState, history: History) -> Figure:
     running = added_up(rank.running for rank in state.schedulers)
     limit = added_up(state.facts.running_limit(rank.dp) for rank in state.schedulers)
-    beside = f"of {limit:.0f}" if running is not None and limit else ""
+    batches = state.facts.micro_batches
+    of = f", in one of {batches} micro batches" if batches > 1 else ""
+    beside = f"of {limit:.0f}{of}" if running is not None and limit else ""
     figure = Figure("Running requests", count(running), "near the limit while requests wait", beside=beside)
     return _drawn(figure, history.line(lambda moment: moment.running))
 

@@ -35,7 +35,7 @@ def running_limit(facts: ServerFacts) -> _RunningLimit:
     """Give the limit as a flag, and what of it is in force."""
     shared_by = facts.limit_shared_by
     flag = facts.arg("max_running_requests")
-    told = max(facts.running_limits.values(), default=None)
+    told = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
     return _RunningLimit(flag, flag if told is None else told * shared_by, shared_by)
 
 
@@ -60,6 +60,11 @@ def at_limit(case: Case) -> list[Value]:
         return [Value(None, current)]
     # Usage grows with the requests that run; no more than eightfold at once: nobody has seen how they behave together.
     room = min(8.0, case.profile.token_usage_target / usage) if usage > 0 else 8.0
+    share, size = case.facts.room_for_micro_batch, case.facts.arg(case.facts.micro_batch_arg)
+    if share and size:
+        gain = f"token usage is {usage:.2f} at this limit of each micro batch"
+        suggested = min(float(_round_down(size * room)), share)
+        return [Value(suggested, size, gain, case.facts.micro_batch_arg)] if suggested > size else []
     suggested = float(_round_down(current * room))
     # A limit that was lowered because of retractions leaves this much room, and is not to be raised again for it.
     if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
