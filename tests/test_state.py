@@ -5,6 +5,8 @@ Figures are invented; the shapes (which release tells what) are those of the dat
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,12 +120,67 @@ def test_the_seconds_of_every_signal_add_up_to_wall_time_whatever_happens(
         assert sum(spent.values()) == pytest.approx(0.0 if begun is None else latest + 1.0 - begun)
 
 
-def test_an_observation_holds_for_a_minute_and_then_nothing_is_known() -> None:
+def test_a_scrape_holds_for_a_minute_and_then_nothing_is_known() -> None:
     state = new_state()
-    state.observe(decode(), 0.0)
+    state.observe_scrape(scrape(figures(running=8)), 0.0)
     state.advance(100.0)
     assert seconds(state) == {"serving": 60.0, "unknown": 40.0}
     assert state.ranks[None].states["activity"] == "unknown"
+
+
+def test_from_the_log_alone_a_server_whose_next_line_is_overdue_is_idle() -> None:
+    state = new_state()
+    for now in (0.0, 4.0):  # forty steps in four seconds
+        state.observe(decode(), now)
+    state.advance(100.0)
+    assert seconds(state) == {"serving": 4.0 + 2.5 * 4.0, "idle": 50.0, "unknown": 36.0}
+    assert (state.ranks[None].running, state.ranks[None].queued) == (None, None)
+
+
+def test_a_server_that_falls_silent_while_requests_wait_is_not_called_idle() -> None:
+    state = new_state()
+    for now in (0.0, 4.0):
+        state.observe(decode(queued=3), now)
+    state.advance(100.0)
+    assert seconds(state) == {"serving": 14.0, "unknown": 86.0}
+
+
+def test_a_slow_server_is_not_idle_between_two_of_its_lines() -> None:
+    state = new_state()
+    for step in range(10):
+        state.observe(decode(), 24.0 * step)
+    state.advance(9 * 24.0)
+    assert seconds(state)["serving"] >= 8 * 24.0  # the first pause was longer than anybody could know
+
+
+def test_while_scrapes_come_they_say_when_the_server_is_idle() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(running=8), progress=1.0), 0.0)
+    for now in (1.0, 5.0):
+        state.observe(decode(), now)
+    state.advance(40.0)
+    assert seconds(state) == {"serving": 40.0}
+
+
+def test_after_a_pause_the_throughput_counts_the_pause_and_the_hold_does_not() -> None:
+    state = new_state()
+    for now in (0.0, 1.0):
+        state.observe(decode(running=8), now)
+    state.observe(prefill(running=0), 50.0)
+    slow = replace(decode(running=8), generation_throughput=8 * 40 / 50.0)  # forty steps since the line of 50 s ago
+    state.observe(slow, 51.0)
+    state.advance(80.0)
+    assert seconds(state)["serving"] <= 10.0
+
+
+def test_a_log_that_arrives_in_blocks_is_not_idle_between_them() -> None:
+    state = new_state()
+    for block in range(10):
+        for second in range(20):
+            at = 20.0 * block + second
+            state.observe(replace(decode(), time=1e9 + at), 20.0 * (block + 1))
+    state.advance(200.0)
+    assert seconds(state)["serving"] >= 170.0
 
 
 def test_the_hold_is_the_same_however_often_somebody_looks() -> None:
@@ -131,7 +188,7 @@ def test_the_hold_is_the_same_however_often_somebody_looks() -> None:
     state.observe(decode(), 0.0)
     for now in range(1, 101):
         state.advance(float(now))
-    assert seconds(state) == {"serving": 60.0, "unknown": 40.0}
+    assert seconds(state) == {"serving": 5.0, "idle": 55.0, "unknown": 40.0}
 
 
 def test_idle_time_is_no_serving_time() -> None:
@@ -153,8 +210,8 @@ def test_a_health_probes_prefill_is_idle() -> None:
 def test_a_prefill_of_one_token_behind_running_requests_is_load() -> None:
     state = new_state()
     state.observe(prefill(running=3, new_tokens=1), 0.0)
-    state.advance(30.0)
-    assert seconds(state) == {"serving": 30.0}
+    state.advance(5.0)
+    assert seconds(state) == {"serving": 5.0}
 
 
 def test_zeros_in_a_scrape_are_believed_again_and_again() -> None:
@@ -301,11 +358,18 @@ def test_decode_batches_are_those_of_the_log_until_the_server_counts_them() -> N
     state = new_state()
     state.observe(decode(graph=True), 0.0)
     state.observe(decode(graph=False), 1.0)
-    assert counts(state) == {"replayed": 1, "eager": 1}
+    assert counts(state) == {"replayed": 40, "eager": 40}  # a line for forty steps
     state.observe_scrape(scrape(figures(graph_passes=100)), 2.0)
     state.observe(decode(graph=True), 3.0)
     state.observe_scrape(scrape(figures(graph_passes=180)), 4.0)
-    assert counts(state) == {"replayed": 81, "eager": 1}
+    assert counts(state) == {"replayed": 120, "eager": 40}
+
+
+def test_a_decode_line_stands_for_as_many_batches_as_the_log_interval_says() -> None:
+    state = new_state()
+    state.observe(args(decode_log_interval=10), 0.0)
+    state.observe(decode(graph=True), 1.0)
+    assert counts(state) == {"replayed": 10}
 
 
 def test_a_batch_that_the_log_told_is_not_counted_again_when_the_server_begins_to_count() -> None:
@@ -321,7 +385,7 @@ def test_after_a_restart_the_log_counts_decode_batches_until_the_server_does() -
     state.observe_scrape(scrape(figures(graph_passes=5000)), 0.0)
     state.observe(args(), 1.0)
     state.observe(decode(graph=True), 2.0)
-    assert counts(state) == {"replayed": 1}
+    assert counts(state) == {"replayed": 40}
     state.observe_scrape(scrape(figures(graph_passes=60)), 3.0)
     assert counts(state) == {"replayed": 60}
 
@@ -372,7 +436,7 @@ def test_only_the_stats_ranks_batch_lines_count() -> None:
     for tp in (0, 1, 2, 3):
         state.observe(decode(rank=Rank(tp=tp)), 0.0)
         state.observe(prefill(rank=Rank(tp=tp)), 0.0)
-    assert counts(state) == {"replayed": 1}
+    assert counts(state) == {"replayed": 40}
     assert state.totals().counts["observations"] == 2
 
 
@@ -386,7 +450,7 @@ def test_a_restart_in_the_log_resets_gauges_and_no_counters() -> None:
     rank = state.ranks[None]
     assert (rank.running, rank.states["activity"], rank.queue_wait_seconds(20.0)) == (None, "unknown", None)
     assert (state.starts, state.facts.arg("max_running_requests"), counts(state)) == (2, 4, before)
-    assert seconds(state)["serving"] == 10.0
+    assert seconds(state)["serving"] == 5.0
 
 
 def test_what_a_start_taught_is_gone_after_the_next() -> None:
@@ -436,7 +500,7 @@ def test_after_a_restart_another_rank_may_print_the_batches() -> None:
     state.observe(decode(rank=Rank(tp=0)), 0.0)
     state.observe(args(), 1.0)
     state.observe(decode(rank=Rank(tp=4)), 2.0)
-    assert counts(state) == {"replayed": 2}
+    assert counts(state) == {"replayed": 80}
 
 
 def test_a_server_that_fails_again_right_after_its_restart_failed_twice() -> None:
@@ -515,14 +579,23 @@ def test_the_servers_own_count_of_admissions_wins_over_prefill_lines() -> None:
     assert state.ranks[None].queue_wait_seconds(60.0) == pytest.approx(6.0)
 
 
-def test_time_in_which_prompts_fill_every_batch_is_a_state_of_its_own() -> None:
+def test_a_full_prefill_batch_is_the_limit_for_as_long_as_it_is_computed_and_not_until_the_next_line() -> None:
+    state = new_state()
+    state.observe(args(chunked_prefill_size=8192, decode_log_interval=400), 0.0)
+    state.observe(decode(queued=5), 0.0)
+    state.observe(decode(queued=5), 10.0)
+    state.observe(prefill(queued=5, new_tokens=8192), 10.0)
+    state.observe(decode(queued=5), 20.0)
+    state.advance(30.0)
+    assert seconds(state, "admission") == {"prefill_bound": 1.0, "held_back": 29.0}
+
+
+def test_full_prefill_batches_that_follow_each_other_are_the_limit_all_the_time() -> None:
     state = new_state()
     state.observe(args(chunked_prefill_size=8192), 0.0)
-    state.observe(prefill(queued=5, new_tokens=8192), 10.0)
-    state.observe(prefill(queued=5, new_tokens=100), 20.0)
-    state.observe(decode(queued=5), 25.0)
-    state.advance(30.0)
-    assert seconds(state, "admission") == {"prefill_bound": 10.0, "held_back": 10.0}
+    for step in range(20):
+        state.observe(prefill(queued=5, new_tokens=8192), 3.0 * step)
+    assert seconds(state, "admission")["prefill_bound"] >= 50.0
 
 
 def test_the_window_ends_where_the_last_observation_ceased_to_hold() -> None:

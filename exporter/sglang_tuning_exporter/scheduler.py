@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.admission import Beside
+from sglang_tuning_exporter.cadence import (
+    DECODE_LOG_INTERVAL,
+    DRAFTED_TOKENS,
+    FULL_PREFILL_SHARE,
+    LEAST_SECONDS,
+    Cadence,
+)
 from sglang_tuning_exporter.credibility import PoolMemory
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
 from sglang_tuning_exporter.sglang.usual import BatchRun
@@ -15,6 +22,7 @@ from sglang_tuning_exporter.signals import (
     ALL_STUCK,
     ALL_UNKNOWN,
     HOLD_SECONDS,
+    NOWHERE,
     SIGNALS,
     STATES,
     Judge,
@@ -36,10 +44,11 @@ if TYPE_CHECKING:
 PREFILL_PROGRESS = 1024.0
 # A scheduler that decoded this much between two scrapes was serving, though it had nothing to do when it was asked.
 DECODE_PROGRESS = 40.0
-# A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
-FULL_PREFILL_SHARE = 0.9
 _NOTHING: Held = (ALL_UNKNOWN, None, None, None)
 _STUCK: Held = (ALL_STUCK, None, None, None)
+_IDLE: Held = (ALL_IDLE, 0.0, None, 0.0)
+# With more of the prompt tokens from the cache than this, what a request has in the KV cache is not its own alone.
+SHARED_PREFIXES = 0.2
 _LINES_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
 _Lines: TypeAlias = "DecodeBatch | PrefillBatch | BatchRun"
 
@@ -50,27 +59,33 @@ class RankState:
     # Asked for a dozen of these by every line of a log; a plain object with more than thirty looks each one up.
     __slots__ = (
         "_admitted_told",
+        "_cadence",
         "_facts",
         "_held",
         "_holds_until",
         "_integrated_to",
+        "_interval",
         "_joined",
         "_judged_by",
-        "_most",
         "_native",
         "_observed_before",
         "_passes_logged",
         "_pending",
+        "_pending_at",
+        "_pending_for",
         "_pending_in",
+        "_planned",
         "_pool",
         "_pool_lines",
-        "_prefill_full",
         "_profile",
         "_progress",
+        "_scraped_at",
+        "_stages",
         "_thresholds",
         "_throughput",
         "_throughput_in",
         "_told_at",
+        "_told_by_log",
         "_works_unmoved",
         "admission",
         "alone",
@@ -102,10 +117,19 @@ class RankState:
         self.new_token_ratio: float | None = None
         self._pending: float | None = None
         self._pending_in = b""  # not read yet
+        self._pending_at = -inf  # when that was told
+        self._pending_for = 0.0  # and how many requests waited at that moment
         self.prompts_told = False
         self.beside = Beside()
         self._held = _NOTHING
+        # Up to here the state held goes on without a look at anything else; never past the first of `_stages`.
         self._holds_until = -inf
+        self._stages: list[tuple[float, Held]] = []  # what is held until when, once `_planned`
+        self._planned = True
+        self._told_by_log = False  # a batch line said what is held
+        self._scraped_at = -inf
+        self._cadence = Cadence()
+        self._interval = int(DECODE_LOG_INTERVAL)
         self.totals = Totals()
         for signal in SIGNALS:
             for state in STATES[signal]:
@@ -120,9 +144,7 @@ class RankState:
         self._native: RankFigures | None = None
         self._told_at: float | None = None  # when the gauges were last told, if only again
         self._progress: float | None = None
-        self._prefill_full = False
         self._judged_by: tuple[ServerFacts, int] | None = None
-        self._most: float | None = None  # prompt tokens in one prefill batch
         self._thresholds = Judge(profile, None, None)
         self._works_unmoved = False  # the last scrape told of work, and of nothing that moved
         self._pool = PoolMemory()
@@ -215,7 +237,7 @@ class RankState:
         return self.queued / rate if rate > 0 else inf
 
     def advance(self, now: float) -> None:
-        """Give the time since the last call to the state held, and what lies past the hold to `unknown`."""
+        """Give the time since the last call to what is held in it; past the last observation's hold that is `unknown`."""
         seconds = now - self._integrated_to
         if seconds >= 0 and now <= self._holds_until:
             # Nearly every line of a log: what was seen last still holds.
@@ -226,24 +248,76 @@ class RankState:
                 self.window.mark(now, self.totals)
             return
         begin, self._integrated_to = self._integrated_to, max(now, self._integrated_to)
-        holds_until = begin if self.seen_at is None else self.seen_at + HOLD_SECONDS
-        known = max(0.0, min(now, holds_until) - begin)
-        beyond = max(0.0, now - begin) - known
-        if known > 0:
-            self.totals.pending.append((known, self._held))
-        if now > holds_until and self.seen_at is not None:
-            self.forget()
+        if not self._planned:
+            self._plan()
+        while self._stages:
+            until, held = self._stages[0]
+            if held is _IDLE and self._held is not _IDLE:
+                self._rest()
+                self.running = self.queued = 0.0
+                self.usages = dict.fromkeys(self.usages, 0.0)
+            self._held = held
+            begin = self._spend(begin, min(until, now))
+            if until >= now:
+                self._holds_until = until if held[0][0] == "serving" else -inf
+                break
+            self.window.mark(begin, self.totals)
+            del self._stages[0]
+        else:
+            if self.seen_at is not None:
+                self.forget()
+            self._spend(begin, now)
         if self._told_at is not None and now - self._told_at > HOLD_SECONDS:
             self._clear_gauges()
-        if known > 0 and beyond > 0:
-            self.window.mark(begin + known, self.totals)
-        if beyond > 0:
-            self.totals.pending.append((beyond, self._held))
         self.window.mark(now, self.totals)
+
+    def _spend(self, begin: float, end: float) -> float:
+        """Give the time between to what is held; returns where it ends."""
+        if end <= begin:
+            return begin
+        self.totals.pending.append((end - begin, self._held))
+        if self._held[0] is ALL_IDLE or self.seen_at is None:
+            self.admission.pause(end - begin)  # nobody waited, as far as anybody knows
+        return end
+
+    def _plan(self) -> None:
+        """Lay out what the last observation says about the time after it, until it says nothing any more.
+
+        A scrape holds until the next one. So does a line where scrapes tell when the server is idle; from the log alone a
+        server whose next line is overdue is idle, or unknown where requests were waiting. A full prefill batch is full for
+        as long as it is computed; what the scheduler does afterwards is told by its batch.
+        """
+        self._planned = True
+        seen, held = self.seen_at, self._held
+        if seen is None:
+            self._stages = []
+            return
+        last = seen + HOLD_SECONDS
+        if not self._told_by_log or held[0] is ALL_IDLE:
+            self._stages = [(last, held)]
+            return
+        stages = []
+        if self._cadence.full:
+            stages.append((seen + min(self._cadence.prefill_seconds, HOLD_SECONDS), held))
+            held = (self._serving(seen, prefill_full=False), *held[1:])
+        if seen - self._scraped_at > HOLD_SECONDS:
+            stages.append((seen + min(self._cadence.hold_seconds(), HOLD_SECONDS), held))
+            after = _NOTHING if self.queued is None or self.queued > 0 else _IDLE
+        else:
+            after = held
+        self._stages = [*stages, (last, after)]
+
+    def _hear(self, now: float, printed: float | None) -> None:
+        """Note that a batch line came at `now`: after a pause something runs again."""
+        if printed is not None and printed != now:
+            self._cadence.delivered(now, printed)
+        if self._held[0][0] != "serving":
+            self._cadence.woke(now)
 
     def forget(self) -> None:
         """Let go of what was seen: nothing has been heard for too long, or the server started anew."""
         self.seen_at = None
+        self._stages, self._planned = [], True
         self._held, self._holds_until = _STUCK if self._works_unmoved else _NOTHING, -inf
 
     def reset(self) -> None:
@@ -253,6 +327,7 @@ class RankState:
         self.forget()
         self._clear_gauges()
         self.admission = AdmissionRate()
+        self._cadence = Cadence()
         # Whether the new one counts its decode batches must be told anew; until then its log does.
         self.passes_told = False
         self._passes_logged.clear()
@@ -284,47 +359,79 @@ class RankState:
         self.usages = {}
         self.graph = None
         self._joined = 0.0
-        self._prefill_full = False
+        self._cadence.full = False
         self._told_at = None
 
     def _see(self, now: float, *, serving: bool) -> None:
         self.seen_at = self._told_at = now
-        self._holds_until = now + HOLD_SECONDS
+        # A quick line of a log looks no further; what holds longer is laid out when somebody looks later.
+        self._holds_until = now + LEAST_SECONDS if serving and not self._cadence.full else -inf
+        self._planned = False
         self._works_unmoved = False
         usage = self.usage
         states = ALL_IDLE
         if serving:
             self.totals.counts["observations"] += 1
-            states = self._serving(now)
+            states = self._serving(now, prefill_full=self._cadence.full)
         else:
-            self.beside.idle()
-            self.pending_tokens = None if self.pending_tokens is None else 0.0
+            self._rest()
         self._held = (states, self.queued, usage, self.running)
 
-    def _serving(self, now: float) -> States:
+    def _rest(self) -> None:
+        """Nothing runs or waits: other queues and prompts that waited are gone with it."""
+        self.beside.idle()
+        self.pending_tokens = None if self.pending_tokens is None else 0.0
+
+    def _serving(self, now: float, *, prefill_full: bool) -> States:
         running = None if self.running is None else self.running + self._joined
         return self._judge().serving(
             running,
             self.queued,
             self.usage,
             self.graph,
-            self._prefill_full,
+            prefill_full,
             self.queue_wait_seconds,
             now,
             self.beside.elsewhere(self.usages, self._facts),
+            self.next_fits,
         )
+
+    def next_fits(self, running: float, usage: float, target: float) -> bool | None:
+        """Say whether one more request like those that wait or run would leave the KV cache below `target`.
+
+        It needs its prompt, in whole pages and one more to decode into; where requests hardly share prefixes also what the
+        mean running request has. None where nothing is known of it.
+        """
+        facts, counts = self._facts, self.totals.counts
+        pool = facts.kv_pool_tokens.get(self.dp) or max(facts.kv_pool_tokens.values(), default=None)
+        computed, cached = counts["computed_tokens"], counts["cached_tokens"]
+        shared = cached / (cached + computed) if cached else 0.0
+        need = None if running <= 0 or shared > SHARED_PREFIXES else usage / running
+        waiting = self.pending_tokens
+        if waiting and self._pending_for:
+            prompt = (1.0 - shared) * waiting / self._pending_for
+        else:
+            prompt = computed / counts["new_sequences"] if counts["new_sequences"] else 0.0
+        if pool and prompt:
+            page = max(facts.arg("page_size") or 1.0, 1.0)
+            need = max(need or 0.0, page * (ceil(prompt / page) + 1) / pool)
+        return None if need is None else usage + need <= target
 
     def _judge(self) -> Judge:
         """Give the thresholds in force; what the facts say changes at a start and hardly ever else."""
         facts, known = self._facts, self._judged_by
         if known is None or known[0] is not facts or known[1] != facts.revision:
             self._judged_by = (facts, facts.revision)
-            self._most = facts.prefill_batch_tokens
+            self._cadence.most = facts.prefill_batch_tokens
+            self._interval = int(facts.arg("decode_log_interval") or DECODE_LOG_INTERVAL)
+            drafted = facts.arg("speculative_num_draft_tokens") or DRAFTED_TOKENS
+            self._cadence.interval = self._interval * (drafted if facts.args.get("speculative_algorithm") else 1.0)
             self._thresholds = Judge(
                 self._profile.for_edition(first=facts.is_first_edition),
                 facts.running_limit(self.dp),
                 facts.largest_captured,
                 facts.without_graph,
+                facts.waits_by,
             )
         return self._thresholds
 
@@ -342,26 +449,33 @@ class RankState:
     def see_decode(self, line: DecodeBatch, now: float) -> None:
         """Take a decode line."""
         self.advance(now)
+        self._hear(now, line.time)
+        self._cadence.decoded(now, 1, line)
+        self._told_by_log = True
         self._pool_lines = [(line, now)]
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
+        self._count_waiting(now)
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
         self.generation_throughput = line.generation_throughput
         self.beside.see_queues(line.queues)
         self.beside.decoded(1, self._facts)
         self._joined = 0.0
-        self._prefill_full = False
+        self._cadence.full = False
+        self._judge()
         if line.graph is not None:
             self._set_graph(line.graph, line.graph_device)
             if not self.passes_told:
                 kind = "replayed" if line.graph else "eager"
-                self.totals.counts[kind] += 1
-                self._passes_logged[kind] += 1
+                self.totals.counts[kind] += self._interval
+                self._passes_logged[kind] += self._interval
         self._see(now, serving=True)
 
     def see_prefill(self, line: PrefillBatch, now: float) -> None:
         """Take a prefill line. A health probe's prefill is not load: a probed idle server is idle."""
         self.advance(now)
+        self._hear(now, line.time)
+        self._told_by_log = True
         self._keep_prefill(line, now)
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
@@ -371,13 +485,35 @@ class RankState:
             self.totals.counts["cached_tokens"] += line.cached_tokens
             self.totals.counts["computed_tokens"] += line.new_tokens or 0
         self.beside.see_queues(line.queues)
-        self.pending_tokens = line.pending_tokens if line.pending_tokens is not None else self.pending_tokens
+        if line.pending_tokens is not None:
+            self.pending_tokens, self._pending_at = line.pending_tokens, now
+        self._count_waiting(now)
         self._joined = line.new_sequences or 0
         self._judge()
-        self._prefill_full = self._most is not None and (line.new_tokens or 0) >= FULL_PREFILL_SHARE * self._most
-        if not self._admitted_told:
-            self.admission.add(now, line.new_sequences or 0)
+        tokens = float(line.new_tokens or 0)
+        self._prefilled(now, now if line.time is None else line.time, tokens, self._joined, 1)
+        self._cadence.full = self._is_full(tokens, self.running or 0.0)
         self._see(now, serving=not line.is_health_probe)
+
+    def _count_waiting(self, now: float) -> None:
+        """Remember how many requests the tokens are of that wait: as many as waited at the end of that moment."""
+        if now == self._pending_at and self.queued is not None:
+            self._pending_for = self.queued
+
+    def _is_full(self, tokens: float, running: float) -> bool:
+        """Whether a prefill batch holds as many tokens as one may; a mixed one has a token of each running request in it."""
+        most = self._cadence.most
+        if most is None or not tokens:
+            return False
+        mixed = running if self._facts.args.get("enable_mixed_chunk") else 0.0
+        return tokens + mixed >= FULL_PREFILL_SHARE * most
+
+    def _prefilled(self, now: float, printed: float, tokens: float, sequences: float, lines: int) -> None:
+        """Count the requests that prefill lines started."""
+        started = self._cadence.prefilled(now, printed, tokens, sequences, lines)
+        self.totals.counts["new_sequences"] += started
+        if not self._admitted_told:
+            self.admission.add(now, started)
 
     def see_runs(  # noqa: C901, PLR0912, PLR0915 - one loop, written out, not called: once for every second of a log
         self, run: BatchRun, rest: Iterator[Event | BatchRun], now: float | None
@@ -398,6 +534,7 @@ class RankState:
             ) = event  # fmt: skip
             if rank is not of_rank:
                 break
+            printed = time
             if now is not None:
                 time = now
             seconds = time - self._integrated_to
@@ -406,7 +543,14 @@ class RankState:
             elif seconds:
                 self._integrated_to = time
                 add_seconds((seconds, self._held))
+            if now is not None or self._held[0][0] != "serving":
+                self._hear(time, printed)
+            if prefills:
+                if pending:
+                    self._pending_in, self._pending_at = pending, time
+                self._prefilled(time, printed, computed, sequences, prefills)
             if decodes:
+                self._cadence.decoded(time, decodes, event)
                 if self.beside.matters:
                     self.beside.decoded(decodes, facts)
                 self._pool_lines = [(event, time)]
@@ -418,33 +562,42 @@ class RankState:
                         judge = self._judge()
                     if not self.passes_told:
                         kind = "replayed" if graph else "eager"
-                        counts[kind] += decodes
-                        self._passes_logged[kind] += decodes
+                        counts[kind] += decodes * self._interval
+                        self._passes_logged[kind] += decodes * self._interval
             else:
                 self._keep_prefill(event, time)
             counts["observations"] += decodes + prefills
             self.running, self.queued, self._joined = running, queued, joined
+            self._count_waiting(time)
             usages = self.usages
             usages["full"] = usage
             if len(usages) > 1:
                 usage = max(usages.values())
-            full = new_tokens > 0 and self._most is not None and new_tokens >= FULL_PREFILL_SHARE * self._most
-            self._prefill_full = full
+            full = new_tokens > 0 and self._is_full(new_tokens, running)
+            self._cadence.full = full
             if prefills:
                 counts["cached_tokens"] += cached
                 counts["computed_tokens"] += computed
                 self.prompts_told = True
-                if pending:
-                    self._pending_in = pending
-                if not self._admitted_told:
-                    self.admission.add(time, sequences)
             self.seen_at = self._told_at = time
-            self._holds_until = time + HOLD_SECONDS
+            self._holds_until = -inf if full else time + LEAST_SECONDS
+            self._planned = False
+            self._told_by_log = True
             self._works_unmoved = False
             if self.beside.matters or len(usages) > 1:
-                states = self._serving(time)
+                states = self._serving(time, prefill_full=full)
             elif queued:
-                states = judge.serving(running + joined, queued, usage, self.graph, full, self.queue_wait_seconds, time)
+                states = judge.serving(
+                    running + joined,
+                    queued,
+                    usage,
+                    self.graph,
+                    full,
+                    self.queue_wait_seconds,
+                    time,
+                    NOWHERE,
+                    self.next_fits,
+                )
             else:
                 states = judge.unqueued(running + joined, usage, self.graph)
             self._held = (states, queued, usage, running)
@@ -468,6 +621,7 @@ class RankState:
         set the gauges of an idle server to zero (CENSUS §1).
         """
         self.advance(now)
+        self._scraped_at = now
         old = self._native or base
         passes = self._count(old, new, now)
         moved = None if progress is None or self._progress is None else progress - self._progress
@@ -495,6 +649,7 @@ class RankState:
                 self.totals.counts["new_token_ratio_told"] += 1
         self.beside.see_figures(new)
         self._joined = 0.0
+        self._cadence.full = self._told_by_log = False
         self._see(now, serving=serving)
 
     def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> float:

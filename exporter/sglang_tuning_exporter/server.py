@@ -55,6 +55,19 @@ SHOWN_ARGS = (
     "swa_full_tokens_ratio",
 )
 
+# With one of these a request may also wait for an adapter's slot, for its prefix to be loaded, or for a batch to be worth its
+# while (`get_new_batch_prefill`, srt/managers/scheduler.py, 0.4.9 to 0.5.23).
+_WAITS_BY = (
+    "enable_lora",
+    "lora_paths",
+    "hicache_storage_backend",
+    "enable_lmcache",
+    "enable_prefill_delayer",
+    "prefill_max_requests",
+    "min_free_slots_delay",
+    "dllm_algorithm",
+)
+
 # The oldest release prints some fifty arguments, the newest several hundred; a name that a model makes up has a few.
 WHOLE_ARGS = 30
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
@@ -361,9 +374,26 @@ class ServerFacts:
 
     @property
     def prefill_batch_tokens(self) -> float | None:
-        """The most prompt tokens in one prefill batch: the chunk, or `max_prefill_tokens` where chunking is off."""
-        chunk = self.arg("chunked_prefill_size")
-        return chunk if chunk is not None and chunk > 0 else self.arg("max_prefill_tokens")
+        """The most tokens in one prefill batch: the smaller of the chunk, where prompts are chunked, and `max_prefill_tokens`.
+
+        Both end a batch (`PrefillAdder.rem_chunk_tokens`, `rem_input_tokens`, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
+        """
+        bounds = (self.arg("chunked_prefill_size"), self.arg("max_prefill_tokens"))
+        return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
+
+    @property
+    def waits_by(self) -> str:
+        """What else than the new-token ratio decides when a waiting request starts.
+
+        `prefill`: the prefill side of disaggregation, where nothing is decoded. `other`: an argument of `_WAITS_BY` is set, or
+        this is the decode side, which admits by `--max-running-requests` and by what has arrived. Empty on all other servers.
+        """
+        mode = self.args.get("disaggregation_mode")
+        if "prefill" in (mode, self.engine_type):
+            return "prefill"
+        if "decode" in (mode, self.engine_type):
+            return "other"
+        return "other" if any(self.args.get(arg) for arg in _WAITS_BY) else ""
 
     @property
     def reserve_gb(self) -> float | None:

@@ -78,10 +78,23 @@ class Elsewhere:
 NOWHERE = Elsewhere()
 
 
-class Judge:
-    """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them."""
+_Fits: TypeAlias = "Callable[[float, float, float], bool | None]"
 
-    __slots__ = ("_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_without_graph")
+
+def _always(_running: float, _usage: float, _target: float) -> bool:
+    return True
+
+
+class Judge:
+    """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them.
+
+    `waits_by` says what else decides when a waiting request starts: `prefill` on the prefill side of disaggregation, where
+    nothing is decoded; `other` where it is not the new-token ratio alone (`ServerFacts.waits_by`); empty on all others.
+    """
+
+    __slots__ = (
+        "_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_waits_by", "_without_graph",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,6 +102,7 @@ class Judge:
         running_limit: float | None,
         largest_captured: int | None,
         without_graph: str = "",
+        waits_by: str = "",
     ) -> None:
         self._lower, self._upper = profile.queue_lower or -inf, profile.queue_upper
         self._objective = profile.queue_wait_seconds
@@ -96,6 +110,7 @@ class Judge:
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
         self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
         self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line is no finding
+        self._waits_by = waits_by
         self._unqueued: dict[tuple[float, float, bool | None], States] = {}
 
     def unqueued(self, running: float, usage: float, graph: bool | None) -> States:  # noqa: FBT001
@@ -118,8 +133,12 @@ class Judge:
         wait: Callable[[float], float | None],
         now: float,
         elsewhere: Elsewhere = NOWHERE,
+        next_fits: _Fits = _always,
     ) -> States:
-        """Give the states of a scheduler that has something to do; `wait(now)` is asked only where it decides."""
+        """Give the states of a scheduler that has something to do.
+
+        `wait(now)` and `next_fits(running, usage, target)` are called only where they decide.
+        """
         if usage is None:
             token_usage = UNKNOWN
         else:
@@ -130,7 +149,7 @@ class Judge:
             queue, admission = "empty", "no_queue"
         else:
             queue = self._queue(queued, wait, now)
-            admission = self._admission(running, usage, elsewhere, prefill_full=prefill_full)
+            admission = self._admission(running, usage, elsewhere, next_fits, prefill_full=prefill_full)
         if elsewhere is not NOWHERE and (usage is None or usage < self._target):
             beside = max(elsewhere.grammar, elsewhere.disaggregation)
             if beside > (queued or 0):
@@ -155,8 +174,15 @@ class Judge:
         return "below_range" if queued < self._lower else "in_range"
 
     def _admission(
-        self, running: float | None, usage: float | None, elsewhere: Elsewhere, *, prefill_full: bool
+        self,
+        running: float | None,
+        usage: float | None,
+        elsewhere: Elsewhere,
+        next_fits: _Fits,
+        *,
+        prefill_full: bool,
     ) -> str:
+        """Say why requests wait. `held_back` needs evidence: a request that would fit, and nothing else that explains the wait."""
         if (running or 0) >= self._limit:
             return "running_limit"
         if usage is None:
@@ -164,7 +190,10 @@ class Judge:
         if usage >= self._target:
             full = elsewhere.full_usage
             return "hybrid_pool_full" if full is not None and full < self._target else "pool_full"
-        # Prompts fill every batch, so requests wait for their turn, not for room (GUIDE, `prefill_bound`).
-        if prefill_full:
+        # Prompts fill every batch, so requests wait for their turn, not for room.
+        if prefill_full or self._waits_by == "prefill":
             return "prefill_bound"
-        return "recovering" if elsewhere.recovering else "held_back"
+        if elsewhere.recovering and not self._waits_by:
+            return "recovering"
+        fits = None if running is None or self._waits_by else next_fits(running, usage, self._target)
+        return UNKNOWN if fits is None else "held_back" if fits else "pool_full"

@@ -257,7 +257,10 @@ class Window:
 
 
 class AdmissionRate:
-    """Requests that left the queue per second, over the last minute, by whole seconds."""
+    """Requests that left the queue per second of serving time, over the last minute of it, by whole seconds.
+
+    Pauses in which nothing runs or waits are left out: a rate over them says nothing about how fast requests start.
+    """
 
     def __init__(self) -> None:
         self._admitted: deque[tuple[float, float]] = deque()  # before the present second
@@ -265,9 +268,15 @@ class AdmissionRate:
         self._since: float | None = None
         self._second = -inf
         self._now = 0.0  # admitted in `_second`
+        self._paused = 0.0  # seconds in which nothing was served: the times above do not contain them
+
+    def pause(self, seconds: float) -> None:
+        """Leave out `seconds` in which nothing ran or waited."""
+        self._paused += seconds
 
     def add(self, now: float, requests: float) -> None:
         """Count `requests` admitted just now."""
+        now -= self._paused
         if self._second <= now < self._second + 1.0:
             self._now += requests
             return
@@ -276,7 +285,7 @@ class AdmissionRate:
             self._sum += self._now
             if len(self._admitted) > _SECONDS_KEPT:
                 self._drop(now - ADMISSION_SECONDS)
-        elif self._since is None:
+        if self._since is None:
             self._since = now
         self._second, self._now = now // 1.0, requests
 
@@ -285,7 +294,8 @@ class AdmissionRate:
             self._sum -= self._admitted.popleft()[1]
 
     def per_second(self, now: float) -> float | None:
-        """Give the rate, or None until ten seconds have been watched."""
+        """Give the rate, or None until ten seconds of serving time have been watched."""
+        now -= self._paused
         watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
         if watched < 10.0:
             return None
