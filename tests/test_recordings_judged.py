@@ -150,7 +150,7 @@ def test_a_cpu_server_is_told_nothing_of_its_gpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["retract", "steady", "client_limited"])
-def test_the_servers_own_count_of_decode_batches_is_the_log_lines_times_the_log_interval(name: str) -> None:
+def test_log_and_metrics_count_the_same_decode_batches(name: str) -> None:
     by_log = watched(name, "online", "log").totals().counts["eager"]
     by_server = watched(name, "online", "metrics").totals().counts["eager"]
-    assert 40 * by_log <= by_server < 40 * (by_log + 1) + 40
+    assert by_log <= by_server < by_log + 80  # a line for forty batches

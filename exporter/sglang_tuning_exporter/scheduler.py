@@ -49,6 +49,7 @@ _STUCK: Held = (ALL_STUCK, None, None, None)
 _IDLE: Held = (ALL_IDLE, 0.0, None, 0.0)
 # With more of the prompt tokens from the cache than this, what a request has in the KV cache is not its own alone.
 SHARED_PREFIXES = 0.2
+COARSE = 0.05  # of the KV cache: requests of this size leave room that none of them fits into
 _LINES_KEPT = 16  # unread: a decode line ends them, but a server that only prefills prints none
 _Lines: TypeAlias = "DecodeBatch | PrefillBatch | BatchRun"
 
@@ -399,8 +400,8 @@ class RankState:
     def next_fits(self, running: float, usage: float, target: float) -> bool | None:
         """Say whether one more request like those that wait or run would leave the KV cache below `target`.
 
-        It needs its prompt, in whole pages and one more to decode into; where requests hardly share prefixes also what the
-        mean running request has. None where nothing is known of it.
+        Small requests fill it smoothly, and usage alone decides. A large one needs its prompt, in whole pages and one more to
+        decode into; where requests hardly share prefixes also what the mean running request has. None where nothing is known.
         """
         facts, counts = self._facts, self.totals.counts
         pool = facts.kv_pool_tokens.get(self.dp) or max(facts.kv_pool_tokens.values(), default=None)
@@ -415,7 +416,9 @@ class RankState:
         if pool and prompt:
             page = max(facts.arg("page_size") or 1.0, 1.0)
             need = max(need or 0.0, page * (ceil(prompt / page) + 1) / pool)
-        return None if need is None else usage + need <= target
+        if need is None:
+            return None
+        return need < COARSE or usage + need <= target
 
     def _judge(self) -> Judge:
         """Give the thresholds in force; what the facts say changes at a start and hardly ever else."""
