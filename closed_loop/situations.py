@@ -136,6 +136,17 @@ SITUATIONS: tuple[Situation, ...] = (
         never=(CONSERVATIVENESS,),
     ),
     Situation(
+        name="pool-12288-prompts-1500",
+        what="a pool of 12,288 tokens, prompts of 1,500, answers of up to 60: an eighth request does not fit",
+        flags="--max-total-tokens 12288",
+        steps=(_send(24, 50, 1500, 60),),
+        truth="Seven of 1,560 tokens fit; what is left of the pool is smaller than a request.",
+        right="A larger pool. No change of conservativeness.",
+        verdicts=(*POOL, "prefill_bound"),
+        cures=MORE_MEMORY,
+        never=(CONSERVATIVENESS, "max_new_tokens"),
+    ),
+    Situation(
         name="pool-12288-prompts-1220-answers-400",
         what="a pool of 12,288 tokens, prompts of 1,220, answers of up to 400",
         flags="--max-total-tokens 12288",
@@ -187,6 +198,16 @@ SITUATIONS: tuple[Situation, ...] = (
         right="Never --schedule-policy lpm: SGLang refuses it beside --enable-priority-scheduling.",
         verdicts=(*POOL, "running_at_limit", "retracting_too_often", "admission_too_conservative"),
         never=("--schedule-policy",),
+    ),
+    Situation(
+        name="priorities-return",
+        what="priority scheduling: requests of 900 tokens are preempted, come back, and find their own KV",
+        flags="--max-total-tokens 16384 --enable-priority-scheduling --max-running-requests 6",
+        steps=(_send(24, 50, 900, 200, priorities=(0, 0, 20, 40)),),
+        truth="The running limit of 6. Cached tokens are those of preempted requests that come back; no prefixes are shared.",
+        right="--max-running-requests up. Never --schedule-policy lpm, which SGLang refuses beside --enable-priority-scheduling.",
+        verdicts=("running_at_limit", "prefill_bound"),
+        never=("--schedule-policy", CONSERVATIVENESS),
     ),
     *(
         Situation(

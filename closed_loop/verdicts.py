@@ -137,7 +137,9 @@ def advised(finding: Mapping[str, Any]) -> list[str]:
         current, suggested = advice.get("current"), advice.get("suggested")
         if not advice.get("flag"):
             found.append(str(advice.get("suggestion") or finding.get("action") or "").strip())
-        elif advice.get("is_switch") or (isinstance(suggested, bool)):
+        elif advice.get("is_switch") or (
+            suggested in {0, 1} and advice["flag"].startswith(("--disable-", "--enable-"))
+        ):
             found.append(f"{advice['flag']} {'add' if suggested else 'drop'}")
         elif suggested is None:
             found.append(f"{advice['flag']} {advice.get('suggestion') or ''}".strip())
