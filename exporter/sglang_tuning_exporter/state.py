@@ -337,6 +337,8 @@ class ServerState:
                 started_requests=None,
                 finished_requests=None,
                 finished_prompt_tokens=None,
+                finished_answer_tokens=None,
+                finished_cached_tokens=None,
             )
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
         if restarted:

@@ -29,7 +29,7 @@ from sglang_tuning_exporter.guide.evidence import (
     Evidence,
     Past,
 )
-from sglang_tuning_exporter.guide.suitability import suits
+from sglang_tuning_exporter.guide.suitability import beside, suits
 from sglang_tuning_exporter.sglang.events import ENDS
 from sglang_tuning_exporter.state import ABORTED, REJECTION, RETRACTION, START, WORK
 
@@ -135,6 +135,8 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
         running *= len(past.by_rank)
         of = " of one micro batch" if past.facts.micro_batches > 1 else ""
         found.append(Evidence(f"mean running requests{of}", running, limit, "count"))
+    if isinstance(condition, Suits):
+        found += beside(condition.test, past)
     return found
 
 

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
+from sglang_tuning_exporter.guide.sharing import Sharing, sharing
 from sglang_tuning_exporter.guide.suspects import how_many
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ _QUANTIZED = re.compile(
 )
 
 
+_FROM_CACHE = "share of prompt tokens from the prefix cache"
+_ABOUT_SHARING = ("shared_prefixes_unused", "prefix_policy_wasted")
+
+
 def suits(test: str, past: Past) -> Evidence | None:
     """Give the evidence of the test of that name."""
     return _TESTS[test](past)
@@ -39,29 +44,42 @@ def _model(past: Past) -> str:
     return f"{past.facts.model_name or ''} {past.facts.args.get('model_path') or ''}"
 
 
-def _cached_share(past: Past) -> float | None:
-    """Share of prompt tokens from the prefix cache, where requests wait in an order that could change it."""
-    counts = past.recent.counts
-    prompts = counts["cached_tokens"] + counts["computed_tokens"]
-    waiting = 1.0 - (past.recent.share("queue", "empty") or 0.0)
-    if not past.enough or prompts <= 0 or waiting <= past.profile.frequent_share:
+def _sharing(past: Past) -> Sharing | None:
+    """Give what prompts share where requests wait in an order that could change it."""
+    empty = past.recent.share("queue", "empty")
+    if not past.enough or empty is None or 1.0 - empty <= past.profile.frequent_share:
         return None
-    return None if past.facts.arg("disable_radix_cache") else counts["cached_tokens"] / prompts
+    return sharing(past)
 
 
 def _shared_prefixes_unused(past: Past) -> Evidence | None:
-    share = _cached_share(past)
-    if past.facts.args.get("schedule_policy") != "fcfs" or share is None or share >= SHARING[1]:
+    shared = _sharing(past)
+    if past.facts.args.get("schedule_policy") != "fcfs" or shared is None or shared.cached >= SHARING[1]:
         return None
-    return Evidence("share of prompt tokens from the prefix cache", share, SHARING[0], "share")
+    if shared.proven is None:
+        return None
+    name = _FROM_CACHE + (", computed by other requests" if shared.returned else "")
+    return Evidence(name, shared.proven, SHARING[0], "share")
 
 
 def _prefix_policy_wasted(past: Past) -> Evidence | None:
-    share = _cached_share(past)
+    shared = _sharing(past)
     # A tuple, here and wherever an argument is looked up: what the server told may be a list, which no set can be asked for.
-    if past.facts.args.get("schedule_policy") not in ("lpm", "dfs-weight") or share is None:
+    if past.facts.args.get("schedule_policy") not in ("lpm", "dfs-weight") or shared is None:
         return None
-    return Evidence("share of prompt tokens from the prefix cache", share, NO_SHARING, "share", below=True)
+    # Of all that came from the cache: what requests brought back themselves can only make the shared part smaller.
+    return Evidence(_FROM_CACHE, shared.cached, NO_SHARING, "share", below=True)
+
+
+def beside(test: str, past: Past) -> list[Evidence]:
+    """Give the figures that the evidence of a test was taken from."""
+    shared = _sharing(past) if test in _ABOUT_SHARING else None
+    if shared is None or not shared.returned:
+        return []
+    return [
+        Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share"),
+        Evidence("share that requests which came back found of their own, at most", shared.returned, 0.0, "share"),
+    ]
 
 
 def _data_parallel_would_fit(past: Past) -> Evidence | None:

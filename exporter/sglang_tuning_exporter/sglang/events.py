@@ -244,7 +244,9 @@ class Scrape:
     # Streamed or not. Those that ended count whatever ended them, a client that went away while they ran included.
     started_requests: float | None = None
     finished_requests: float | None = None
-    finished_prompt_tokens: float | None = None  # of the requests that ended
+    finished_prompt_tokens: float | None = None  # of the requests that ended, as the next two
+    finished_answer_tokens: float | None = None
+    finished_cached_tokens: float | None = None  # of the prompt's; up to 0.5.8 again when a request is computed again
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release tells them apart.
     time_to_first_token: Histogram | None = None
     inter_token: Histogram | None = None

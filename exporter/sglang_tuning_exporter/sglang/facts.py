@@ -157,6 +157,15 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source("finished_requests", "e2e_request_latency_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
     # Added when a request ends, so it goes with the requests that ended.
     Source("finished_prompt_tokens", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("finished_answer_tokens", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
+    # Missing until the first prompt that finds something in the cache.
+    Source(
+        "finished_cached_tokens",
+        "cached_tokens_total",
+        "0.4.3.post4-0.5.23",
+        fold="sum",
+        zero_with=("time_to_first_token_seconds_count",),
+    ),
     # Move only when tokens or requests do. Left out: what a scrape or a waiting process moves by itself.
     Source("progress", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
     Source("progress", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
@@ -191,7 +200,7 @@ _HISTOGRAM_MEMBERS = frozenset(
 
 
 def _wanted() -> frozenset[str]:
-    names = {"cached_tokens_total"}
+    names: set[str] = set()
     for source in SOURCES + SERVER_SOURCES:
         names.update((source.metric, *source.zero_with, *source.pool), [source.needs] if source.needs else [])
     return frozenset(names)
@@ -199,7 +208,10 @@ def _wanted() -> frozenset[str]:
 
 _WANTED = _wanted()
 # Of the whole server: each is added up from scrape to scrape.
-SERVER_COUNTS = ("aborted_requests", "started_requests", "finished_requests", "finished_prompt_tokens")
+SERVER_COUNTS = (
+    *("aborted_requests", "started_requests", "finished_requests"),
+    *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens"),
+)
 # What only grows, and is added up from scrape to scrape.
 _CUMULATIVE = frozenset(
     source.metric
@@ -272,6 +284,8 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
         started_requests=_counted("started_requests", series),
         finished_requests=_counted("finished_requests", series),
         finished_prompt_tokens=_counted("finished_prompt_tokens", series),
+        finished_answer_tokens=_counted("finished_answer_tokens", series),
+        finished_cached_tokens=_counted("finished_cached_tokens", series),
         time_to_first_token=_histogram("time_to_first_token", members),
         inter_token=_histogram("inter_token", members),
         request_latency=_histogram("request_latency", members),
