@@ -14,8 +14,8 @@ from closed_loop.load import Load
 
 NEUTRAL = frozenset({"not_enough_data", "starting", "idle", "healthy", "no_clear_bottleneck"})
 HEALTHY = ("healthy", "idle", "not_enough_data")
-POOL = ("running_far_below_limit", "queue_too_long", "no_clear_bottleneck")  # memory is what is short
-WAITING = ("prefill_bound", "queue_too_long", "no_clear_bottleneck")
+POOL = ("running_far_below_limit", "queue_too_long", "latency_queue", "no_clear_bottleneck")  # memory is what is short
+WAITING = ("prefill_bound", "queue_too_long", "latency_queue", "latency_long_prompts", "no_clear_bottleneck")
 MORE_MEMORY = ("--max-total-tokens up", "--max-total-tokens drop", "--kv-cache-dtype", "--mem-fraction-static up")
 CONSERVATIVENESS = "--schedule-conservativeness"
 _GRACE = 20.0
@@ -295,7 +295,7 @@ SITUATIONS: tuple[Situation, ...] = (
             steps=(_send(16, 50, 2000, 16),),
             truth=truth,
             right=right,
-            verdicts=("prefill_bound", "queue_too_long", "no_clear_bottleneck"),
+            verdicts=WAITING,
             cures=cures,
             never=(CONSERVATIVENESS,),
         )

@@ -21,8 +21,17 @@ EXPORTER = Path(__file__).parent.parent / "exporter"
 NAMES = sorted(path.name for path in RECORDINGS.iterdir() if path.name in BY_NAME)
 
 # (situation, way of seeing) → what is still wrong: the headline, an advice, or a cure that is missing.
-HEADLINE: dict[tuple[str, str], str] = {}
-ADVICE: dict[tuple[str, str], str] = {}
+HEADLINE: dict[tuple[str, str], str] = {
+    ("chat-with-stops", "both"): "`requests_rejected` is false",
+    ("early-limit", "metrics"): "`idle` is false",
+    ("stop-detokenizer", "both"): "`requests_rejected` is false",
+    ("stop-detokenizer", "log"): "`healthy` is false",
+    ("stop-detokenizer", "report"): "`healthy` is false",
+}
+ADVICE: dict[tuple[str, str], str] = {
+    ("chat-with-stops", "both"): "advises send fewer requests at once, or add a replica",
+    ("stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
+}
 CURE: dict[str, str] = {}
 
 
