@@ -22,6 +22,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.flags import flag_of, is_before, release_of
+from sglang_tuning_exporter.start_memory import StartMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,11 +115,16 @@ class ServerFacts:
     kv_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # by DP rank
     logged_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # as the start-up line told them
     scraped_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # as the metrics tell them
+    # Memory is that of one GPU, of the rank with most; without a draft model's, which stands apart.
     kv_pool_gb: float | None = None
+    draft_pool_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()
-    graph_gb: float | None = None
-    weights_gb: float | None = None  # of one rank
-    memory_before_weights_gb: float | None = None
+    graph_gb: float | None = None  # all captures
+    decode_graph_gb: float | None = None  # those that grow with the largest captured decode batch
+    weights_gb: float | None = None
+    draft_weights_gb: float | None = None
+    memory_before_weights_gb: float | None = None  # of the rank with least, by which SGLang sizes the pools of all
+    _memory: StartMemory = field(default_factory=StartMemory, compare=False, repr=False)
     available_gb: dict[int | None, float] = field(default_factory=dict)  # by DP rank; the smallest of its TP ranks
     left_gb: dict[Rank, float] = field(default_factory=dict)  # by the rank that printed it, after its last stage
     memory_device: str | None = None
@@ -138,7 +144,8 @@ class ServerFacts:
             self._apply_limits(event)
         elif isinstance(event, KvPool):
             self.kv_pool_tokens[event.rank.dp] = event.tokens
-            self.kv_pool_gb = event.gigabytes or self.kv_pool_gb
+            self._memory.of(event.rank).take_pool(event)
+            self._sum_up()
         elif isinstance(event, Memory):
             self._apply_memory(event)
         elif isinstance(event, Liveness) and event.what == "ready":
@@ -159,10 +166,8 @@ class ServerFacts:
             self.available_gb[event.rank.dp] = min(self.available_gb.get(event.rank.dp, available), available)
 
     def _apply_memory(self, event: Memory) -> None:
-        if event.stage == "weights_begin" and event.available_gb is not None:
-            self.memory_before_weights_gb = event.available_gb
-        if event.stage == "weights" and event.used_gb is not None:
-            self.weights_gb = event.used_gb
+        self._memory.of(event.rank).take(event)
+        self._sum_up()
         if event.stage in {"pool", "graph"} and event.available_gb is not None:
             if len(self.left_gb) < MOST_RANKS or event.rank in self.left_gb:
                 self.left_gb[event.rank] = event.available_gb
@@ -170,7 +175,32 @@ class ServerFacts:
             self.left_gb.pop(event.rank, None)  # and up to 0.4.0 the end of the capture tells no memory
         if event.stage in {"graph_begin", "graph"}:
             self.graph_sizes = event.graph_sizes or self.graph_sizes
-            self.graph_gb = event.used_gb if event.used_gb is not None else self.graph_gb
+
+    def _sum_up(self) -> None:
+        """Take over what the ranks told so far; what only the metrics tell stays."""
+        told = self._memory.figures()
+        self.memory_before_weights_gb = told.before_weights or self.memory_before_weights_gb
+        self.weights_gb = told.weights or self.weights_gb
+        self.draft_weights_gb = told.draft_weights or self.draft_weights_gb
+        self.kv_pool_gb = told.pool or self.kv_pool_gb
+        self.draft_pool_gb = told.draft_pool or self.draft_pool_gb
+        self.graph_gb = told.graphs or self.graph_gb
+        self.decode_graph_gb = told.decode_graphs or self.decode_graph_gb
+
+    @property
+    def rank_weights_gb(self) -> float | None:
+        """The weights on one GPU, those of a draft model included."""
+        return None if self.weights_gb is None else self.weights_gb + (self.draft_weights_gb or 0.0)
+
+    @property
+    def model_gb(self) -> float | None:
+        """The weights of the whole model, those of a draft model included: of all GPUs over which one copy is spread."""
+        return None if self.rank_weights_gb is None else self.rank_weights_gb * self.shards
+
+    @property
+    def pools_gb(self) -> float | None:
+        """What the KV pool's tokens take on one GPU, a draft model's part included: each token has a place in both."""
+        return None if self.kv_pool_gb is None else self.kv_pool_gb + (self.draft_pool_gb or 0.0)
 
     @property
     def has_room(self) -> bool:

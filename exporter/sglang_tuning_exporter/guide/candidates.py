@@ -126,7 +126,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="info",
         condition=Suits("data_parallel_would_fit"),
         summary="The weights fit on one GPU, yet several share them by tensor parallelism.",
-        seen="all weights together take {value}",
+        seen="the weights of the whole model take {value}",
         guide="prefer data parallelism where the weights fit on one GPU, by the router rather than by --dp-size (all editions)",
         turn=Turn(
             "tp_size",
@@ -162,7 +162,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="info",
         condition=Suits("quantization_candidate"),
         summary="Memory is short and the weights are not quantized.",
-        seen="the weights take {value} of a GPU's memory",
+        seen="its part of the weights takes {value} of each GPU's memory",
         guide="memory short: --quantization fp8 (E3-E5)",
         turn=Turn(
             "quantization",

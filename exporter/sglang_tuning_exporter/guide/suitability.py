@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Under fcfs, less than this of the prompts from the cache is no sharing worth ordering for, and more leaves nothing to gain.
 SHARING = (0.1, 0.9)
 NO_SHARING = 0.02
-SMALL_MODEL_GB = 20.0  # of weights on one GPU
+SMALL_MODEL_GB = 20.0  # of weights, on all GPUs together
 SMALL_BATCH = 32.0  # --torch-compile-max-bs unless set
 ROOM_FOR_POOL = 0.3  # of a GPU's memory that must be left beside the weights for a pool worth having
 USUAL_FRACTION = 0.88  # of a GPU's memory for weights and pool together, unless set
@@ -87,10 +87,10 @@ def _data_parallel_would_fit(past: Past) -> Evidence | None:
     shards = facts.arg("tp_size") or 1.0
     if shards <= 1 or (facts.arg("pp_size") or 1.0) > 1 or facts.is_cpu:
         return None
-    if facts.weights_gb is None or not facts.memory_before_weights_gb:
+    if facts.model_gb is None or not facts.memory_before_weights_gb:
         return None
     room = (USUAL_FRACTION - ROOM_FOR_POOL) * facts.memory_before_weights_gb
-    return Evidence("weights of all ranks together", facts.weights_gb * shards, room, "GB", below=True)
+    return Evidence("weights of the whole model", facts.model_gb, room, "GB", below=True)
 
 
 def _torch_compile_candidate(past: Past) -> Evidence | None:
@@ -98,7 +98,7 @@ def _torch_compile_candidate(past: Past) -> Evidence | None:
     batch = past.recent.running_quantile(0.99)
     if facts.is_cpu or facts.without_graph or facts.arg("enable_torch_compile") != 0:
         return None
-    if not past.enough or batch is None or facts.weights_gb is None or facts.weights_gb >= SMALL_MODEL_GB:
+    if not past.enough or batch is None or facts.model_gb is None or facts.model_gb >= SMALL_MODEL_GB:
         return None
     if facts.is_first_edition and facts.args.get("quantization"):
         return None
@@ -120,7 +120,7 @@ def _quantization_candidate(past: Past) -> Evidence | None:
     if facts.weights_gb is None or not facts.memory_before_weights_gb or not _is_short(past):
         return None
     share = facts.weights_gb / facts.memory_before_weights_gb
-    return Evidence("share of a GPU's memory taken by weights", share, LARGE_WEIGHTS, "share")
+    return Evidence("share of a GPU's memory taken by its part of the weights", share, LARGE_WEIGHTS, "share")
 
 
 def _expert_parallel_candidate(past: Past) -> Evidence | None:

@@ -65,9 +65,13 @@ def memory(watcher: Watcher) -> Iterable[Metric]:
             "GPU memory free before the weights were loaded (avail mem).",
             facts.memory_before_weights_gb,
         ),
-        ("weights", "GPU memory that the weights of one rank take.", facts.weights_gb),
-        ("kv_pool", "GPU memory that the KV pool of one rank takes.", facts.kv_pool_gb),
-        ("cuda_graph_memory", "GPU memory that captured graphs take.", facts.graph_gb),
+        (
+            "weights",
+            "GPU memory that one rank's part of the weights takes, a draft model's included.",
+            facts.rank_weights_gb,
+        ),
+        ("kv_pool", "GPU memory that the KV pool of one rank takes, a draft model's included.", facts.pools_gb),
+        ("cuda_graph_memory", "GPU memory that captured graphs take on one rank.", facts.graph_gb),
     )
     for name, words, told_gb in memories:
         memory = gauge(f"{name}_bytes", words)

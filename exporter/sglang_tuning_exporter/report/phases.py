@@ -40,7 +40,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrail:
-    """Where a start's GPU memory went, GB as SGLang prints it, of one rank; None is not told. On a CPU it is the host's."""
+    """Where a start's GPU memory went, GB as SGLang prints it, of one rank, a draft model's parts included; None is not told. On a CPU it is the host's."""
 
     before_weights: float | None = None
     weights: float | None = None
@@ -59,7 +59,7 @@ def memory_trail(facts: ServerFacts) -> MemoryTrail:
     left = min(facts.available_gb.values(), default=None)
     if left is None:
         left = min(facts.left_gb.values(), default=None)
-    return MemoryTrail(facts.memory_before_weights_gb, facts.weights_gb, facts.kv_pool_gb, facts.graph_gb, left)
+    return MemoryTrail(facts.memory_before_weights_gb, facts.rank_weights_gb, facts.pools_gb, facts.graph_gb, left)
 
 
 @dataclass(slots=True)

@@ -137,6 +137,7 @@ class KvPool:
     rank: Rank
     tokens: int
     gigabytes: float | None = None  # K + V, or KV
+    resized: bool = False  # after the graphs were captured (0.5.16 on): in place of what was printed before
     suspect: bool = False
 
 
@@ -150,6 +151,7 @@ class Memory:
     available_gb: float | None = None
     used_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()  # captured decode batch sizes, with stage graph
+    of_prefill: bool = False  # with stage graph: of prefill batches
     suspect: bool = False
 
 

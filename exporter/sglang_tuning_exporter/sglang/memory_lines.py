@@ -37,6 +37,7 @@ _RUNNING_LIMIT = re.compile(
     rb"|max_running_requests is capped to (\d{1,12})\b"
 )
 _LIMIT = re.compile(rb"(\w{1,60})=(-?\d{1,15}(?:\.\d{1,9})?)(?: ?GB)?(?:,|\s|$)")
+_OF_PREFILL = re.compile(rb"prefill|piecewise|breakable", re.IGNORECASE)
 _DECODE_GRAPHS = frozenset({b"", b"target decode", b"target verify", b"decode"})
 
 
@@ -63,7 +64,7 @@ def parse_pool(text: bytes, time: float | None, rank: Rank) -> KvPool | None:
         return None
     tokens, keys, values, both = match.groups()
     gigabytes = float(both) if both else float(keys) + float(values) if keys else None
-    return KvPool(time, rank, tokens=int(tokens), gigabytes=gigabytes)
+    return KvPool(time, rank, tokens=int(tokens), gigabytes=gigabytes, resized=text.startswith(b"Post-capture"))
 
 
 def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
@@ -113,6 +114,7 @@ class MemoryLines:
         text = text[:LONGEST_MEMORY_LINE]
         stage: Literal["weights_begin", "weights", "pool", "graph_begin", "graph"]
         sizes: tuple[int, ...] = ()
+        of_prefill = False
         if match := _WEIGHTS.match(text):
             stage = "weights_begin" if match[1] == b"begin" else "weights"
         elif _POOL_END.match(text):
@@ -122,6 +124,7 @@ class MemoryLines:
             return None
         elif match := _GRAPH.match(text):
             stage = "graph_begin" if match[2].lower() == b"begin" else "graph"
+            of_prefill = bool(_OF_PREFILL.search(match[1]))
             if match[1].strip().lower() in _DECODE_GRAPHS:
                 self._sizes = _sizes(text) or self._sizes
                 sizes = self._sizes if stage == "graph" else ()
@@ -134,4 +137,5 @@ class MemoryLines:
             available_gb=_gigabytes(_AVAILABLE, text),
             used_gb=_gigabytes(_USED, text),
             graph_sizes=sizes,
+            of_prefill=of_prefill,
         )

@@ -64,9 +64,10 @@ def _larger_graph(case: Case) -> tuple[float | None, float | None, int | None]:
 def graph_growth_gb(case: Case) -> float | None:
     """Estimate the memory that larger graphs take beyond the present ones: in proportion to the largest batch."""
     current, suggested, _ = _larger_graph(case)
-    if suggested is None or not current or case.facts.graph_gb is None:
+    graphs = case.facts.graph_gb if case.facts.decode_graph_gb is None else case.facts.decode_graph_gb
+    if suggested is None or not current or graphs is None:
         return None
-    return case.facts.graph_gb * max(suggested / current - 1.0, 0.0)
+    return graphs * max(suggested / current - 1.0, 0.0)
 
 
 def graphs(case: Case) -> list[Value]:

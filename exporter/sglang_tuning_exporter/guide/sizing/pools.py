@@ -59,7 +59,7 @@ def pool_short(case: Case) -> list[Value]:
 def tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:
     """Say what so many gigabytes are in tokens; empty where that is not known."""
     tokens = sum(facts.kv_pool_tokens.values()) / max(len(facts.kv_pool_tokens), 1)
-    if gigabytes is None or not facts.kv_pool_gb or not tokens:
+    if gigabytes is None or not facts.pools_gb or not tokens:
         return ""
-    gained = gigabytes / facts.kv_pool_gb * tokens
+    gained = gigabytes / facts.pools_gb * tokens
     return f"{gigabytes:+.1f} GB for the KV pool: {gained:+,.0f} tokens, {100 * gained / tokens:+.0f} %"
