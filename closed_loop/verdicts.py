@@ -98,7 +98,9 @@ def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
         last, every = told["report"], [told["report"]]
     else:
         times = told[source]["times"]
-        every = [each for each in times if situation.from_start or each["at"] >= begin]
+        # Requests that are cut off when the load is over say nothing of the server.
+        over = max((float(at) for name, at in told["events"] if name == "load_end"), default=float("inf"))
+        every = [each for each in times if (situation.from_start or each["at"] >= begin) and each["at"] <= over]
         before = [each for each in times if each["at"] <= asked]
         last = before[-1]
     verdict = last["verdict"]
@@ -138,7 +140,7 @@ def advised(finding: Mapping[str, Any]) -> list[str]:
         if not advice.get("flag"):
             found.append(str(advice.get("suggestion") or finding.get("action") or "").strip())
         elif advice.get("is_switch") or (
-            suggested in {0, 1} and advice["flag"].startswith(("--disable-", "--enable-"))
+            suggested in (0, 1) and advice["flag"].startswith(("--disable-", "--enable-"))
         ):
             found.append(f"{advice['flag']} {'add' if suggested else 'drop'}")
         elif suggested is None:
