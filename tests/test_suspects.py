@@ -92,6 +92,15 @@ def test_a_full_kv_cache_without_radix_cache_names_the_radix_cache_before_a_larg
     assert first.suggestion == "start without it"
 
 
+def test_late_first_tokens_have_the_flag_that_cures_before_fewer_requests() -> None:
+    story = decoding(0.0, END, running=100, queued=30, usage=0.95) + scrapes(first=3.0)
+    past = lived(story, prompt=1200, disable_radix_cache=True, max_running_requests=512)
+    judgement = judge(past)
+    flags = [each.flag for finding in judgement.findings for each in finding.advice]
+    assert flags[0] == "--disable-radix-cache"
+    assert judgement.changes["disable_radix_cache"] is False
+
+
 def test_the_same_is_said_from_the_log_alone() -> None:
     assert first_flag(lived(FULL, disable_radix_cache=True), "running_far_below_limit") == "--disable-radix-cache"
 
@@ -246,6 +255,12 @@ def test_where_nothing_explains_late_tokens_the_flags_that_were_set_are_named() 
         "--stream-interval",
     ]
     assert [each.suggestion for each in advised] == ["start without it", "start without it", "1"]
+
+
+def test_they_are_named_beside_a_batch_that_is_too_large() -> None:
+    story = decoding(0.0, END, running=40) + scrapes(between=0.3)
+    past = lived(story, disable_overlap_schedule=True)
+    assert {"latency_batch_too_large", NAMED} <= ids(past)
 
 
 def test_three_at_most_are_named() -> None:

@@ -112,7 +112,9 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     found: dict[str, Finding] = {}
     turned: set[str] = set()
     case = Case(past, frozenset(held))
-    for row_id in causes_first(held, lambda row: causes_of(row, held)):
+    in_order = causes_first(held, lambda row: causes_of(row, held))
+    # Chances last: a flag that cures what is wrong is said there, and belongs to the combined command line.
+    for row_id in sorted(in_order, key=lambda row: BY_ID[row].is_chance):
         row, evidence = BY_ID[row_id], held[row_id]
         if not held.keys().isdisjoint(row.unless):
             continue
