@@ -74,5 +74,16 @@ def test_no_figure_is_invented_where_the_queue_is_short_or_starts_are_not_told(
 
 def test_a_server_with_ranks_is_told_the_sum_over_them() -> None:
     one = past("offline", running=10, usage=0.3)
-    two = replace(one, by_rank={0: one.recent, 1: one.recent})
+    both = one.recent + one.recent
+    both.counts["served_seconds"] = MINUTE
+    two = replace(one, recent=both, by_rank={0: one.recent, 1: one.recent})
     assert "at least 260 requests at once (now about 20)" in at_least(two)
+
+
+def test_an_idle_rank_beside_it_changes_no_figure() -> None:
+    one = past("offline", running=10, usage=0.3, queued=2)
+    beside = Totals()
+    beside.seconds["activity", "idle"] = MINUTE
+    both = one.recent + beside
+    both.counts["served_seconds"] = MINUTE
+    assert at_least(replace(one, recent=both, by_rank={0: one.recent, 1: beside})) == at_least(one)

@@ -87,6 +87,7 @@ class ServerState:
             },
             profile.window_seconds,
         )
+        self._served_by: dict[int | None, float] = {}  # serving seconds of each scheduler that are in `served_seconds`
         self.server_totals = Totals()  # `counts` of the whole server: what no scheduler is told of
         self._server_window = Window(profile.window_seconds)
         self._native: dict[str, float | None] = {}  # `SERVER_COUNTS` as last told
@@ -477,9 +478,31 @@ class ServerState:
         """Bring the seconds up to `now`."""
         self._now = max(now, self._now)
         self._wait_over(now)
+        if len(self.ranks) != len(self._served_by):
+            self._add_served()  # of those that were there before a new one came
         for rank in self.ranks.values():
             rank.advance(now)
+        if len(self._served_by) > 1:
+            self._add_served()
         self._server_window.mark(now, self.server_totals)
+
+    def _add_served(self) -> None:
+        """Add what the server served since the last call: with several schedulers that is a short interval ago.
+
+        Of those that served in it, each had something to do at its beginning, so the longest covers the others.
+        """
+        gained = 0.0
+        for dp, rank in self.ranks.items():
+            served = rank.totals.seconds["activity", "serving"]
+            gained = max(gained, served - self._served_by.get(dp, 0.0))
+            self._served_by[dp] = served
+        self.server_totals.counts["served_seconds"] += gained
+
+    @property
+    def served_seconds(self) -> float:
+        """Seconds in which any scheduler served."""
+        self._add_served()
+        return self.server_totals.counts["served_seconds"]
 
     def totals(self) -> Totals:
         """Add all schedulers together, since the exporter came."""

@@ -262,7 +262,10 @@ class Watcher:
 
     def _remember(self) -> None:
         with self._lock:
-            self.history.offer(self.state, time.monotonic())
+            now = time.monotonic()
+            if len(self.state.ranks) > 1:
+                self.state.advance(now)  # what they serve at once is counted by short intervals
+            self.history.offer(self.state, now)
 
     def _follow(self) -> None:
         assert self.log is not None

@@ -19,33 +19,31 @@ def at_least(past: Past) -> str:
 
     What fits into the pool is what runs, stretched to the usage that the profile aims at; at most the limit of the server.
     """
-    running, usage, lowest = past.recent.mean("running"), past.recent.mean("usage"), past.profile.queue_lower
+    running, usage, lowest = past.total("running"), past.recent.mean("usage"), past.profile.queue_lower
     if not running or not usage or lowest is None:
         return ""
-    schedulers, facts = max(len(past.by_rank), 1), past.facts
-    batches = schedulers * facts.micro_batches
+    facts, batches = past.facts, past.serving_ranks * past.facts.micro_batches
+    running *= facts.micro_batches
     fit = max(running, running * past.profile.token_usage_target / usage)
     limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
-    fit = batches * (fit if limit is None else min(fit, limit))
-    queued = past.recent.mean("queued") or 0.0
-    wanted, now = round(fit + schedulers * lowest), round(batches * running + schedulers * queued)
+    fit, waiting = fit if limit is None else min(fit, batches * limit), past.serving_ranks * lowest
+    wanted, now = round(fit + waiting), round(running + (past.total("queued") or 0.0))
     if wanted <= now:
         return ""
     return (
         f"send at least {wanted:,} requests at once (now about {now:,}): some {fit:,.0f} fit beside each other, and"
-        f" {schedulers * lowest:,.0f} waiting keep the batches full"
+        f" {waiting:,.0f} waiting keep the batches full"
     )
 
 
 def at_most(past: Past) -> str:
     """Say how many wait no longer than the profile allows; empty where that cannot be told."""
-    running, queued = past.recent.mean("running"), past.recent.mean("queued")
+    running, queued, profile = past.total("running"), past.total("queued"), past.profile
     started = past.started_requests
     if running is None or not queued or past.served_seconds <= 0:
         return ""
-    schedulers, profile = max(len(past.by_rank), 1), past.profile
     if profile.queue_wait_seconds is None:
-        waiting, because = schedulers * profile.queue_upper, f"{profile.queue_upper:,.0f} may wait"
+        waiting, because = past.serving_ranks * profile.queue_upper, f"{profile.queue_upper:,.0f} may wait"
     elif not started:
         return ""
     else:
@@ -54,8 +52,8 @@ def at_most(past: Past) -> str:
             profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
         )
         waiting, because = rate * wait, f"{rate:.3g} a second are started, and none should wait longer than {wait:g} s"
-    run = schedulers * past.facts.micro_batches * running
-    wanted, now = int(run + waiting), round(run + schedulers * queued)
+    running *= past.facts.micro_batches
+    wanted, now = int(running + waiting), round(running + queued)
     if not 0 < wanted < now:
         return ""
     return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"

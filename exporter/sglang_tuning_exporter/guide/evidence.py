@@ -93,8 +93,27 @@ class Past:
 
     @property
     def served_seconds(self) -> float:
-        """The serving time of the server: at most the time watched, however many schedulers served."""
-        return min(self.recent.serving_seconds(), self.watched_seconds)
+        """Seconds in which any scheduler served: those of several that served at once count once."""
+        if len(self.by_rank) < 2:
+            return min(self.recent.serving_seconds(), self.watched_seconds)
+        longest = max(totals.serving_seconds() for totals in self.by_rank.values())
+        return min(max(self.recent.counts["served_seconds"], longest), self.watched_seconds)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds in which no scheduler had anything to do."""
+        each = self.by_rank.values() if len(self.by_rank) > 1 else (self.recent,)
+        return min(totals.seconds["activity", "idle"] for totals in each)
+
+    @property
+    def serving_ranks(self) -> float:
+        """How many schedulers served at once, in the mean over the time in which any did: an idle one does not count."""
+        return max(self.recent.serving_seconds() / self.served_seconds, 1.0) if self.served_seconds > 0 else 1.0
+
+    def total(self, figure: str) -> float | None:
+        """Give `queued` or `running` of all schedulers together, in the mean over the time in which any served."""
+        mean = self.recent.mean(figure)
+        return None if mean is None else mean * self.serving_ranks
 
     @property
     def enough(self) -> bool:

@@ -183,5 +183,6 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         good = ("empty",) if past.profile.queue_lower is None else ("empty", "in_range")
         fine = sum(past.recent.share("queue", state) or 0.0 for state in good)
         return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK
-    idle = past.recent.seconds["activity", "idle"]
-    return IDLE if idle > 0 and idle >= past.recent.serving_seconds() else NOT_ENOUGH_DATA
+    # Load that is too little to judge is no idleness.
+    idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds
+    return IDLE if idle and past.served_seconds < past.profile.enough_serving_seconds else NOT_ENOUGH_DATA

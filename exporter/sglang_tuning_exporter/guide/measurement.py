@@ -130,9 +130,8 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
         bound = (profile.queue_lower or 0.0) if lowest else profile.queue_upper
         found.append(Evidence("mean queued requests", queued, bound, "count", below=lowest))
     limit = sum(filter(None, (past.facts.running_limit(dp) for dp in past.by_rank)))
-    running = recent.mean("running")
+    running = past.total("running")
     if running is not None and limit and isinstance(condition, Share) and condition.signal == "admission":
-        running *= len(past.by_rank)
         of = " of one micro batch" if past.facts.micro_batches > 1 else ""
         found.append(Evidence(f"mean running requests{of}", running, limit, "count"))
     if isinstance(condition, Suits):

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.comparison import RunFigures
     from sglang_tuning_exporter.report.phases import Kept, Run
     from sglang_tuning_exporter.report.series import Series
-    from sglang_tuning_exporter.signals import Signal
     from sglang_tuning_exporter.window import Totals
-
-_SERVING: tuple[Signal, str] = ("activity", "serving")
 
 
 @dataclass(slots=True)
@@ -90,8 +87,6 @@ class Analysis:
         self.profile = profile
         self.state = ServerState(profile, 0.0)
         self.graph: bool | None = None  # of the last decode line
-        self._served = 0.0
-        self._served_by: dict[int | None, float] = {}  # what of each rank's serving time is in it
         self._begin: float | None = None
         self._now = 0.0
         self._counts: Counter[str] = Counter()
@@ -126,11 +121,7 @@ class Analysis:
         """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
         if self._begin is None or moment <= self._now:
             return
-        if len(self.state.ranks) != len(self._served_by):
-            self._add_served()
         self.state.advance(moment)
-        if len(self._served_by) > 1:
-            self._add_served()
 
     def _pass(self, moment: float) -> None:
         """Let time pass for every rank at once, so that what all served together can be told from what each did."""
@@ -141,28 +132,13 @@ class Analysis:
             self.course.begin(moment)
         elif self._now >= self._sampler.due:
             self._sampler.take(self._now, moment)
-        if len(self.state.ranks) != len(self._served_by):
-            self._add_served()  # of those that were there before a new one came
         self.state.advance(moment)
-        if len(self._served_by) > 1:
-            self._add_served()
         self._now = moment
-
-    def _add_served(self) -> None:
-        """Add what was served since the last call; where there are several ranks, that is one interval ago."""
-        gained = 0.0
-        for dp, rank in self.state.ranks.items():
-            served = rank.totals.seconds[_SERVING]
-            # Every rank's serving time stands at the start of the interval, so the longest covers the others.
-            gained = max(gained, served - self._served_by.get(dp, 0.0))
-            self._served_by[dp] = served
-        self._served += gained
 
     @property
     def serving_seconds(self) -> float:
         """Seconds in which any rank served; `totals` adds the ranks up."""
-        self._add_served()
-        return self._served
+        return self.state.served_seconds
 
     def _note(self, event: Event | BatchRun) -> None:
         if isinstance(event, BatchRun):
