@@ -57,6 +57,35 @@ def test_the_reserve_is_read_where_the_release_prints_it(release: str) -> None:
     assert from_log(release).reserve_gb == 9.87
 
 
+def loaded(*lines: str) -> ServerFacts:
+    facts, reader = ServerFacts(), LogReader()
+    for line in lines:
+        for event in reader.feed(f"[11:38:32 TP0] {line}\n".encode()):
+            facts.apply(event)
+    return facts
+
+
+def test_weights_are_what_a_load_took_where_the_release_prints_only_what_is_free() -> None:
+    # 0.3.0 to 0.4.0.
+    facts = loaded(
+        "Load weight begin. avail mem=78.71 GB",
+        "Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.25 GB",
+    )
+    assert (facts.weights_gb, facts.memory_before_weights_gb) == (16.46, 78.71)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.25 GB",),
+        ("Load weight begin.", "Load weight end. type=LlamaForCausalLM, avail mem=62.25 GB"),
+        ("Load weight begin. avail mem=78.71 GB", "Load weight end. type=LlamaForCausalLM"),
+    ],
+)
+def test_weights_are_unknown_without_what_was_free_before_and_after(lines: tuple[str, ...]) -> None:
+    assert loaded(*lines).weights_gb is None
+
+
 def test_the_arguments_of_an_event_are_copied() -> None:
     event = ServerArgs(None, NO_RANK, {})
     facts = ServerFacts()

@@ -23,6 +23,7 @@ class RankMemory:
     """What one rank printed, in GB; None is not told."""
 
     before_weights: float | None = None
+    before_load: float | None = None  # free before the load that goes on, a draft's included
     weights: float | None = None
     draft_weights: float | None = None
     pool: float | None = None  # both of a model with two kinds of attention
@@ -35,19 +36,27 @@ class RankMemory:
         """Take a memory line."""
         if event.stage == "weights_begin":
             self.before_weights = event.available_gb if self.before_weights is None else self.before_weights
+            self.before_load = event.available_gb
         elif event.stage == "pool":
             self.pool_ended = True
-        if event.used_gb is None:
+        used = self._loaded(event) if event.stage == "weights" else event.used_gb
+        if used is None:
             return
         if event.stage == "weights":
             if self.weights is None:
-                self.weights = event.used_gb
+                self.weights = used
             else:
-                self.draft_weights = (self.draft_weights or 0.0) + event.used_gb
+                self.draft_weights = (self.draft_weights or 0.0) + used
         elif event.stage == "graph":
-            self.graphs = (self.graphs or 0.0) + event.used_gb
+            self.graphs = (self.graphs or 0.0) + used
             if not event.of_prefill:
-                self.decode_graphs = (self.decode_graphs or 0.0) + event.used_gb
+                self.decode_graphs = (self.decode_graphs or 0.0) + used
+
+    def _loaded(self, event: Memory) -> float | None:
+        """Give what the weights took; up to 0.4.0 only what is free before and after the load says so."""
+        if event.used_gb is not None or self.before_load is None or event.available_gb is None:
+            return event.used_gb
+        return max(round(self.before_load - event.available_gb, 2), 0.0)
 
     def take_pool(self, event: KvPool) -> None:
         """Take a pool line: up to the first end of a memory pool they are the target's."""
