@@ -281,3 +281,7 @@ def test_no_line_without_the_arguments() -> None:
 @pytest.mark.parametrize("release", releases())
 def test_a_bare_server_of_any_release_is_started_by_its_model_alone(release: str) -> None:
     assert flags(line(server(release))) == ""
+
+
+def test_a_seed_of_zero_is_a_seed() -> None:
+    assert flags(line(server("0.5.9", random_seed=0))) == "--random-seed 0"

@@ -21,6 +21,7 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.flag_values import attention_ranks, flag_value
 from sglang_tuning_exporter.sglang.flags import flag_of, is_before, release_of
 from sglang_tuning_exporter.start_memory import StartMemory
 
@@ -89,18 +90,6 @@ def number(value: object) -> float | None:
     except OverflowError:  # an integer of hundreds of digits
         return None
     return figure if isfinite(figure) else None
-
-
-def attention_ranks(args: Mapping[str, object]) -> int:
-    """Count the ranks of attention data parallelism, 1 without it.
-
-    0.5.21 to 0.5.23 give the number an argument of its own, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` beside
-    `enable_dp_attention`.
-    """
-    ranks = number(args.get("attn_dp_size")) or 1.0
-    if ranks <= 1 and args.get("enable_dp_attention"):
-        ranks = number(args.get("dp_size")) or 1.0
-    return max(int(ranks), 1)
 
 
 @dataclass(slots=True)
@@ -247,6 +236,10 @@ class ServerFacts:
     def arg(self, name: str) -> float | None:
         """Give a numeric argument or switch, None when unset or not told."""
         return number(self.args.get(name))
+
+    def flag_value(self, name: str) -> float | None:
+        """Give a numeric argument as somebody would type it, None when unset or not known: some are printed multiplied or divided."""
+        return number(flag_value(name, self.args, self.release))
 
     @property
     def shown_args(self) -> dict[str, float]:

@@ -23,9 +23,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.server import attention_ranks
+from sglang_tuning_exporter.sglang.flag_values import attention_ranks, flag_value
 from sglang_tuning_exporter.sglang.flags import (
-    DP_ATTENTION_FACTOR,
     Flag,
     Kind,
     flag_of,
@@ -70,7 +69,6 @@ _DECODE_GRAPH_OFF = ("disable_cuda_graph", "disable_decode_cuda_graph")
 _PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, when not told
 _GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory and TP, when not told
 _OFF = "disabled"
-_EMPTY: tuple[object, ...] = (None, False, "", [], {})
 _PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -192,15 +190,27 @@ def _given(server: _Server) -> dict[str, object]:
 
 def _is_left_out(server: _Server, flag: Flag, value: object) -> bool:
     arg = flag.arg
-    if value is None or value == flag.default or arg == "cuda_graph_config":  # that one is written as flags of its own
+    if (
+        value is None or _same(value, flag.default) or arg == "cuda_graph_config"
+    ):  # that one is written as flags of its own
         return True
     explicitly = server.args.get(f"_{arg}_explicitly_set")  # the server's own note (0.5.20 on), of a few arguments
     if isinstance(explicitly, bool):
         return not explicitly
-    if value in _EMPTY and flag.default in _EMPTY and flag.kind != "either":
+    if _is_empty(value) and _is_empty(flag.default) and flag.kind != "either":
         return True
     follows = _FOLLOWS.get(arg)
     return value in _USUAL.get(arg, ()) or (follows is not None and follows(server, value))
+
+
+def _same(value: object, default: object) -> bool:
+    """Say whether a value is the default; 0 is not off, and 1 is not on."""
+    return isinstance(value, bool) is isinstance(default, bool) and value == default
+
+
+def _is_empty(value: object) -> bool:
+    """Say whether there is nothing to type; a zero is a value."""
+    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _is_the_model(server: _Server, value: object) -> bool:
@@ -234,15 +244,13 @@ def _undo_dp_attention(server: _Server, given: dict[str, object]) -> None:
     args, ranks = server.args, server.attention_ranks
     if not args.get("enable_dp_attention") and ranks == 1:
         return
-    conservativeness = args.get("schedule_conservativeness")
-    if isinstance(conservativeness, (int, float)):
-        given["schedule_conservativeness"] = round(conservativeness / DP_ATTENTION_FACTOR, 4)
-        if given["schedule_conservativeness"] == 1:
-            del given["schedule_conservativeness"]
+    for arg in ("schedule_conservativeness", "chunked_prefill_size"):
+        value, flag = flag_value(arg, args, server.release), server.flag(arg)
+        if value != args.get(arg):
+            given[arg] = value
+        if flag is not None and given.get(arg) == flag.default:
+            given.pop(arg, None)
     of_old = is_before(server.release, (0, 4, 4))
-    chunk = args.get("chunked_prefill_size")
-    if isinstance(chunk, int) and chunk > 0:
-        given["chunked_prefill_size"] = chunk * (2 if of_old else ranks)
     if of_old:
         given.pop("dp_size", None)  # always set to tp_size
     if flag_of("attn_dp_size", server.release) is not None:

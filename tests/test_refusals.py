@@ -1,0 +1,132 @@
+"""What a release would refuse or ignore: a release, flag values and changes in, an objection out.
+
+The expected answers are those of the releases' own parsers and argument checks (`python -m closed_loop acceptance` asks them).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_tuning_exporter.sglang.flag_values import flag_value, in_force
+from sglang_tuning_exporter.sglang.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.refusals import checks, choices_of, objection
+
+
+def kind(release: str, values: dict[str, object], **changes: object) -> str:
+    found = objection(release, values, changes)
+    return "" if found is None else found.kind
+
+
+@pytest.mark.parametrize(
+    ("release", "policy", "expected"),
+    [("0.5.23", "lpm", "refused"), ("0.5.3.post3", "lpm", "refused"), ("0.5.23", "lof", ""), ("0.5.23", "fcfs", "")],
+)
+def test_with_priority_scheduling_only_two_orders_are_accepted(release: str, policy: str, expected: str) -> None:
+    assert kind(release, {"enable_priority_scheduling": True}, schedule_policy=policy) == expected
+
+
+def test_an_order_by_prefixes_changes_nothing_without_the_radix_cache() -> None:
+    assert kind("0.4.9.post6", {"disable_radix_cache": True}, schedule_policy="lpm") == "ignored"
+    assert kind("0.4.9.post6", {}, schedule_policy="lpm") == ""
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [("0.3.0", "refused"), ("0.4.0.post2", "refused"), ("0.4.1.post7", ""), ("0.5.23", "")],
+)
+def test_the_first_releases_have_one_kind_of_8_bit_cache(release: str, expected: str) -> None:
+    assert kind(release, {}, kv_cache_dtype="fp8_e4m3") == expected
+    assert kind(release, {}, kv_cache_dtype="fp8_e5m2") == ""
+
+
+@pytest.mark.parametrize(
+    ("release", "method", "expected"),
+    [
+        ("0.5.7", "total_requests", "refused"),
+        ("0.5.8", "total_requests", ""),
+        ("0.4.9.post6", "shortest_queue", "refused"),  # the parser takes it, and the first request fails
+        ("0.5.3.post3", "shortest_queue", ""),
+        ("0.5.8", "shortest_queue", "refused"),
+    ],
+)
+def test_how_ranks_can_be_balanced_differs_by_release(release: str, method: str, expected: str) -> None:
+    assert kind(release, {"dp_size": 2}, load_balance_method=method) == expected
+
+
+@pytest.mark.parametrize(
+    ("release", "dp", "expected"),
+    [("0.4.9.post6", 1, "refused"), ("0.5.9", 1, "ignored"), ("0.4.9.post6", 8, ""), ("0.5.9", 3, "refused")],
+)
+def test_attention_data_parallelism_needs_ranks_that_divide_the_gpus(release: str, dp: int, expected: str) -> None:
+    assert kind(release, {"tp_size": 8}, enable_dp_attention=True, dp_size=dp) == expected
+
+
+def test_one_gpu_is_refused_beside_attention_data_parallelism() -> None:
+    assert kind("0.5.9", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, tp_size=1) == "refused"
+
+
+def test_the_chunk_of_each_rank_must_be_whole_pages() -> None:
+    ranks = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "page_size": 64}
+    assert kind("0.5.9", {"page_size": 64}, chunked_prefill_size=4096) == ""
+    assert kind("0.5.9", ranks, chunked_prefill_size=4096) == ""
+    assert kind("0.5.9", ranks, chunked_prefill_size=256) == "refused"
+    assert kind("0.5.9", {**ranks, "disaggregation_mode": "decode"}, chunked_prefill_size=256) == ""
+
+
+def test_a_check_that_the_running_server_fails_already_is_not_believed() -> None:
+    odd: dict[str, object] = {"page_size": 64, "chunked_prefill_size": 100}
+    assert kind("0.5.9", odd, chunked_prefill_size=200) == ""
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_lora_needs_the_radix_cache_off_in_old_releases(value: object) -> None:
+    lora: dict[str, object] = {"lora_paths": ["/a"], "disable_radix_cache": True}
+    assert kind("0.4.9.post6", lora, disable_radix_cache=value) == "refused"
+    assert kind("0.5.9", lora, disable_radix_cache=value) == ""
+
+
+def test_what_a_release_has_no_flag_for_is_refused() -> None:
+    assert kind("0.5.20", {}, cuda_graph_max_bs=256) == "refused"
+
+
+def test_an_objection_names_where_it_comes_from() -> None:
+    found = objection("0.5.23", {"enable_priority_scheduling": True}, {"schedule_policy": "lpm"})
+    assert found is not None
+    assert "fcfs and lof" in found.words
+    assert "validation_hook.py" in found.source
+
+
+def test_every_check_is_about_arguments_that_its_releases_have() -> None:
+    known = releases()
+    for check in checks():
+        assert check.first <= check.last
+        assert flag_of(check.arg, known[check.last]) or flag_of(check.arg, known[check.first]), check
+
+
+def test_a_flag_without_choices_takes_any_value() -> None:
+    assert choices_of("mem_fraction_static", "0.5.23") is None
+    assert choices_of("schedule_policy", "0.3.0") == ("dfs-weight", "fcfs", "lpm", "random")
+
+
+RANKS: dict[str, object] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
+
+
+@pytest.mark.parametrize(
+    ("release", "printed", "flag"), [("0.5.9", 1024, 8192), ("0.4.3.post4", 4096, 8192), ("0.5.9", -1, -1)]
+)
+def test_the_chunk_is_printed_divided_under_attention_data_parallelism(release: str, printed: int, flag: int) -> None:
+    args = {**RANKS, "chunked_prefill_size": printed}
+    assert flag_value("chunked_prefill_size", args, release) == flag
+    assert flag_value("chunked_prefill_size", {"chunked_prefill_size": printed}, release) == printed
+    if flag > 0:
+        assert in_force("chunked_prefill_size", flag, args, release) == printed
+
+
+def test_conservativeness_is_printed_multiplied_under_attention_data_parallelism() -> None:
+    assert flag_value("schedule_conservativeness", {**RANKS, "schedule_conservativeness": 0.39}, "0.5.9") == 1.3
+
+
+def test_the_running_limit_is_printed_as_typed_and_shared_out() -> None:
+    args = {**RANKS, "max_running_requests": 64}
+    assert flag_value("max_running_requests", args, "0.5.9") == 64
+    assert in_force("max_running_requests", 64, args, "0.5.9") == 8
