@@ -5,14 +5,19 @@ The expected answers are those of the releases' own parsers and argument checks 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from sglang_tuning_exporter.sglang.flag_values import flag_value, in_force
 from sglang_tuning_exporter.sglang.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.refusals import checks, choices_of, objection
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def kind(release: str, values: dict[str, object], **changes: object) -> str:
+
+def kind(release: str, values: Mapping[str, object], **changes: object) -> str:
     found = objection(release, values, changes)
     return "" if found is None else found.kind
 
@@ -115,7 +120,7 @@ RANKS: dict[str, object] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": T
     ("release", "printed", "flag"), [("0.5.9", 1024, 8192), ("0.4.3.post4", 4096, 8192), ("0.5.9", -1, -1)]
 )
 def test_the_chunk_is_printed_divided_under_attention_data_parallelism(release: str, printed: int, flag: int) -> None:
-    args = {**RANKS, "chunked_prefill_size": printed}
+    args: dict[str, object] = {**RANKS, "chunked_prefill_size": printed}
     assert flag_value("chunked_prefill_size", args, release) == flag
     assert flag_value("chunked_prefill_size", {"chunked_prefill_size": printed}, release) == printed
     if flag > 0:
@@ -127,6 +132,6 @@ def test_conservativeness_is_printed_multiplied_under_attention_data_parallelism
 
 
 def test_the_running_limit_is_printed_as_typed_and_shared_out() -> None:
-    args = {**RANKS, "max_running_requests": 64}
+    args: dict[str, object] = {**RANKS, "max_running_requests": 64}
     assert flag_value("max_running_requests", args, "0.5.9") == 64
     assert in_force("max_running_requests", 64, args, "0.5.9") == 8
