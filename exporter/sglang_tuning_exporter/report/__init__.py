@@ -107,14 +107,12 @@ def report(logs: Logs, profile: Profile) -> Document:
 
 
 def _compared(before: Reading, after: Reading) -> Against:
-    old, new = (Arguments.of(reading.analysis.state.facts) for reading in (before, after))
-    change = compare(
-        before.analysis.figures,
-        after.analysis.figures,
-        changed_args(old, new),
-        before.analysis.conclude().verdict,
-        known=bool(old.printed and new.printed),
-    )
+    """Compare the starts that the two reports judge."""
+    old, new = before.analysis.conclude(), after.analysis.conclude()
+    was, now = Arguments.of(old.facts), Arguments.of(new.facts)
+    known = bool(was.printed and now.printed)
+    changed = changed_args(was, now)
+    change = compare(old.figures, new.figures, changed, old.judgement.verdict, known=known)
     return Against(before.logs.names, change)
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, RESERVE, Past
-from sglang_tuning_exporter.guide.findings import Finding, Judgement, judge
-from sglang_tuning_exporter.guide.measurement import traces
+from sglang_tuning_exporter.guide.evidence import RESERVE
 from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
-from sglang_tuning_exporter.report.runs import Runs
+from sglang_tuning_exporter.report.runs import Judged, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
+from sglang_tuning_exporter.report.sightings import Sightings
 from sglang_tuning_exporter.server import WHOLE_ARGS
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
@@ -23,17 +22,15 @@ from sglang_tuning_exporter.sglang.events import (
     OutOfMemory,
     PrefillBatch,
     Rank,
+    Rejection,
     Retraction,
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import RETRACTION, START, ServerState
+from sglang_tuning_exporter.state import REJECTION, RETRACTION, START, ServerState
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from sglang_tuning_exporter.guide.profiles import Profile
-    from sglang_tuning_exporter.report.comparison import RunFigures
     from sglang_tuning_exporter.report.phases import Kept, Run
     from sglang_tuning_exporter.report.series import Series
     from sglang_tuning_exporter.window import Totals
@@ -94,13 +91,11 @@ class Analysis:
         self._ranks = _Ranks()
         self._last: dict[int | None, LastLine] = {}
         self._restarted = False
-        self._printed: float | None = None
-        self._first_seen: dict[Hashable, float] = {}
-        self._last_seen: dict[Hashable, float] = {}
+        self._seen = Sightings()
         self.course = Course()
         self._sampler = Sampler(self.state)
         self._runs = Runs(self.state, profile, self._sampler, self.course)
-        self._judgement: Judgement | None = None
+        self._judged: Judged | None = None
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
@@ -109,7 +104,6 @@ class Analysis:
             self._pass(moment)
         if event is None:
             return
-        self._printed = event.time if event.time is not None else self._printed
         if isinstance(event, ServerArgs) and not (event.suspect and len(event.args) < WHOLE_ARGS):
             if self.course.is_another_node(event.args, self._now):
                 return
@@ -155,6 +149,8 @@ class Analysis:
         elif isinstance(event, OutOfMemory):
             self._see(event.phase)
             self.course.ran_out_of_memory(event.phase)
+        elif isinstance(event, Rejection):
+            self._see(REJECTION)
         elif isinstance(event, ServerArgs):
             self._see(START)
         elif isinstance(event, Liveness):
@@ -207,20 +203,17 @@ class Analysis:
 
     def _see_states(self, dp: int | None) -> None:
         rank = self.state.ranks.get(dp)
-        if rank is not None and self._printed is not None:
-            for item in rank.states.items():
-                self._first_seen.setdefault(item, self._printed)
-                self._last_seen[item] = self._printed
+        if rank is not None:
+            self._seen.see_states(rank, None if self._begin is None else self._now)
 
-    def _see(self, what: Hashable) -> None:
-        if self._printed is not None:
-            self._first_seen.setdefault(what, self._printed)
-            self._last_seen[what] = self._printed
+    def _see(self, what: str) -> None:
+        self._seen.see(what, None if self._begin is None else self._now)
 
     def _restart(self, event: ServerArgs, before: float) -> None:
         """The server starts again; `before` is when the last line before was printed."""
         served = self.serving_seconds
-        self._runs.end(before, served, restarted=True)
+        self._runs.end(before, served, self._seen, restarted=True)
+        self._seen = Sightings()
         self._end_start()
         self._runs.begin(self._now, served)
         self.course.start(self._now, event.args)
@@ -246,11 +239,6 @@ class Analysis:
     def runs(self) -> Kept[Run]:
         """What lies between the starts."""
         return self.course.runs
-
-    @property
-    def figures(self) -> RunFigures:
-        """What the whole span was like."""
-        return self._runs.sum_up(self.totals, self.serving_seconds)
 
     @property
     def seconds(self) -> float:
@@ -281,43 +269,14 @@ class Analysis:
         """Seconds and counts of all ranks, added up."""
         return self.state.totals()
 
-    def conclude(self) -> Judgement:
-        """Tell the verdict and the findings, over the whole span: the log has ended."""
-        if self._judgement is not None:
-            return self._judgement
-        self.state.settle(self._now)
-        if self._begin is not None:
-            self._sampler.take(self._now, self._now + 1.0)
-        self._runs.end(self._now, self.serving_seconds, restarted=False)
-        self.course.finish(self._now)
-        facts = self.state.facts
-        self._judgement = judge(
-            Past(
-                self.totals,
-                self.state.out_of_memory + self.state.liveness,
-                self.seconds,
-                facts,
-                self.profile.for_edition(first=facts.is_first_edition),
-                {rank.dp: rank.totals for rank in self.state.schedulers},
-                self.state.most_starts(LOOP_SECONDS),
-                fullest_pool=self.state.fullest_pool,
-                troubles=frozenset({"server_down"} if self.state.died else ()),
-                now=self._now,
-                last_seen=self._last_on_clock,
-            )
-        )
-        return self._judgement
-
-    def _last_on_clock(self, what: Hashable) -> float | None:
-        """Give when something was last seen, on the clock of the analysis, which never runs backwards."""
-        if not isinstance(what, tuple):
-            return self.state.last_seen(what, self._now)
-        printed, last = self._printed, self._last_seen.get(what)
-        return None if printed is None or last is None else self._now - max(printed - last, 0.0)
-
-    def seen(self, finding: Finding) -> tuple[float | None, float | None]:
-        """When what a finding rests on was first and last printed, unix seconds."""
-        keys = traces(finding.diagnosis.condition)
-        first = [self._first_seen[key] for key in keys if key in self._first_seen]
-        last = [self._last_seen[key] for key in keys if key in self._last_seen]
-        return min(first, default=None), max(last, default=None)
+    def conclude(self) -> Judged:
+        """Judge the last start with enough load, or the last one that failed: the log has ended."""
+        if self._judged is None:
+            self.state.settle(self._now)
+            if self._begin is not None:
+                self._sampler.take(self._now, self._now + 1.0)
+            served = self.serving_seconds
+            self._runs.end(self._now, served, self._seen, restarted=False)
+            self.course.finish(self._now)
+            self._judged = self._runs.judged or self._runs.whole(self._now, served, self._seen)
+        return self._judged

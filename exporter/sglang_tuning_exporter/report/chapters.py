@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.guide.document import Document, iso, number
+from sglang_tuning_exporter.report.earlier import CRASH, troubles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
     from sglang_tuning_exporter.report.phases import MemoryTrail, Phase, Run
+    from sglang_tuning_exporter.report.runs import Judged
 
 
 def phases_document(analysis: Analysis) -> list[Document]:
@@ -56,6 +58,34 @@ def _stretch(start: float, end: float, begin: float | None) -> Document:
 def starts_document(analysis: Analysis) -> list[Document]:
     """Write what each start was like; the first may have begun before the log."""
     return [_start(run, analysis.begin) for run in analysis.runs]
+
+
+def judged_document(judged: Judged, analysis: Analysis) -> Document:
+    """Write which start verdict, findings, shares and command line are of."""
+    run = judged.run
+    begin = analysis.begin or 0.0
+    return {
+        "run": None if run is None else run.number,
+        **_stretch(
+            begin if run is None else run.begin, begin + analysis.seconds if run is None else run.end, analysis.begin
+        ),
+        "serving_seconds": number(round(judged.served, 3)),
+    }
+
+
+def earlier_document(judged: Judged, analysis: Analysis) -> list[Document]:
+    """Write what limited the other starts, and whether it is over."""
+    return [
+        {
+            "diagnosis": None if trouble.what == CRASH else trouble.what,
+            "run": trouble.first,
+            "last_run": trouble.last,
+            "over": trouble.is_over,
+            "fixed_by": [_changed(change) for change in trouble.fixed_by],
+            "words": trouble.words,
+        }
+        for trouble in troubles(analysis.runs, judged)
+    ]
 
 
 def _start(run: Run, begin: float | None) -> Document:

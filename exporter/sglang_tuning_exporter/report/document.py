@@ -15,7 +15,14 @@ from sglang_tuning_exporter.guide.document import (
     plain,
     shares,
 )
-from sglang_tuning_exporter.report.chapters import alerts_document, change_document, phases_document, starts_document
+from sglang_tuning_exporter.report.chapters import (
+    alerts_document,
+    change_document,
+    earlier_document,
+    judged_document,
+    phases_document,
+    starts_document,
+)
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
@@ -49,8 +56,8 @@ class Against:
 
 def build(given: Input, analysis: Analysis, against: Against | None = None) -> Document:
     """Make the document; every key is there, `null` where the log does not tell."""
-    judgement = analysis.conclude()
-    totals, facts, last = analysis.totals, analysis.state.facts, analysis.last
+    judged = analysis.conclude()
+    judgement, totals, facts, last = judged.judgement, analysis.totals, analysis.state.facts, analysis.last
     return {
         "schema_version": SCHEMA_VERSION,
         "sources": given.sources,
@@ -79,13 +86,21 @@ def build(given: Input, analysis: Analysis, against: Against | None = None) -> D
             "cuda_graph": analysis.graph,
         },
         "available_gpu_memory_gb": analysis.available_gb,
-        "shares": shares(totals),
+        "shares": shares(judged.totals),
         "verdict": judgement.verdict,
-        "command": command_document(judgement, facts),
+        "command": command_document(judgement, judged.facts),
         "starts": starts_document(analysis),
         "phases": phases_document(analysis),
         "alerts": alerts_document(given.spans, analysis.begin),
         "comparison": None if against is None else {"against": against.sources, **change_document(against.change)},
         "notes": list(given.notes),
-        "findings": [finding_document(each, *analysis.seen(each)) for each in judgement.findings],
+        "judged": judged_document(judged, analysis),
+        "earlier": earlier_document(judged, analysis),
+        "findings": [
+            {
+                **finding_document(each, *judged.sightings.of(each)),
+                "run": None if judged.run is None else judged.run.number,
+            }
+            for each in judgement.findings
+        ],
     }

@@ -62,6 +62,14 @@ def memory_trail(facts: ServerFacts) -> MemoryTrail:
     return MemoryTrail(facts.memory_before_weights_gb, facts.rank_weights_gb, facts.pools_gb, facts.graph_gb, left)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What limited a run: the diagnosis, and the arguments that its advice sets."""
+
+    diagnosis: str
+    args: frozenset[str]
+
+
 @dataclass(slots=True)
 class Run:
     """What lies between two starts. `start` is None where the log begins in the middle of it."""
@@ -75,8 +83,10 @@ class Run:
     ending: Ending = "log_ends"
     is_cpu: bool = False
     memory: MemoryTrail = field(default_factory=MemoryTrail)
+    served: float = 0.0  # seconds of serving time
     figures: RunFigures | None = None
     verdict: str = ""
+    found: tuple[Found, ...] = ()
     changed: tuple[ArgChange, ...] = ()
     against_last: Change | None = None
 

@@ -6,16 +6,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.evidence import Past
+from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, Past
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
-from sglang_tuning_exporter.report.phases import Course, Run, memory_trail
+from sglang_tuning_exporter.report.phases import Course, Found, Run, memory_trail
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.state import START
 from sglang_tuning_exporter.window import Totals
 
 if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.findings import Judgement
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.report.sampling import Sampler
+    from sglang_tuning_exporter.report.sightings import Sightings
+    from sglang_tuning_exporter.server import ServerFacts
     from sglang_tuning_exporter.state import ServerState
 
 
@@ -32,6 +36,28 @@ class _Base:
     marks: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The start that the report judges, by what it did alone; `served`: seconds of its serving time."""
+
+    run: Run | None  # None where nothing tells that there was one
+    judgement: Judgement
+    totals: Totals
+    figures: RunFigures
+    served: float
+    sightings: Sightings
+
+    @property
+    def facts(self) -> ServerFacts:
+        """What is known of the server as it was then."""
+        return self.judgement.past.facts
+
+    @property
+    def decides(self) -> bool:
+        """Whether it may stand for the whole log: it had enough load, or failed."""
+        return self.judgement.past.enough or self.judgement.severity == "critical"
+
+
 class Runs:
     """Sums up each run when it ends: what was added up since it began."""
 
@@ -39,6 +65,7 @@ class Runs:
         self._state, self._profile, self._sampler, self._course = state, profile, sampler, course
         self._base = _Base()
         self._last: Run | None = None
+        self.judged: Judged | None = None
 
     def begin(self, now: float, served: float) -> None:
         """A run begins; `served`: seconds of serving time until now."""
@@ -53,39 +80,70 @@ class Runs:
             state.out_of_memory + state.liveness,
         )
 
-    def end(self, last: float, served: float, *, restarted: bool) -> None:
+    def end(self, last: float, served: float, sightings: Sightings, *, restarted: bool) -> None:
         """The run ends, its last line printed at `last`."""
         run = self._course.close(last, restarted=restarted)
         if run is None:
             return
-        facts = self._state.facts
-        by_rank = self._gained()
-        totals = sum(by_rank.values(), Totals())
-        marks = self._state.out_of_memory + self._state.liveness
-        marks.subtract(self._base.marks)
+        judged = self._judge(run, last, served, sightings, restarted=restarted)
+        facts = judged.facts
         run.memory = memory_trail(facts)
         run.is_cpu = facts.is_cpu
         run.args = Arguments.of(facts)
-        run.figures = self._figures(totals, served - self._base.served, marks, self._base)
-        past = Past(
-            totals,
-            +marks,
-            last - self._base.at,
-            facts,
-            self._profile.for_edition(first=facts.is_first_edition),
-            by_rank,
-            1,
-            fullest_pool=self._state.fullest_pool,
-            troubles=frozenset({"server_down"} if self._state.died else ()),
-            now=last,
-            last_seen=lambda what: self._state.last_seen(what, last),
+        run.served, run.figures, run.verdict = judged.served, judged.figures, judged.judgement.verdict
+        run.found = tuple(
+            Found(found.diagnosis.id, frozenset(advice.arg for advice in found.advice))
+            for found in judged.judgement.findings
+            if found.diagnosis.is_limit and found.diagnosis.severity != "info"
         )
-        run.verdict = judge(past).verdict
+        if self.judged is None or judged.decides or not self.judged.decides:
+            self.judged = judged
         earlier, self._last = self._last, run
         if earlier is not None and earlier.figures is not None:
             run.changed = changed_args(earlier.args, run.args)
             known = bool(earlier.args.printed and run.args.printed)
-            run.against_last = compare(earlier.figures, run.figures, run.changed, earlier.verdict, known=known)
+            run.against_last = compare(earlier.figures, judged.figures, run.changed, earlier.verdict, known=known)
+
+    def whole(self, last: float, served: float, sightings: Sightings) -> Judged:
+        """Judge a log that tells of no run."""
+        self._base = _Base()
+        return self._judge(None, last, served, sightings, restarted=False)
+
+    def _judge(self, run: Run | None, last: float, served: float, sightings: Sightings, *, restarted: bool) -> Judged:
+        state, base = self._state, self._base
+        facts, served = state.facts, served - base.served
+        by_rank = self._gained()
+        totals = sum(by_rank.values(), Totals())
+        marks = state.out_of_memory + state.liveness
+        marks.subtract(base.marks)
+        figures = self._figures(totals, served, marks, base)
+        past = Past(
+            totals,
+            +marks,
+            # Ranks serve side by side: a rate is one of the time in which any of them did.
+            served,
+            facts,
+            self._profile.for_edition(first=facts.is_first_edition),
+            by_rank,
+            self._starts_before(last) if not restarted else 0,
+            fullest_pool=state.fullest_pool,
+            troubles=frozenset({"server_down"} if state.died and not restarted else ()),
+            now=last,
+            last_seen=sightings.last,
+        )
+        return Judged(run, judge(past), totals, figures, served, sightings)
+
+    def _starts_before(self, end: float) -> int:
+        """Count the starts of the half hour up to the last one; none where that one has lasted for longer."""
+        run = self._last_started
+        if run is None or (end - run > LOOP_SECONDS and not self._state.died):
+            return 0
+        return self._state.recent_marks(run, LOOP_SECONDS)[START]
+
+    @property
+    def _last_started(self) -> float | None:
+        run = self._course.run
+        return None if run is None else run.start
 
     def _gained(self) -> dict[int | None, Totals]:
         """Give what each scheduler added that had anything to do; those of other starts had not."""
@@ -95,10 +153,6 @@ class Runs:
             for rank in self._state.schedulers
         }
         return {dp: totals for dp, totals in gained.items() if totals.counts["observations"]} or gained
-
-    def sum_up(self, totals: Totals, served: float) -> RunFigures:
-        """Give the figures of the whole log."""
-        return self._figures(totals, served, self._state.out_of_memory, _Base())
 
     def _figures(self, totals: Totals, served: float, marks: Counter[str], base: _Base) -> RunFigures:
         sampler = self._sampler

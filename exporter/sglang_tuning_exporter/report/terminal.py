@@ -16,6 +16,7 @@ from sglang_tuning_exporter.report.wording import (
     duration,
     figure,
     in_part,
+    judged_words,
     memory_words,
     moment,
     no_alert,
@@ -70,6 +71,7 @@ def render(document: Document, style: Style = PLAIN) -> str:
         _command(document, style),
         _alerts(document, style),
         _phases(document, style),
+        _earlier(document, style),
         _starts(document, style),
         _shares(document, style),
         _figures(document, style),
@@ -81,8 +83,7 @@ def _head(document: Document, style: Style) -> str:
     verdict = document["verdict"]
     tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
     lines = [f"{style.paint(tone, sentence(verdict))} (confidence: {confidence(document)})", span_words(document)]
-    if part := in_part(document):
-        lines.append(part)
+    lines += [line for line in (judged_words(document), in_part(document)) if line]
     lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
 
@@ -107,7 +108,8 @@ def _finding(number: int, finding: dict[str, Any], style: Style) -> str:
         lines.append(style.indented(f"will not help if {advice['will_not_help_if']}"))
     lines.append(style.paint("soft", style.indented(f"guide: {finding['guide']}")))
     if finding["first_seen"] is not None:
-        lines.append(style.paint("soft", f"   seen: {finding['first_seen']} to {finding['last_seen']}"))
+        of_start = f", start {finding['run']}" if finding["run"] else ""
+        lines.append(style.paint("soft", f"   seen: {finding['first_seen']} to {finding['last_seen']}{of_start}"))
     return "\n".join(lines)
 
 
@@ -161,6 +163,15 @@ def _phases(document: Document, style: Style) -> str:
     if len(phases) > _PHASES_SHOWN:
         lines.append(f"   and {len(phases) - _PHASES_SHOWN} more")
     return "\n".join(lines)
+
+
+def _earlier(document: Document, style: Style) -> str:
+    earlier = document["earlier"]
+    if not earlier:
+        return ""
+    shown_ = [style.indented(each["words"]) for each in earlier[:_PHASES_SHOWN]]
+    more = [f"   and {len(earlier) - _PHASES_SHOWN} more"] if len(earlier) > _PHASES_SHOWN else []
+    return "\n".join([_heading("Other starts, as each was judged", style), *shown_, *more])
 
 
 def _starts(document: Document, style: Style) -> str:

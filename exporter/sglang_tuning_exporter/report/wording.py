@@ -52,13 +52,24 @@ def confidence(document: Document) -> str:
         if finding["diagnosis"] == document["verdict"]:
             return str(finding["confidence"])
     if document["verdict"] in {IDLE, NOT_ENOUGH_DATA}:
-        return "high" if document["verdict"] == IDLE and document["span"]["seconds"] >= 120 else "low"
-    return confidence_of(document["span"]["serving_seconds"])
+        return "high" if document["verdict"] == IDLE and document["judged"]["seconds"] >= 120 else "low"
+    return confidence_of(document["judged"]["serving_seconds"])
+
+
+def judged_words(document: Document) -> str:
+    """Say which start the verdict is of, where there are several."""
+    judged, starts = document["judged"], document["starts"]
+    if len(starts) < 2 or judged["run"] is None:
+        return ""
+    name = f"start {judged['run']} of {starts[-1]['run']}" if judged["run"] else "what ran before the first start"
+    return f"This is of {name}: from {moment(judged)}, {duration(judged['seconds'])}, serving {duration(judged['serving_seconds'])}."
 
 
 def in_part(document: Document) -> str:
     """Say that something was wrong for a part of the time, where the whole is called good; else nothing."""
-    alerts = [alert for alert in document["alerts"] if alert["severity"] != "info"]
+    begin, end = document["judged"]["at"], document["judged"]["at"] + document["judged"]["seconds"]
+    of_start = [alert for alert in document["alerts"] if alert["at"] + alert["seconds"] > begin and alert["at"] <= end]
+    alerts = [alert for alert in of_start if alert["severity"] != "info"]
     if document["verdict"] in BY_ID or not alerts:
         return ""
     names = sorted({BY_ID[alert["diagnosis"]].summary.rstrip(".") for alert in alerts})

@@ -1,0 +1,45 @@
+"""When what a finding rests on was first and last printed. Pure; moments in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.guide.measurement import traces
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from sglang_tuning_exporter.guide.findings import Finding
+    from sglang_tuning_exporter.scheduler import RankState
+
+
+class Sightings:
+    """What one start of a server has shown, and when."""
+
+    def __init__(self) -> None:
+        self._first: dict[Hashable, float] = {}
+        self._last: dict[Hashable, float] = {}
+
+    def see(self, what: Hashable, now: float | None) -> None:
+        """Take what was printed at `now`; None where no times are printed."""
+        if now is not None:
+            self._first.setdefault(what, now)
+            self._last[what] = now
+
+    def see_states(self, rank: RankState, now: float | None) -> None:
+        """Take the state that each signal of a scheduler has at `now`."""
+        if now is not None:
+            for item in rank.states.items():
+                self._first.setdefault(item, now)
+                self._last[item] = now
+
+    def last(self, what: Hashable) -> float | None:
+        """Give when an event, by its name, or a state, by signal and state, was last seen; None where it never was."""
+        return self._last.get(what)
+
+    def of(self, finding: Finding) -> tuple[float | None, float | None]:
+        """Give when what a finding rests on was first and last printed."""
+        keys = traces(finding.diagnosis.condition)
+        first = [self._first[key] for key in keys if key in self._first]
+        last = [self._last[key] for key in keys if key in self._last]
+        return min(first, default=None), max(last, default=None)
