@@ -177,7 +177,7 @@ SITUATIONS: tuple[Situation, ...] = (
         right="A smaller page (the default), not more memory.",
         verdicts=(*POOL, "healthy"),
         cures=("--page-size down", "--page-size drop"),
-        never=(CONSERVATIVENESS,),
+        never=(CONSERVATIVENESS, "--max-total-tokens up"),
     ),
     Situation(
         name="chat-with-stops",

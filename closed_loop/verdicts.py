@@ -112,16 +112,25 @@ def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
     always = {words for each in every for finding in each["findings"] for words in advised(finding)}
     harmful = {f"advises {words}" for words in always for rule in situation.never if _matches(rule, words)}
     advice = tuple(words for finding in last["findings"] for words in advised(finding))
-    named = any(_matches(cure, words) for cure in situation.cures for words in advice)
-    missed = "does not name " + " or ".join(f"`{cure}`" for cure in situation.cures)
+    missed = _missed(situation, advice) if source == "both" else ""
     return Seen(
         verdict,
         advice,
         alerts=tuple(f["alert"] for f in last["findings"] if f.get("alert")),
         false_headlines=tuple(false),
         harmful=tuple(sorted(harmful)),
-        missed=(missed,) if situation.cures and source == "both" and not named else (),
+        missed=(missed,) if missed else (),
     )
+
+
+def _missed(situation: Situation, advice: Sequence[str]) -> str:
+    """Say that no flag that cures is named, or that people are asked for something before it."""
+    cures = [place for place, words in enumerate(advice) if any(_matches(cure, words) for cure in situation.cures)]
+    if not situation.cures or (cures and all(words.startswith("--") for words in advice[: cures[0]])):
+        return ""
+    if cures:
+        return f"{advice[cures[0]]} comes after: {advice[0]}"
+    return "does not name " + " or ".join(f"`{cure}`" for cure in situation.cures)
 
 
 def _end_of_load(situation: Situation, events: Sequence[Sequence[Any]]) -> float:

@@ -71,6 +71,13 @@ def test_a_cure_that_turns_its_flag_the_wrong_way_does_not_cure() -> None:
     assert seen(SITUATION, told("running_far_below_limit", lowered))["both"].wrong
 
 
+def test_a_cure_that_comes_after_asking_people_for_less_is_late() -> None:
+    fewer = {"flag": "", "suggestion": "send at most 5 requests at once"}
+    (late,) = seen(SITUATION, told("no_clear_bottleneck", fewer, RAISED))["both"].wrong
+    assert late == "--max-total-tokens 600 → 1200 comes after: send at most 5 requests at once"
+    assert seen(SITUATION, told("no_clear_bottleneck", RAISED, fewer))["both"].wrong == ()
+
+
 def test_a_healthy_headline_over_a_full_pool_is_wrong() -> None:
     assert "`healthy` is false" in seen(SITUATION, told("healthy", RAISED))["report"].wrong
 
