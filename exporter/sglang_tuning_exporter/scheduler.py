@@ -25,6 +25,7 @@ from sglang_tuning_exporter.signals import (
     NOWHERE,
     SIGNALS,
     STATES,
+    UNTOLD_CAPTURED,
     Judge,
     Signal,
     named,
@@ -34,6 +35,7 @@ from sglang_tuning_exporter.window import AdmissionRate, Held, Totals, Window
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sglang_tuning_exporter.attention import AttentionRanks
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.server import ServerFacts
     from sglang_tuning_exporter.sglang.events import Event
@@ -70,6 +72,7 @@ class RankState:
         "_judged_by",
         "_native",
         "_observed_before",
+        "_others",
         "_passes_logged",
         "_pending",
         "_pending_at",
@@ -105,8 +108,16 @@ class RankState:
         "window",
     )
 
-    def __init__(self, dp: int | None, profile: Profile, facts: ServerFacts, now: float) -> None:
+    def __init__(
+        self,
+        dp: int | None,
+        profile: Profile,
+        facts: ServerFacts,
+        now: float,
+        others: AttentionRanks | None = None,
+    ) -> None:
         self.dp = dp
+        self._others = others if dp is not None else None  # where other ranks' batches decide with this one's
         self.alone = False
         self._observed_before = 0.0  # observations of the starts before
         self.running: float | None = None
@@ -407,7 +418,7 @@ class RankState:
         pool = facts.kv_pool_tokens.get(self.dp) or max(facts.kv_pool_tokens.values(), default=None)
         computed, cached = counts["computed_tokens"], counts["cached_tokens"]
         shared = cached / (cached + computed) if cached else 0.0
-        need = None if running <= 0 or shared > SHARED_PREFIXES else usage / running
+        need = None if running <= 0 or shared > SHARED_PREFIXES else usage / (running * facts.micro_batches)
         waiting = self.pending_tokens
         if waiting and self._pending_for:
             prompt = (1.0 - shared) * waiting / self._pending_for
@@ -444,6 +455,18 @@ class RankState:
             self._facts.graph_device = device
             self._facts.revision += 1
 
+    def _blame_graph(self, now: float, running: float, *, since_scrape: bool = False) -> None:
+        """Say nothing of steps without a graph where another rank of DP attention can be the cause.
+
+        A decode line speaks of one step after the line before, a scrape of all steps since the scrape before.
+        """
+        assert self._others is not None
+        before = self._others.decoded(self.dp, running, now)
+        if self.graph is False and running <= (self._facts.largest_captured or UNTOLD_CAPTURED):
+            since = self._scraped_at if since_scrape else before
+            if self._others.explain_eager(self.dp, self._facts, now, since):
+                self.graph = None
+
     def _set_usages(self, full: float | None, swa: float | None, mamba: float | None) -> None:
         for pool, usage in (("full", full), ("swa", swa), ("mamba", mamba)):
             if usage is not None:
@@ -468,6 +491,8 @@ class RankState:
         self._judge()
         if line.graph is not None:
             self._set_graph(line.graph, line.graph_device)
+            if self._others is not None:
+                self._blame_graph(now, self.running or 0.0)
             if not self.passes_told:
                 kind = "replayed" if line.graph else "eager"
                 self.totals.counts[kind] += self._interval
@@ -495,6 +520,8 @@ class RankState:
         self._joined = line.new_sequences or 0
         self._judge()
         tokens = float(line.new_tokens or 0)
+        if self._others is not None:
+            self._others.prefilled(self.dp, now)
         self._prefilled(now, now if line.time is None else line.time, tokens, self._joined, 1)
         self._cadence.full = self._is_full(tokens, self.running or 0.0)
         self._see(now, serving=not line.is_health_probe)
@@ -553,6 +580,8 @@ class RankState:
                 if pending:
                     self._pending_in, self._pending_at = pending, time
                 self._prefilled(time, printed, computed, sequences, prefills)
+                if self._others is not None:
+                    self._others.prefilled(self.dp, time)
             if decodes:
                 self._cadence.decoded(time, decodes, event)
                 if self.beside.matters:
@@ -564,6 +593,8 @@ class RankState:
                     if facts.graph_device != device:
                         self._set_graph(graph, device)
                         judge = self._judge()
+                    if self._others is not None:
+                        self._blame_graph(time, running)
                     if not self.passes_told:
                         kind = "replayed" if graph else "eager"
                         counts[kind] += decodes * self._interval
@@ -626,9 +657,9 @@ class RankState:
         set the gauges of an idle server to zero (CENSUS §1).
         """
         self.advance(now)
-        self._scraped_at = now
         old = self._native or base
         passes = self._count(old, new, now)
+        self._scraped_at = now
         moved = None if progress is None or self._progress is None else progress - self._progress
         self._native, self._progress = new, progress
         if new.running is None and new.queued is None:
@@ -678,6 +709,8 @@ class RankState:
         self.totals.counts["eager"] += max(int(eager) - logged["eager"], 0)
         if replayed or eager:
             self.graph = replayed >= eager
+            if self._others is not None:
+                self._blame_graph(now, new.running or 0.0, since_scrape=True)
         self.totals.counts["native_retracted_requests"] += int(gained(old.retracted_requests, new.retracted_requests))
         if self._admitted_told:
             self.admission.add(now, gained(old.admitted_requests, new.admitted_requests))

@@ -424,6 +424,12 @@ class ServerFacts:
         return None if self.is_cpu or not self.available_gb else min(self.available_gb.values())
 
     @property
+    def adds_up_batches(self) -> bool:
+        """Whether the batches of all ranks of DP attention together must not exceed the largest captured: 0.4.4 to 0.4.8; the largest else."""
+        release = self.release
+        return release is not None and not is_before(release, (0, 4, 4)) and is_before(release, (0, 4, 9))
+
+    @property
     def graph_flag_arg(self) -> str:
         """The argument that sets the largest captured decode batch, spelled for this version.
 

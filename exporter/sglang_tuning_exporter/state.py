@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
+from sglang_tuning_exporter.attention import AttentionRanks
 from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
@@ -74,6 +75,7 @@ class ServerState:
         self._retractions = RetractionLedger()
         self._failures = OutOfMemoryLedger()
         self._stats_ranks = StatsRanks()
+        self._attention = AttentionRanks()
         self._progress: float | None = None
         self._log_tells_starts = False
         self._scraped = False
@@ -106,9 +108,9 @@ class ServerState:
         """
         known = self.ranks.get(dp)
         if known is None and self._has_room(dp):
-            known = self.ranks[dp] = RankState(dp, self.profile, self.facts, now)
+            known = self.ranks[dp] = RankState(dp, self.profile, self.facts, now, self._attention)
         if known is None:
-            known = self._beyond = self._beyond or RankState(dp, self.profile, self.facts, now)
+            known = self._beyond = self._beyond or RankState(dp, self.profile, self.facts, now, self._attention)
         return known
 
     def _has_room(self, dp: int | None) -> bool:
@@ -325,6 +327,7 @@ class ServerState:
         self.witness.restarted()
         self._failures.forget()
         self._stats_ranks.forget()
+        self._attention.forget()
 
     def observe_scrape(self, scrape: Scrape, now: float) -> None:
         """Take one successful scrape."""
