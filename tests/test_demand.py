@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.demand import demand
+from sglang_tuning_exporter.guide.demand import demand, is_reserved_in_full
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.latency import Recent
@@ -101,6 +101,43 @@ def test_clients_are_told_no_figure_while_the_longest_answers_may_be_under_way()
 def test_clients_are_told_no_figure_where_no_answers_are() -> None:
     (advice,) = advise(ROW, Case(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3)))
     assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
+
+
+def test_a_balance_of_a_few_large_requests_gives_no_figure() -> None:
+    # Three prompts of 1,100 tokens and a hundred of answer in a KV cache of 4,200: 600 tokens are left over, whatever is asked for.
+    past = balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3)
+    few = replace(past, longest_answer=100.0, recent=Totals())
+    few.facts.kv_pool_tokens[None] = 4200
+    for figure, value in (("running", 3.0), ("queued", 20.0), ("usage", 0.85)):
+        few.recent.integrals[figure], few.recent.integrals[figure + "_seconds"] = MINUTE * value, MINUTE
+    few.recent.seconds["activity", "serving"] = MINUTE
+    few.recent.counts.update(computed_tokens=200 * 1100.0, started_requests=200.0)
+    few.recent.counts["new_token_ratio"], few.recent.counts["new_token_ratio_told"] = 0.1, 1
+    assert "now about" not in str(advise(ROW, Case(few)))
+
+
+def test_requests_that_share_a_prefix_have_used_what_is_not_in_it() -> None:
+    past = balanced(asked=3000, used=2100, ratio=0.1)
+    past.recent.counts.update(cached_tokens=200 * 2000.0)  # beside a hundred of their own
+    found = demand(past)
+    assert found is None or found.share > 0.21
+
+
+def reserved(length: float, *, in_full: bool) -> Past:
+    """A server whose answers all have that length: of requests that keep all of it free, or by the ratio."""
+    past = balanced(asked=length, used=length / 2, ratio=1.0 if in_full else 0.1)
+    past.recent.counts["new_token_ratio"] = 0.4
+    return replace(past, fixed_answer=length)
+
+
+@pytest.mark.parametrize("length", [100.0, 600.0, 2000.0])
+def test_requests_that_ignore_the_end_of_sequence_are_told_from_those_kept_free_for_by_the_ratio(length: float) -> None:
+    assert is_reserved_in_full(reserved(length, in_full=True))
+    assert not is_reserved_in_full(reserved(length, in_full=False))
+
+
+def test_answers_of_different_lengths_are_not_reserved_in_full() -> None:
+    assert not is_reserved_in_full(replace(reserved(600.0, in_full=True), fixed_answer=None))
 
 
 def test_a_flag_above_its_ceiling_goes_back_to_the_usual() -> None:

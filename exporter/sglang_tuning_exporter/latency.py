@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Latency: TypeAlias = Literal["time_to_first_token", "inter_token", "request", "queue"]
 LATENCIES: tuple[Latency, ...] = get_args(Latency)
+ALIKE = 0.95  # of the answers in one bucket are of one length
 ENOUGH_ANSWERS = 50  # below, the longest of a hundred is the edge of a bucket and little more
 
 
@@ -82,6 +83,13 @@ class LatencyLedger:
         recent = self._answers.recent(now, seconds)
         return None if recent is None or recent.observations < ENOUGH_ANSWERS else recent.p99_seconds
 
+    def fixed_answer(self, now: float, seconds: float | None = None) -> float | None:
+        """Give the tokens of an answer where nearly all of the last answers are of one length; None where they differ, or too few are known."""
+        gained = self._answers.gained(now, seconds)
+        if gained is None or gained.observations < ENOUGH_ANSWERS or gained.fullest_share < ALIKE:
+            return None
+        return gained.mean_seconds
+
 
 def told(scrape: Scrape, latency: Latency) -> Histogram | None:
     """Give the histogram that a scrape has for a latency."""
@@ -126,12 +134,17 @@ class _Tally:
             self._marks.clear()  # other boundaries cannot be subtracted: the window begins anew
         self._seen = gained
 
-    def recent(self, now: float, seconds: float | None) -> Recent | None:
+    def gained(self, now: float, seconds: float | None) -> Histogram | None:
+        """Give the observations of the last `seconds`."""
         start = now - min(self._length if seconds is None else seconds, self._length)
         before = [seen for at, seen in self._marks if at <= start]
         gained = self._seen
         if gained is not None and before and before[-1] is not None:
             gained = gained.since(before[-1])
+        return gained
+
+    def recent(self, now: float, seconds: float | None) -> Recent | None:
+        gained = self.gained(now, seconds)
         if gained is None:
             return None
         median, slow = gained.quantile(0.5), gained.quantile(0.99)

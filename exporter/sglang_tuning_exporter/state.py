@@ -417,6 +417,10 @@ class ServerState:
         """Give the tokens that all but one in a hundred of the last answers end within; None where the server does not tell."""
         return self.latency.longest_answer(now, seconds)
 
+    def fixed_answer(self, now: float, seconds: float | None = None) -> float | None:
+        """Give the tokens of an answer where nearly all of the last answers are of one length; None where the server does not show it."""
+        return self.latency.fixed_answer(now, seconds)
+
     def lost_scrape(self) -> None:
         """SGLang could not be scraped."""
         self.witness.unscraped()

@@ -41,30 +41,76 @@ def longest_answer(past: Past) -> float | None:
     return past.longest_answer
 
 
+# Answers of one length this close to what a request would ask for if all of it were kept free: then all of it is.
+ALIKE = 1.5
+# Of the prompt tokens from the prefix cache: with more of them nobody knows what a request has for itself.
+MOSTLY_SHARED = 0.5
+# Estimates whose bounds are further apart than this are no figure to show.
+SHARP = 1.5
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Tokens of the mean running request: what it has answered so far, and what it may answer at most."""
+    """Tokens of the mean running request: what it has answered so far, and what it may answer at most.
+
+    `asked` and `most` are the bounds of the latter: at `asked` the next request just does not fit, at `most` the last one just
+    did. Where clients ask for more than 4,096 they are 4,096: SGLang keeps no more free.
+    """
 
     used: float
-    asked: float  # 4096 where clients ask for more: SGLang keeps no more free
+    asked: float
+    most: float
 
     @property
     def share(self) -> float:
         """The part of max_new_tokens that is used, 0-1: what SGLang sets the ratio to after a retraction."""
         return min(self.used / self.asked, 1.0)
 
+    @property
+    def is_sharp(self) -> bool:
+        """Whether the bounds are close enough for a figure."""
+        return self.most <= SHARP * self.asked
+
 
 def demand(past: Past) -> Demand | None:
     """Read the demand off the balance.
 
-    None where the server does not tell enough: without its ratio (before 0.5.5), its pool or its prompts.
+    None where the server does not expose enough: without its ratio (before 0.5.5), its KV cache's size or its prompts, or where
+    most of the prompt tokens are shared, so that nobody knows what a request has for itself.
     """
-    running, usage, ratio = past.recent.mean("running"), past.recent.mean("usage"), past.new_token_ratio
-    pools, prompt = past.facts.kv_pool_tokens.values(), mean_prompt(past)
-    if not running or not usage or ratio is None or not pools or prompt is None:
+    ratio = past.new_token_ratio
+    return None if ratio is None else _balance(past, ratio)
+
+
+def is_reserved_in_full(past: Past) -> bool:
+    """Say whether all of what requests may still answer is kept free, whatever the new-token ratio: they ignore the end of sequence.
+
+    SGLang does so for requests with `ignore_eos` (`_get_running_request_total_token_offset`, srt/managers/schedule_policy.py).
+    Then answers are of one length, and that length is what the balance gives without the ratio.
+    """
+    length, by_ratio, in_full = past.fixed_answer, demand(past), _balance(past, 1.0)
+    if length is None or by_ratio is None or in_full is None:
+        return False
+    return _near(in_full, length) and not _near(by_ratio, length)
+
+
+def _near(found: Demand, length: float) -> bool:
+    return found.asked / ALIKE <= length <= found.most * ALIKE
+
+
+def _balance(past: Past, ratio: float) -> Demand | None:
+    counts, facts = past.recent.counts, past.facts
+    running, usage, prompt = past.recent.mean("running"), past.recent.mean("usage"), mean_prompt(past)
+    pools, tokens = facts.kv_pool_tokens.values(), counts["cached_tokens"] + counts["computed_tokens"]
+    shared = counts["cached_tokens"] / tokens if tokens else 0.0
+    if not running or not usage or not pools or prompt is None or shared > MOSTLY_SHARED:
         return None
-    pool = sum(pools) / len(pools)
-    used = usage * pool / (running * past.facts.micro_batches) - prompt
-    kept_for = ratio * running  # requests, of which all would be kept free; other micro batches keep nothing free here
-    asked = ((1.0 - usage) * pool - prompt + kept_for * used) / (1.0 + kept_for)
-    return Demand(used, asked) if used > 0 and asked > 0 else None
+    pool, own = sum(pools) / len(pools), (1.0 - shared) * prompt
+    used = usage * pool / (running * facts.micro_batches) - own
+    if used <= 0:
+        return None
+    free, kept_for = (1.0 - usage) * pool, ratio * running  # requests; other micro batches keep nothing free here
+    kept_before = ratio * max(running - 1.0, 0.0)
+    asked = (free - own + kept_for * used) / (1.0 + kept_for)
+    most = (free + kept_before * used) / (1.0 + kept_before)
+    return Demand(used, max(asked, used), max(most, used))

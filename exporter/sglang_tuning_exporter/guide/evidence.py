@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide.demand import is_reserved_in_full
 from sglang_tuning_exporter.state import START
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Past:
     `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
     `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
     `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
-    `longest_answer` are the tokens that 99 % of the answers that ended in it end within. `last_seen` gives when an event, by
+    `longest_answer` are the tokens that 99 % of the answers that ended in it end within, `fixed_answer` those of an answer where
+    nearly all are of one length. `last_seen` gives when an event, by
     its name, or a state, by signal and state, was last seen; `now` is on the same clock.
     """
 
@@ -88,6 +90,7 @@ class Past:
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     longest_answer: float | None = None
+    fixed_answer: float | None = None
     now: float = 0.0
     last_seen: Callable[[Hashable], float | None] = _never
 
@@ -174,7 +177,7 @@ def past_of(
     """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told)."""
     profile = state.profile.for_edition(first=state.facts.is_first_edition)
     window = profile.window_seconds if seconds is None else seconds
-    return Past(
+    past = Past(
         state.recent(now, seconds),
         state.recent_marks(now, window),
         min(now - state.begun, window),
@@ -187,6 +190,12 @@ def past_of(
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
         state.longest_answer(now, seconds),
+        state.fixed_answer(now, seconds),
         now,
         lambda what: state.last_seen(what, now),
     )
+    if is_reserved_in_full(past):
+        for totals in (past.recent, *past.by_rank.values()):
+            # What looked free is promised to those that run, and they will use it.
+            totals.seconds["admission", "pool_full"] += totals.seconds.pop(("admission", "held_back"), 0.0)
+    return past

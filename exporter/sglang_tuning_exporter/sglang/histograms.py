@@ -56,6 +56,15 @@ class Histogram:
         """Mean of all observations; None without any, and where the sum is untold."""
         return self.seconds / self.counts[-1] if self.seconds is not None and self.counts[-1] > 0 else None
 
+    @property
+    def fullest_share(self) -> float:
+        """The part of the observations that lie in the bucket with most of them, 0-1; 0 without observations."""
+        if self.observations <= 0:
+            return 0.0
+        return (
+            max(now - before for now, before in zip(self.counts, (0.0, *self.counts), strict=False)) / self.observations
+        )
+
     def above(self, seconds: float) -> float:
         """Estimate how many took longer than `seconds`, by a straight line inside the bucket that holds it.
 

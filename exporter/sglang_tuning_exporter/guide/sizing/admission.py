@@ -169,7 +169,7 @@ def too_conservative(case: Case) -> list[Value]:
 def _smaller_requests(case: Case) -> list[Value]:
     """Say how many max_new_tokens are enough; nothing where clients ask for little more than they use."""
     asking, longest = demand(case.past), longest_answer(case.past)
-    if longest is None or asking is None:
+    if longest is None or asking is None or not asking.is_sharp:
         return people(SMALLER_REQUESTS.format(FEWER_TOKENS))
     enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
     if enough > MOSTLY_NEEDED * asking.asked:
