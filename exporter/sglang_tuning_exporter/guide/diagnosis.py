@@ -191,7 +191,9 @@ class Diagnosis:
     @property
     def needs_advice(self) -> bool:
         """Whether it is no finding where no advice is left (`guide.findings`)."""
-        return self.names_suspects or (bool(self.turn.arg) and not isinstance(self.condition, (*EVENTFUL, BurnRate)))
+        if isinstance(self.condition, Suits):
+            return True
+        return bool(self.turn.arg) and not isinstance(self.condition, (*EVENTFUL, BurnRate))
 
     @property
     def names_suspects(self) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sglang_tuning_exporter.guide.suspect import Trouble
+
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
 # The guide's oldest edition (E1) calls a queue of 50 to 500 healthy, the newest 100 to 2000.
 FIRST_EDITION_QUEUE = (50.0, 500.0)
@@ -17,7 +19,8 @@ FIRST_EDITION_QUEUE = (50.0, 500.0)
 class Setting:
     """One argument as the guide sets it for a workload; `arg` and `value` as SGLang prints them, 0 and 1 for switches.
 
-    `why` completes "it …". `needed`: set otherwise, it defeats what the profile is for.
+    `why` completes "it …". `needed`: set otherwise, it defeats what the profile is for. `helps` is what it can cure where it
+    is set otherwise, empty where rows of their own advise it; `beside` is a switch without which it does nothing.
     """
 
     arg: str
@@ -25,6 +28,8 @@ class Setting:
     why: str
     is_switch: bool = False
     needed: bool = False
+    helps: tuple[Trouble, ...] = ()
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,19 @@ _ASCENDING = (
 )
 _HICACHE = (
     Setting(
-        "enable_hierarchical_cache", 1.0, "keeps prefixes in host memory that do not fit the KV cache", is_switch=True
+        "enable_hierarchical_cache",
+        1.0,
+        "keeps prefixes in host memory that do not fit the KV cache",
+        is_switch=True,
+        helps=("pool", "prefill", "first_tokens", "retracting"),
     ),
-    Setting("hicache_ratio", 2.0, "makes the host's cache twice as large as the GPU's"),
+    Setting(
+        "hicache_ratio",
+        2.0,
+        "makes the host's cache twice as large as the GPU's",
+        helps=("pool", "prefill", "first_tokens", "retracting"),
+        beside="enable_hierarchical_cache",
+    ),
 )
 
 # The guide speaks of `offline`; most servers are `online`, where an empty queue is what one wants and a queue is judged by the wait it means.
@@ -143,7 +158,13 @@ PROFILES: dict[str, Profile] = {
             inter_token_seconds=0.1,
             settings=(
                 *_HICACHE,
-                Setting("page_size", 64.0, "makes copies between the two caches larger and fewer"),
+                Setting(
+                    "page_size",
+                    64.0,
+                    "makes copies between the two caches larger and fewer",
+                    helps=("prefill", "first_tokens"),
+                    beside="enable_hierarchical_cache",
+                ),
                 Setting("schedule_policy", "lpm", "serves requests with a common prefix together"),
                 Setting("chunked_prefill_size", 16384.0, "computes long prompts in fewer chunks"),
             ),
@@ -163,7 +184,7 @@ PROFILES: dict[str, Profile] = {
                     is_switch=True,
                     needed=True,
                 ),
-                Setting("page_size", 1.0, "reuses a prefix to its last token"),
+                Setting("page_size", 1.0, "reuses a prefix to its last token", helps=("prefill", "first_tokens")),
                 *_HICACHE,
             ),
         ),

@@ -9,8 +9,9 @@ import re
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
+from sglang_tuning_exporter.guide.settings import how_many_differ
 from sglang_tuning_exporter.guide.sharing import Sharing, sharing
-from sglang_tuning_exporter.guide.suspects import how_many
+from sglang_tuning_exporter.guide.suspects import how_many, late_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,23 @@ def _data_parallel_would_fit(past: Past) -> Evidence | None:
     return Evidence("weights of the whole model", facts.model_gb, room, "GB", below=True)
 
 
+def _router_candidate(past: Past) -> Evidence | None:
+    facts = past.facts
+    if facts.is_cpu or facts.arg("enable_dp_attention") or (facts.arg("attn_dp_size") or 1.0) > 1:
+        return None
+    replicas = facts.arg("dp_size")
+    return None if replicas is None else Evidence("replicas in one server", replicas, 1.0, "count")
+
+
+def _prefill_graph_candidate(past: Past) -> Evidence | None:
+    """First tokens are late and nothing waits: 0.5.3 to 0.5.9 have graphs for prefill, switched off."""
+    facts, empty = past.facts, past.recent.share("queue", "empty")
+    if facts.is_cpu or facts.without_graph or facts.arg("enable_piecewise_cuda_graph") != 0:
+        return None
+    late = late_share("time_to_first_token", past)
+    return None if empty is None or empty <= past.profile.frequent_share else late
+
+
 def _torch_compile_candidate(past: Past) -> Evidence | None:
     facts = past.facts
     batch = past.recent.running_quantile(0.99)
@@ -146,6 +164,9 @@ _TESTS: dict[str, Callable[[Past], Evidence | None]] = {
     "shared_prefixes_unused": _shared_prefixes_unused,
     "prefix_policy_wasted": _prefix_policy_wasted,
     "data_parallel_would_fit": _data_parallel_would_fit,
+    "router_candidate": _router_candidate,
+    "prefill_graph_candidate": _prefill_graph_candidate,
+    "profile_settings": how_many_differ,
     "torch_compile_candidate": _torch_compile_candidate,
     "quantization_candidate": _quantization_candidate,
     "expert_parallel_candidate": _expert_parallel_candidate,

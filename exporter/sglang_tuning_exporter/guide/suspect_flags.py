@@ -26,7 +26,8 @@ _NO_OVERLAP = (
     ("is_embedding", ()),
     ("device", ("cpu", "mps")),
 )
-_PAGED_BACKENDS = (
+# Attention backends that need pages of a size of their own (srt/arg_groups/overrides.py).
+PAGED_BACKENDS = (
     *("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "fa4", "ascend", "intel_amx", "dsa", "nsa", "aiter"),
     *("dsv4", "tokenspeed_mla"),
 )
@@ -49,7 +50,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "the attention backend needs this page size: then SGLang sets it again",
         "Larger pages make transfers to host memory or to a decode server faster.",
         "srt/mem_cache/allocator", "pages", only_proven=True,
-        forced_by=(("attention_backend", _PAGED_BACKENDS), ("decode_attention_backend", _PAGED_BACKENDS)),
+        forced_by=(("attention_backend", PAGED_BACKENDS), ("decode_attention_backend", PAGED_BACKENDS)),
     ),
     Suspect(
         "max_prefill_tokens", Below(16384), _PROMPTS,
@@ -132,8 +133,8 @@ SUSPECTS: tuple[Suspect, ...] = (
     ),
     Suspect(
         "attention_backend", Among(("torch_native", "flex_attention")), _ALL,
-        "This backend computes requests one by one and without CUDA graphs. SGLang chooses a faster one for the GPU when the flag is not"
-        " given.",
+        "This backend computes requests one by one and without CUDA graphs. SGLang chooses a faster one when the flag is not given: fa3 on"
+        " Hopper, trtllm_mha or trtllm_mla on Blackwell, flashinfer on Ampere and Ada.",
         "the GPU or the model works with no other backend",
         "",
         "srt/layers/attention/torch_native_backend.py", gpu_only=True,
@@ -286,6 +287,13 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/arg_groups/cuda_graph_hook.py", gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
     ),
     Suspect(
+        "disable_piecewise_cuda_graph", On(), ("first_tokens", "prefill"),
+        "Short prompts are launched kernel by kernel, which takes longer than computing them.",
+        "the model or the attention backend cannot be captured",
+        "Graphs take GPU memory.",
+        "srt/server_args.py in 0.5.13", gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
+    ),
+    Suspect(
         "disable_custom_all_reduce", On(), _DECODE,
         "NCCL is slower than SGLang's own kernel for the small messages of a decode step.",
         "the GPUs have no fast links, or are on several machines",
@@ -397,5 +405,13 @@ SUSPECTS: tuple[Suspect, ...] = (
         "it crashes with 16 bits, or another attention backend is used",
         "",
         "srt/layers/attention/triton_backend.py", gpu_only=True,
+    ),
+    Suspect(
+        "attention_backend", Among(("triton",)), ("tokens", "first_tokens"),
+        "Other backends are faster on most NVIDIA GPUs: fa3 on Hopper, trtllm_mha or trtllm_mla on Blackwell, flashinfer on Ampere and"
+        " Ada.",
+        "SGLang chose it itself, as it does on AMD GPUs and where the model works with no other",
+        "",
+        "srt/arg_groups/attention_hook.py", gpu_only=True,
     ),
 )  # fmt: skip

@@ -124,7 +124,11 @@ def troubles(past: Past) -> frozenset[Trouble]:
     if past.per_minute(recent.counts["rejected_requests"]) > profile.rejections_per_minute:
         seen.add("rejected")
     late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))
-    return frozenset(seen | {trouble for trouble, latency in late if _is_late(latency, past)})
+    for trouble, latency in late:
+        share = late_share(latency, past)
+        if share is not None and share.holds:
+            seen.add(trouble)
+    return frozenset(seen)
 
 
 def _unhealthy_queue(past: Past) -> float:
@@ -142,11 +146,13 @@ def how_many(past: Past) -> Evidence | None:
     return Evidence("flags away from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
 
 
-def _is_late(latency: Latency, past: Past) -> bool:
+def late_share(latency: Latency, past: Past) -> Evidence | None:
+    """Give the share of a latency's observations beyond the objective, against what the latency rows allow; None where it is not known."""
     recent, profile = past.latency.get(latency), past.profile
     if recent is None or recent.breach_share is None or recent.observations < profile.enough_observations:
-        return False
-    return recent.breach_share > min(BUDGETS_LATE * (1 - profile.latency_objective), profile.frequent_share)
+        return None
+    bound = min(BUDGETS_LATE * (1 - profile.latency_objective), profile.frequent_share)
+    return Evidence(f"share of {latency.replace('_', ' ')} above the objective", recent.breach_share, bound, "share")
 
 
 def _is_forced(suspect: Suspect, facts: ServerFacts) -> bool:

@@ -18,11 +18,12 @@ from sglang_tuning_exporter.guide.sizing.admission import (
 )
 from sglang_tuning_exporter.guide.sizing.case import Case, Value, switch_on, word
 from sglang_tuning_exporter.guide.sizing.graphs import graph_memory, graphs, graphs_off
-from sglang_tuning_exporter.guide.sizing.layout import balance, experts, one_gpu
+from sglang_tuning_exporter.guide.sizing.layout import balance, behind_a_router, experts, one_gpu
 from sglang_tuning_exporter.guide.sizing.limits import at_limit, smaller_batch
 from sglang_tuning_exporter.guide.sizing.memory import oom_any, oom_decode, oom_prefill, reserve
 from sglang_tuning_exporter.guide.sizing.pools import hybrid, pool_short
 from sglang_tuning_exporter.guide.sizing.prefill import chunks, long_prompts
+from sglang_tuning_exporter.guide.sizing.settings import profile_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,9 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "prefix_policy_wasted": word("schedule_policy", "fcfs"),
     "quantization_candidate": word("quantization", "fp8"),
     "data_parallel_would_fit": one_gpu,
+    "router_candidate": behind_a_router,
+    "prefill_graph_candidate": switch_on("enable_piecewise_cuda_graph"),
+    "profile_settings": profile_settings,
     "expert_parallel_candidate": experts,
     "torch_compile_candidate": switch_on("enable_torch_compile"),
     "dp_attention_candidate": switch_on("enable_dp_attention"),

@@ -23,6 +23,14 @@ def one_gpu(case: Case) -> list[Value]:
     return [Value(1.0, case.facts.arg("tp_size"))]
 
 
+def behind_a_router(case: Case) -> list[Value]:
+    """Run each replica as a server of its own."""
+    replicas = case.facts.arg("dp_size") or 1.0
+    return people(
+        f"start {replicas:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
+    )
+
+
 def experts(case: Case) -> list[Value]:
     """Spread whole experts over the GPUs."""
     shards = case.facts.arg("tp_size")

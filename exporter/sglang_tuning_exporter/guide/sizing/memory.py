@@ -13,6 +13,10 @@ from sglang_tuning_exporter.guide.sizing.pools import tokens_gained
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.sizing.case import Case
 
+# The guide's Chinese edition calls 0.7 to 0.9 usual.
+USUAL_MOST = 0.9
+UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
+
 
 def reserve(case: Case) -> list[Value]:
     """Move the memory fraction until the middle of the good range is left."""
@@ -32,7 +36,9 @@ def reserve(case: Case) -> list[Value]:
     suggested = min(max(floor((current + step) * 100 + 1e-6) / 100, 0.1), 0.95)
     if (suggested <= current) if too_large else (suggested >= current):
         return []
-    return [Value(suggested, current, tokens_gained(facts, (suggested - current) * capacity if capacity else None))]
+    gained = tokens_gained(facts, (suggested - current) * capacity if capacity else None)
+    unusual = UNUSUAL if suggested > USUAL_MOST else ""
+    return [Value(suggested, current, "; ".join(filter(None, (gained, unusual))))]
 
 
 def oom_prefill(case: Case) -> list[Value]:
