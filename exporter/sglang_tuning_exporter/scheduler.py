@@ -64,6 +64,7 @@ class RankState:
         "_admitted_told",
         "_cadence",
         "_facts",
+        "_fullest",
         "_held",
         "_holds_until",
         "_integrated_to",
@@ -123,6 +124,7 @@ class RankState:
         self.running: float | None = None
         self.queued: float | None = None
         self.usages: dict[str, float] = {}
+        self._fullest = ("", 0.0)  # the pool that requests wait for, and since when
         self.graph: bool | None = None
         self._throughput: float | None = None
         self._throughput_in: BatchRun | None = None  # not read yet
@@ -392,11 +394,12 @@ class RankState:
     def _rest(self) -> None:
         """Nothing runs or waits: other queues and prompts that waited are gone with it."""
         self.beside.idle()
+        self._fullest = ("", 0.0)
         self.pending_tokens = None if self.pending_tokens is None else 0.0
 
     def _serving(self, now: float, *, prefill_full: bool) -> States:
         running = None if self.running is None else self.running + self._joined
-        return self._judge().serving(
+        states = self._judge().serving(
             running,
             self.queued,
             self.usage,
@@ -407,6 +410,16 @@ class RankState:
             self.beside.elsewhere(self.usages, self._facts),
             self.next_fits,
         )
+        if len(self.usages) > 1:
+            self._weigh_pools(states[3] == "hybrid_pool_full", now)
+        return states
+
+    def _weigh_pools(self, limits: bool, now: float) -> None:  # noqa: FBT001
+        """Count the seconds in which requests waited for a pool beside the main one, by pool: one of two is advised on."""
+        pool, since = self._fullest
+        if pool:
+            self.totals.counts[f"{pool}_pool_seconds"] += min(max(now - since, 0.0), HOLD_SECONDS)
+        self._fullest = (max(self.usages, key=self.usages.__getitem__) if limits else "", now)
 
     def next_fits(self, running: float, usage: float, target: float) -> bool | None:
         """Say whether one more request like those that wait or run would leave the KV cache below `target`.

@@ -555,12 +555,6 @@ class ServerState:
         return [rank for rank in self.ranks.values() if rank.dp is not None or rank.alone or not has_dp_ranks]
 
     @property
-    def fullest_pool(self) -> str:
-        """The pool with the highest usage now, on any scheduler: full, swa or mamba."""
-        usages = [(usage, pool) for rank in self.schedulers for pool, usage in rank.usages.items()]
-        return max(usages, default=(0.0, "full"))[1]
-
-    @property
     def has_dp_ranks(self) -> bool:
         """Whether the server has DP ranks of its own: a start with fewer GPUs may have none where the one before had."""
         told = [rank.dp for rank in self.ranks.values() if rank.served] or list(self.ranks)

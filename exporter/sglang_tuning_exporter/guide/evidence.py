@@ -86,7 +86,6 @@ class Past:
     by_rank: Mapping[int | None, Totals] = field(default_factory=dict)
     starts: int = 0
     stuck: bool = False
-    fullest_pool: str = "full"
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     longest_answer: float | None = None
@@ -132,6 +131,13 @@ class Past:
         """
         told, queue = self.recent.counts.get("started_requests"), self.latency.get("queue")
         return queue.observations if told is None and queue is not None else told
+
+    @property
+    def fullest_pool(self) -> str:
+        """The pool beside the main one for which requests waited longest; `full`, the main one, where they waited for neither."""
+        waited = {pool: self.recent.counts.get(f"{pool}_pool_seconds", 0.0) for pool in ("swa", "mamba")}
+        pool = max(waited, key=waited.__getitem__)
+        return pool if waited[pool] > 0 else "full"
 
     @property
     def finished_requests(self) -> float | None:
@@ -186,7 +192,6 @@ def past_of(
         {rank.dp: rank.window.recent(now, rank.totals, seconds) for rank in state.schedulers},
         state.recent_marks(now, LOOP_SECONDS)[START],
         any(rank.states["activity"] == "stuck" for rank in state.schedulers),
-        state.fullest_pool,
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
         state.longest_answer(now, seconds),

@@ -126,7 +126,6 @@ class Runs:
             self._profile.for_edition(first=facts.is_first_edition),
             by_rank,
             self._starts_before(last) if not restarted else 0,
-            fullest_pool=state.fullest_pool,
             troubles=frozenset({"server_down"} if state.died and not restarted else ()),
             now=last,
             last_seen=sightings.last,

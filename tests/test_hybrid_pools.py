@@ -1,0 +1,96 @@
+"""Which of a hybrid model's pools requests waited for: that of the time looked back on, not that of the last line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sglang_tuning_exporter.guide.advice import Case, advise
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang.events import NO_RANK, RankFigures, Scrape, ServerArgs
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ARGS = {"mamba_full_memory_ratio": 0.9, "swa_full_tokens_ratio": 0.5, "max_running_requests": 512}
+
+
+def line(second: int, full: float, beside: str, queued: int, running: int = 237) -> str:
+    return (
+        f"[2025-11-20 {10 + second // 3600}:{second // 60 % 60:02}:{second % 60:02}] Decode batch, #running-req: {running},"
+        f" #full token: {int(1_000_000 * full)}, full token usage: {full:.2f}, {beside}, cuda graph: True,"
+        f" gen throughput (token/s): 4471.70, #queue-req: {queued}\n"
+    )
+
+
+def mamba(usage: float) -> str:
+    return f"mamba num: {int(450 * usage)}, mamba usage: {usage:.2f}"
+
+
+def swa(usage: float) -> str:
+    return f"#swa token: {int(130_000 * usage)}, swa token usage: {usage:.2f}"
+
+
+def told(lines: list[str]) -> ServerState:
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe(ServerArgs(None, NO_RANK, dict(ARGS)), 0.0)
+    for event in LogReader().feed("".join(lines).encode()):
+        state.observe_all([event])
+    return state
+
+
+def advised(state: ServerState, now: float) -> tuple[str, str]:
+    past = past_of(state, now)
+    assert "hybrid_pool_full" in {finding.diagnosis.id for finding in judge(past).findings}
+    (advice,) = advise("hybrid_pool_full", Case(past))
+    return past.fullest_pool, advice.flag
+
+
+@pytest.mark.parametrize(
+    ("beside", "pool", "flag"),
+    [(mamba, "mamba", "--mamba-full-memory-ratio"), (swa, "swa", "--swa-full-tokens-ratio")],
+)
+def test_a_pool_that_was_full_is_named_after_it_has_drained(
+    beside: Callable[[float], str], pool: str, flag: str
+) -> None:
+    lines = [line(second, 0.62, beside(0.97), 20) for second in range(0, 540, 2)]
+    lines += [line(541, 0.62, beside(0.20), 0)]
+    state = told(lines)
+    assert advised(state, state._printed) == (pool, flag)
+
+
+def test_of_two_pools_the_one_is_named_for_which_requests_waited_longer() -> None:
+    both = [line(second, 0.40, f"{swa(0.95)}, {mamba(0.30)}", 20) for second in range(0, 400, 2)]
+    both += [line(second, 0.40, f"{swa(0.30)}, {mamba(0.95)}", 20) for second in range(400, 500, 2)]
+    state = told(both)
+    past = past_of(state, state._printed)
+    assert past.fullest_pool == "swa"
+
+
+def test_a_pool_that_is_full_while_nobody_waits_is_not_waited_for() -> None:
+    state = told([line(second, 0.40, mamba(0.97), 0) for second in range(0, 300, 2)])
+    assert past_of(state, state._printed).fullest_pool == "full"
+
+
+def test_what_was_full_before_the_window_is_not_named() -> None:
+    lines = [line(second, 0.40, swa(0.97), 20) for second in range(0, 300, 2)]
+    lines += [line(second, 0.40, f"{swa(0.40)}, {mamba(0.95)}", 20) for second in range(1200, 1500, 2)]
+    state = told(lines)
+    assert past_of(state, state._printed, seconds=400).fullest_pool == "mamba"
+
+
+def test_the_metrics_name_it_as_well() -> None:
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe(ServerArgs(None, NO_RANK, dict(ARGS)), 0.0)
+    for step in range(40):
+        full = step < 36
+        figures = RankFigures(
+            running=237, queued=20 if full else 0, full_usage=0.5, mamba_usage=0.97 if full else 0.2, used_tokens=step
+        )
+        state.observe_scrape(Scrape([figures], progress=1000.0 * step), 15.0 * step)
+    assert advised(state, 590.0) == ("mamba", "--mamba-full-memory-ratio")
