@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.phases import Kept
 
 HERE = Path(__file__).parent
+STOP = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
 READY = "The server is fired up and ready to roll!"
 
 
@@ -52,28 +55,78 @@ def phases(found: dict[str, Any]) -> list[tuple[str, int]]:
     return [(phase["phase"], phase["seconds"]) for phase in found["phases"]]
 
 
-def test_a_run_is_start_up_warm_up_load_and_stop(tmp_path: Path) -> None:
-    text = (
-        start(0)
-        + at(30, READY)
-        + load(40, 100)
-        + at(105, "SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
-    )
-    assert phases(document(tmp_path, text)) == [("start_up", 30), ("warm_up", 10), ("load", 65), ("stop", 0)]
+def test_a_run_is_start_up_load_and_stop(tmp_path: Path) -> None:
+    text = start(0) + at(30, READY) + load(40, 100) + at(102, STOP)
+    assert phases(document(tmp_path, text)) == [("start_up", 30), ("idle", 10), ("load", 62), ("stop", 0)]
 
 
 def test_the_servers_own_request_before_it_is_ready_is_no_load(tmp_path: Path) -> None:
     text = start(0) + decode(20, running=1) + at(30, READY) + load(90, 120)
-    assert phases(document(tmp_path, text)) == [("start_up", 30), ("warm_up", 60), ("load", 25)]
+    assert phases(document(tmp_path, text)) == [("start_up", 30), ("idle", 60), ("load", 25)]
+
+
+def test_a_minute_of_nothing_before_a_short_load_is_neither_warm_up_nor_load(tmp_path: Path) -> None:
+    busy = "".join(decode(second, queued=44) for second in range(90, 118, 3))
+    found = document(tmp_path, start(0) + at(30, READY) + busy)
+    assert phases(found) == [("start_up", 30), ("idle", 60), ("load", 27)]
+    assert (found["span"]["serving_seconds"], found["verdict"]) == (27, "running_at_limit")
+
+
+def test_a_load_ends_when_its_next_line_is_overdue(tmp_path: Path) -> None:
+    found = document(tmp_path, start(0) + at(30, READY) + load(40, 100) + at(400, "something else"))
+    assert phases(found)[2:] == [("load", 67.5), ("idle", 292.5)]
+    assert found["phases"][2]["serving_seconds"] == found["span"]["serving_seconds"] == 67.5
+
+
+def test_bursts_are_one_load_that_says_how_much_of_it_was_served(tmp_path: Path) -> None:
+    bursts = "".join(load(60 + 30 * number, 72 + 30 * number) for number in range(20))
+    found = document(tmp_path, start(0) + at(30, READY) + bursts + at(1200, "something else"))
+    assert [phase["phase"] for phase in found["phases"]] == ["start_up", "idle", "load", "idle"]
+    told = found["phases"][2]
+    assert told["detail"].startswith("in 20 bursts, serving ")
+    assert told["serving_seconds"] == pytest.approx(found["span"]["serving_seconds"])
+    assert told["serving_seconds"] < 0.8 * told["seconds"]
+
+
+def test_an_idle_server_that_is_told_to_end_does_not_end_under_load(tmp_path: Path) -> None:
+    found = document(tmp_path, start(0) + at(30, READY) + load(40, 100) + at(130, STOP))
+    assert [phase["phase"] for phase in found["phases"]] == ["start_up", "idle", "load", "idle", "stop"]
+    assert "under load" not in str(found["phases"])
+
+
+def test_a_log_that_goes_on_after_its_load_does_not_end_under_load(tmp_path: Path) -> None:
+    assert "under load" not in str(document(tmp_path, load(0, 60) + at(75, "something else"))["phases"])
+
+
+def test_silence_with_requests_waiting_is_not_called_idle(tmp_path: Path) -> None:
+    found = document(tmp_path, load(0, 60, queued=3) + at(400, "something else"))
+    assert [phase["phase"] for phase in found["phases"]] == ["load", "silence"]
+    assert found["phases"][1]["detail"] == "requests were waiting, and nothing was printed"
+
+
+def test_health_probes_of_an_idle_server_are_no_load(tmp_path: Path) -> None:
+    probe = (
+        "Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0"
+    )
+    probes = "".join(at(second, probe) for second in range(35, 300, 10))
+    assert phases(document(tmp_path, start(0) + at(30, READY) + probes)) == [("start_up", 30), ("idle", 265)]
+
+
+def test_a_probe_every_ten_seconds_makes_no_load_longer(tmp_path: Path) -> None:
+    probe = (
+        "Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0"
+    )
+    probes = "".join(at(second, probe) for second in range(105, 400, 10))
+    assert phases(document(tmp_path, load(0, 100) + probes))[0][1] == pytest.approx(100, abs=8)
 
 
 def test_load_without_a_ready_line_ends_the_start_up(tmp_path: Path) -> None:
     assert phases(document(tmp_path, start(0) + load(30, 60, queued=3))) == [("start_up", 30), ("load", 25)]
 
 
-def test_a_pause_of_more_than_five_minutes_is_idle_and_a_shorter_one_is_load(tmp_path: Path) -> None:
-    text = load(0, 60) + load(60 + 290, 400) + load(1000, 1030)
-    assert phases(document(tmp_path, text)) == [("load", 395), ("idle", 605), ("load", 25)]
+def test_a_pause_of_more_than_a_minute_is_idle_and_a_shorter_one_is_load(tmp_path: Path) -> None:
+    text = load(0, 60) + load(60 + 50, 400) + load(1000, 1030)
+    assert phases(document(tmp_path, text)) == [("load", 407.5), ("idle", 592.5), ("load", 25)]
 
 
 def test_a_server_that_nobody_asks_is_idle_from_its_readiness_on(tmp_path: Path) -> None:
@@ -94,7 +147,7 @@ def test_a_log_that_ends_under_load_says_that_it_may_have_been_killed(tmp_path: 
 def test_a_second_start_without_a_word_before_it_is_told_as_silence() -> None:
     found = report(Logs([str(HERE / "recordings" / "restart_append" / "server.log.gz")]), PROFILES["online"])
     assert [phase["phase"] for phase in found["phases"]] == [
-        "start_up", "warm_up", "load", "silence", "start_up", "warm_up", "load", "stop",
+        "start_up", "idle", "load", "silence", "start_up", "idle", "load", "stop",
     ]  # fmt: skip
     assert [each["ending"] for each in found["starts"]] == ["silence", "stop"]
     assert [each["changed_args"] for each in found["starts"]] == [[], []]
@@ -117,7 +170,7 @@ def test_the_memory_of_a_start_is_followed_from_before_the_weights_to_what_is_le
         "before_weights_gb": 78.71,
         "weights_gb": 16.46,
         "kv_pool_gb": 39.68,
-        "graphs_gb": 2.06,
+        "graphs_gb": 4.12,
         "left_gb": 9.87,
     }
 
@@ -149,7 +202,7 @@ def test_a_second_start_of_the_same_node_is_a_restart(tmp_path: Path) -> None:
 def test_a_log_without_dates_places_its_phases_after_its_begin(tmp_path: Path) -> None:
     text = (load(0, 60) + load(900, 930)).replace("2025-11-20 ", "")
     found = document(tmp_path, text)
-    assert [(phase["start"], phase["at"]) for phase in found["phases"]] == [(None, 0), (None, 55), (None, 900)]
+    assert [(phase["start"], phase["at"]) for phase in found["phases"]] == [(None, 0), (None, 67.5), (None, 900)]
     assert found["notes"] == ["times have no date: a day is taken to follow where they begin again"]
 
 

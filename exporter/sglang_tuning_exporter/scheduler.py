@@ -232,6 +232,15 @@ class RankState:
         return self.totals.counts["observations"] > self._observed_before
 
     @property
+    def serves_until(self) -> float | None:
+        """Until when it serves, by what was seen last; None where it does not."""
+        if self.seen_at is None or self._held[0][0] != "serving":
+            return None
+        if not self._planned:
+            self._plan()
+        return max((until for until, held in self._stages if held[0][0] == "serving"), default=self.seen_at)
+
+    @property
     def native_retracted(self) -> float | None:
         """Give the server's own count of retracted requests at the last scrape."""
         return self.last_told("retracted_requests")

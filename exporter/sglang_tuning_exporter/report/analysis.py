@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.series import Series
     from sglang_tuning_exporter.window import Totals
 
+# So long without a batch line may be a pause.
+QUIET_SECONDS = 2.0
+
 
 @dataclass(slots=True)
 class LastLine:
@@ -115,7 +118,15 @@ class Analysis:
         """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
         if self._begin is None or moment <= self._now:
             return
+        self._see_end_of_service(moment)
         self.state.advance(moment)
+
+    def _see_end_of_service(self, moment: float) -> None:
+        """Note until when the server serves, before time passes in which it may become idle."""
+        if moment - self._now > QUIET_SECONDS and self.course.serves:
+            told = [until for rank in self.state.schedulers if (until := rank.serves_until) is not None]
+            if told:
+                self.course.serves_until(max(told))
 
     def _pass(self, moment: float) -> None:
         """Let time pass for every rank at once, so that what all served together can be told from what each did."""
@@ -126,6 +137,7 @@ class Analysis:
             self.course.begin(moment)
         elif self._now >= self._sampler.due:
             self._sampler.take(self._now, moment)
+        self._see_end_of_service(moment)
         self.state.advance(moment)
         self._now = moment
 
@@ -161,11 +173,11 @@ class Analysis:
         course = self.course
         if course.serves and self._now - course.last_load <= IDLE_SECONDS:
             if not isinstance(lines, PrefillBatch) or not lines.is_health_probe:
-                course.last_load = self._now
+                course.go_on(self._now, waits=bool(lines.queued))
             return
         for line in lines.events() if isinstance(lines, BatchRun) else (lines,):
             if isinstance(line, DecodeBatch) or not line.is_health_probe:
-                course.served(self._now, busy=_is_busy(line))
+                course.served(self._now, busy=_is_busy(line), waits=bool(line.queued))
 
     def _note_life(self, what: str) -> None:
         if what == "ready":

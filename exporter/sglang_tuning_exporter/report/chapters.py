@@ -28,6 +28,7 @@ def _phase(phase: Phase, begin: float | None) -> Document:
         "phase": phase.kind,
         **_stretch(phase.start, phase.end, begin),
         "run": phase.run,
+        "serving_seconds": number(round(phase.served, 3)),
         "detail": phase.detail or None,
     }
 

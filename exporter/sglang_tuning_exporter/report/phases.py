@@ -1,4 +1,4 @@
-"""The course of a run: start-up, warm-up, load, idle stretches, ends, and what each start was like. Pure; moments in seconds."""
+"""The course of a run: start-up, load, idle stretches, ends, and what each start was like. Pure; moments in seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
     from sglang_tuning_exporter.server import ServerFacts
 
-IDLE_SECONDS = 300.0
+# A shorter pause between two bursts belongs to the load (docs/decisions.md, "Reports").
+IDLE_SECONDS = 60.0
+# Less at the end of a load is the slack of printed times, not an idle stretch of its own.
+_TAIL_SECONDS = 5.0
+# A load that serves for less of its time comes in bursts.
+_STEADY_SHARE = 0.8
 # SGLang sends itself a request before it says that it is ready: that is no load.
 OWN_WARM_UP_LINES = 20
 # The processes of several nodes print their arguments one after the other.
 _SAME_START_SECONDS = 600.0
 _KEPT = 100  # of the first and of the last: a server that crashes in a loop may start without end
 
-PhaseKind: TypeAlias = Literal["start_up", "warm_up", "load", "idle", "crash", "stop", "silence"]
+PhaseKind: TypeAlias = Literal["start_up", "load", "idle", "crash", "stop", "silence"]
 Ending: TypeAlias = Literal["crash", "stop", "silence", "log_ends"]
 _Item = TypeVar("_Item")
 
@@ -36,6 +41,7 @@ class Phase:
     end: float
     run: int
     detail: str = ""
+    served: float = 0.0  # seconds of it, of a load
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +125,21 @@ class Kept(Generic[_Item]):
 
 
 class Course:
-    """Takes what happened, in time order, and tells phases and runs."""
+    """Takes what happened, in time order, and gives phases and runs."""
 
     def __init__(self) -> None:
         self.phases: Kept[Phase] = Kept()
         self.runs: Kept[Run] = Kept()
         self.run: Run | None = None
         self.last_load = -inf  # when a request was last seen running or waiting
+        self._served_until: float | None = None  # after `last_load`, where that lies back
+        self._waited = False  # requests were waiting then
         self._starts = 0
         self._kind: PhaseKind | None = None  # of the phase that goes on
         self._since = 0.0
         self._detail = ""
+        self._pauses = 0.0  # of the load that goes on, seconds
+        self._bursts = 0
         self._own_lines = 0
         self._node_ranks: set[object] = set()
         self._out_of_memory = ""
@@ -171,8 +181,7 @@ class Course:
         run = self.run
         if run is None or (run.start is None and self._kind is None):
             return None
-        if self._kind == "load":
-            self._end_load(last)
+        self._end_load(last)
         ends: dict[PhaseKind | None, Ending] = {"crash": "crash", "stop": "stop", "silence": "silence"}
         run.end, run.ending = last, ends.get(self._kind, "log_ends")
         if run.ending == "log_ends" and restarted:
@@ -187,22 +196,38 @@ class Course:
         if self.run is not None and self.run.ready is None and self._kind in {"start_up", None}:
             self.run.ready = now
             self._end_phase(now)
-            self._enter("warm_up", now)
+            self._enter("idle", now, "ready, and no request comes")
 
-    def served(self, now: float, *, busy: bool) -> None:
+    def served(self, now: float, *, busy: bool, waits: bool = False) -> None:
         """A batch line came; `busy`: more than one request runs, or some wait."""
         if self._kind == "start_up":
             self._own_lines += 1
             if not busy and self._own_lines < OWN_WARM_UP_LINES:
                 return
-        if self._kind != "load":
-            self._end_phase(now)
-            self._enter("load", now)
-        elif now - self.last_load > IDLE_SECONDS:
+        if self._kind == "load" and now - self._end_of_load(now) > IDLE_SECONDS:
             self._end_load(now)
-            self._end_phase(now)
-            self._enter("load", now)
-        self.last_load = now
+        if self._kind == "load":
+            self.go_on(now, waits=waits)
+            return
+        if self._kind == "idle" and now - self._since < IDLE_SECONDS:
+            self._detail = ""
+        self._end_phase(now)
+        self._enter("load", now)
+        self.last_load, self._waited, self._served_until = now, waits, None
+
+    def go_on(self, now: float, *, waits: bool) -> None:
+        """The load goes on with a batch line, not long after the last one."""
+        if self._served_until is not None:
+            pause = now - self._end_of_load(now)
+            if pause > 0:
+                self._pauses += pause
+                self._bursts += 1
+            self._served_until = None
+        self.last_load, self._waited = now, waits
+
+    def serves_until(self, moment: float) -> None:
+        """Nothing was printed for seconds: by what was seen last, the server serves until this moment, and no longer."""
+        self._served_until = moment
 
     def ran_out_of_memory(self, phase: str) -> None:
         """Memory was exhausted: if the server ends now, that is why."""
@@ -212,8 +237,7 @@ class Course:
         """A process of the server ended, or could not be started."""
         if self._kind == "crash":
             return
-        if self._kind == "load":
-            self._end_load(now)
+        self._end_load(now)
         self._end_phase(now)
         words = {
             "process_died": "a process of the server died",
@@ -226,32 +250,43 @@ class Course:
     def stopping(self, now: float) -> None:
         """The server was told to end."""
         if self._kind not in {"crash", "stop"}:
-            if self._kind == "load":
-                self._end_load(now)
+            self._end_load(now)
             self._end_phase(now)
             self._enter("stop", now, "the server was told to end")
 
     def finish(self, now: float) -> None:
         """The log ends."""
-        if self._kind == "load":
-            self._end_load(now)
-        if self._kind == "load":
+        self._end_load(now)
+        if self._kind == "load" and self._end_of_load(now) >= now:
             self._detail = "the log ends under load: it is cut here, goes on, or the server was killed"
         self._end_phase(now)
 
     def _enter(self, kind: PhaseKind, now: float, detail: str = "") -> None:
         self._kind, self._since, self._detail = kind, now, detail
+        self._pauses, self._bursts = 0.0, 1
+
+    def _end_of_load(self, now: float) -> float:
+        """Give until when the load that goes on was served."""
+        until = self.last_load if self._served_until is None else max(self._served_until, self.last_load)
+        return min(until, now) if self._served_until is not None or now - until > _TAIL_SECONDS else now
 
     def _end_load(self, now: float) -> None:
-        """End the load where it was last seen, where that is long ago; what follows is idle."""
-        if now - self.last_load > IDLE_SECONDS:
-            self._end_phase(self.last_load)
-            self._enter("idle", self.last_load)
+        """End the load where it was last served; what follows is idle, or not known where requests were waiting."""
+        end = self._end_of_load(now)
+        if self._kind != "load" or now - end <= _TAIL_SECONDS:
+            return
+        self._end_phase(end)
+        if self._waited:
+            self._enter("silence", end, "requests were waiting, and nothing was printed")
+        else:
+            self._enter("idle", end)
 
     def _end_phase(self, now: float) -> None:
-        kind, detail = self._kind, self._detail
-        if kind is not None and self.run is not None:
-            if kind == "warm_up" and now - self._since > IDLE_SECONDS:
-                kind, detail = "idle", "ready, and no request came"
-            self.phases.append(Phase(kind, self._since, max(now, self._since), self.run.number, detail))
+        kind, detail, length = self._kind, self._detail, max(now - self._since, 0.0)
+        if kind is not None and self.run is not None and (length or kind != "idle"):
+            served = max(length - self._pauses, 0.0) if kind == "load" else 0.0
+            if kind == "load" and self._bursts > 1 and served < _STEADY_SHARE * length:
+                bursts = f"in {self._bursts} bursts, serving {served:.0f} s of them together"
+                detail = f"{bursts}; {detail}" if detail else bursts
+            self.phases.append(Phase(kind, self._since, self._since + length, self.run.number, detail, served))
         self._kind = None

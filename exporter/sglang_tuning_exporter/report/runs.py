@@ -114,14 +114,14 @@ class Runs:
         facts, served = state.facts, served - base.served
         by_rank = self._gained()
         totals = sum(by_rank.values(), Totals())
+        totals.counts["served_seconds"] = served
         marks = state.out_of_memory + state.liveness
         marks.subtract(base.marks)
         figures = self._figures(totals, served, marks, base)
         past = Past(
             totals,
             +marks,
-            # Ranks serve side by side: a rate is one of the time in which any of them did.
-            served,
+            last - base.at,
             facts,
             self._profile.for_edition(first=facts.is_first_edition),
             by_rank,

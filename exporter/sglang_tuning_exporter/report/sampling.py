@@ -40,6 +40,9 @@ class Sampler:
             return
         bucket = self.series.at(now)
         seconds = min(until - now, _HOLDS_SECONDS)
+        if seconds > STEP_SECONDS:  # not beyond what the state says of it
+            serving = [end - now for rank in ranks if (end := rank.serves_until) is not None]
+            seconds = min(seconds, max([STEP_SECONDS, *serving]))
         running = queued = usage = None
         replayed = eager = retractions = 0.0
         for rank in ranks:

@@ -17,8 +17,7 @@ _VERDICTS = {
     NOT_ENOUGH_DATA: "There is too little load in this log to judge the server.",
 }
 PHASES = {
-    "start_up": "start-up",
-    "warm_up": "warm-up",
+    "start_up": "starting",
     "load": "load",
     "idle": "idle",
     "crash": "crash",
