@@ -685,6 +685,15 @@ def test_the_next_chunk_of_one_prompt_starts_no_request() -> None:
     assert state.ranks[None].states["queue"] == "above_range"
 
 
+def test_whole_prompts_beyond_max_prefill_tokens_each_start_a_request() -> None:
+    # A batch ends at 256 tokens and so has one prompt of 2,000; none of them goes on in the next.
+    state = new_state()
+    state.observe(args(max_prefill_tokens=256, chunked_prefill_size=4096), 0.0)
+    for second in range(60):
+        state.observe(prefill(queued=5, new_tokens=2000), float(second))
+    assert state.ranks[None].queue_wait_seconds(60.0) == pytest.approx(5.0, rel=0.1)
+
+
 def test_a_rate_of_admission_does_not_count_the_pauses_between_bursts() -> None:
     # Half a minute of load every two minutes: ten start in a second, and twenty wait: two seconds each.
     state = new_state()

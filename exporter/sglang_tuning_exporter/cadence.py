@@ -34,19 +34,22 @@ class Cadence:
     """Learns from the batch lines of one scheduler how fast they follow each other."""
 
     __slots__ = (
-        "_before", "_decode_line", "_decode_lines", "_decoded_at", "_follows_full", "_joined", "_joins", "_late",
+        "_before", "_decode_line", "_decode_lines", "_decoded_at", "_follows", "_joined", "_joins", "_late",
         "_least_offset", "_moment", "_moment_before", "_pace", "_peak", "_prefills", "_second", "_second_tokens",
-        "_sequences", "_started", "_tokens", "_tokens_before", "_woke_at", "full", "interval", "most",
+        "_sequences", "_started", "_tokens", "_tokens_before", "_woke_at", "chunk", "full", "goes_on", "interval",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.interval = DECODE_LOG_INTERVAL  # decode steps between two lines, times the tokens that one step may give
-        self.most: float | None = None  # prompt tokens in one prefill batch
+        self.chunk: float | None = (
+            None  # the most prompt tokens of one prefill batch where a prompt may go on in the next
+        )
         self.full = False  # the last line is a prefill batch that holds as much as one may
+        self.goes_on = False  # and its last prompt goes on in the next
         self._moment = -inf
         self._prefills = 0  # lines of this moment, as the next three
         self._tokens = self._sequences = self._started = 0.0
-        self._follows_full = False  # the moment before ended with a full prefill batch
+        self._follows = False  # the first prefill batch follows one whose last prompt goes on, at once
         self._moment_before = -inf
         self._tokens_before = 0.0  # of the moment before, where it had prefill lines alone
         self._before = self._decoded_at = -inf  # the last two moments with decode lines
@@ -64,6 +67,12 @@ class Cadence:
         self._least_offset = inf  # between a line's printed time and its arrival
         self._late = 0.0
 
+    def ended(self, tokens: float, most: float | None) -> bool:
+        """Take note of how the last line ends: a prefill batch of `tokens` where `most` fit, or 0. Says whether it is full."""
+        self.full = most is not None and 0 < FULL_PREFILL_SHARE * most <= tokens
+        self.goes_on = self.full and self.chunk is not None and tokens >= FULL_PREFILL_SHARE * self.chunk
+        return self.full
+
     def woke(self, now: float) -> None:
         """Take note that something runs again after a pause."""
         self._woke_at = now
@@ -72,14 +81,14 @@ class Cadence:
         """Begin a new moment unless this is the same."""
         if now == self._moment:
             return
-        if self._follows_full and self._prefills and self._tokens_before > 0 and self._moment > self._moment_before:
+        if self._follows and self._prefills and self._tokens_before > 0 and self._moment > self._moment_before:
             pace = (self._moment - self._moment_before) / self._tokens_before
             self._pace = pace if self._pace is None else _WEIGHT * pace + (1 - _WEIGHT) * self._pace
         self._moment_before, self._tokens_before = (
             self._moment,
             0.0 if self._decoded_at == self._moment else self._tokens,
         )
-        self._moment, self._follows_full = now, self.full
+        self._moment, self._follows = now, self.goes_on
         self._prefills = 0
         self._tokens = self._sequences = self._started = 0.0
         self._late *= _FADES
@@ -108,9 +117,9 @@ class Cadence:
             self._second, self._second_tokens = printed // 1.0, 0.0
         self._second_tokens += tokens
         self._peak = max(self._peak, self._second_tokens)
-        again = float(self._follows_full)
-        if self._prefills > 1 and self.most:
-            again += min(self._prefills - 1, self._tokens // (FULL_PREFILL_SHARE * self.most))
+        again = float(self._follows)
+        if self._prefills > 1 and self.chunk:
+            again += min(self._prefills - 1, self._tokens // (FULL_PREFILL_SHARE * self.chunk))
         before, self._started = self._started, max(self._sequences - again, 0.0)
         return self._started - before
 

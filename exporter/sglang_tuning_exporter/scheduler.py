@@ -10,7 +10,6 @@ from sglang_tuning_exporter.admission import Beside
 from sglang_tuning_exporter.cadence import (
     DECODE_LOG_INTERVAL,
     DRAFTED_TOKENS,
-    FULL_PREFILL_SHARE,
     LEAST_SECONDS,
     Cadence,
 )
@@ -71,6 +70,7 @@ class RankState:
         "_interval",
         "_joined",
         "_judged_by",
+        "_most",
         "_native",
         "_observed_before",
         "_others",
@@ -140,6 +140,7 @@ class RankState:
         self._holds_until = -inf
         self._stages: list[tuple[float, Held]] = []  # what is held until when, once `_planned`
         self._planned = True
+        self._most: float | None = None  # prompt tokens in one prefill batch
         self._told_by_log = False  # a batch line said what is held
         self._scraped_at = -inf
         self._cadence = Cadence()
@@ -382,7 +383,7 @@ class RankState:
         self.usages = {}
         self.graph = None
         self._joined = 0.0
-        self._cadence.full = False
+        self._cadence.ended(0.0, None)
         self._told_at = None
 
     def _see(self, now: float, *, serving: bool) -> None:
@@ -458,7 +459,9 @@ class RankState:
         facts, known = self._facts, self._judged_by
         if known is None or known[0] is not facts or known[1] != facts.revision:
             self._judged_by = (facts, facts.revision)
-            self._cadence.most = facts.prefill_batch_tokens
+            self._most = facts.prefill_batch_tokens
+            chunk = facts.arg("chunked_prefill_size")
+            self._cadence.chunk = chunk if chunk is not None and chunk > 0 else None
             self._interval = int(facts.arg("decode_log_interval") or DECODE_LOG_INTERVAL)
             drafted = facts.arg("speculative_num_draft_tokens") or DRAFTED_TOKENS
             self._cadence.interval = self._interval * (drafted if facts.args.get("speculative_algorithm") else 1.0)
@@ -509,7 +512,7 @@ class RankState:
         self.beside.see_queues(line.queues)
         self.beside.decoded(1, self._facts)
         self._joined = 0.0
-        self._cadence.full = False
+        self._cadence.ended(0.0, None)
         self._judge()
         if line.graph is not None:
             self._set_graph(line.graph, line.graph_device)
@@ -545,7 +548,7 @@ class RankState:
         if self._others is not None:
             self._others.prefilled(self.dp, now)
         self._prefilled(now, now if line.time is None else line.time, tokens, self._joined, 1)
-        self._cadence.full = self._is_full(tokens, self.running or 0.0)
+        self._ends(tokens, self.running or 0.0)
         self._see(now, serving=not line.is_health_probe)
 
     def _count_waiting(self, now: float) -> None:
@@ -553,13 +556,10 @@ class RankState:
         if now == self._pending_at and self.queued is not None:
             self._pending_for = self.queued
 
-    def _is_full(self, tokens: float, running: float) -> bool:
-        """Whether a prefill batch holds as many tokens as one may; a mixed one has a token of each running request in it."""
-        most = self._cadence.most
-        if most is None or not tokens:
-            return False
-        mixed = running if self._facts.args.get("enable_mixed_chunk") else 0.0
-        return tokens + mixed >= FULL_PREFILL_SHARE * most
+    def _ends(self, tokens: float, running: float) -> bool:
+        """Say whether the last line is a full prefill batch; a mixed one has a token of each running request in it."""
+        mixed = running if tokens and self._facts.args.get("enable_mixed_chunk") else 0.0
+        return self._cadence.ended(tokens + mixed, self._most)
 
     def _prefilled(self, now: float, printed: float, tokens: float, sequences: float, lines: int) -> None:
         """Count the requests that prefill lines started."""
@@ -630,8 +630,7 @@ class RankState:
             usages["full"] = usage
             if len(usages) > 1:
                 usage = max(usages.values())
-            full = new_tokens > 0 and self._is_full(new_tokens, running)
-            self._cadence.full = full
+            full = self._ends(new_tokens, running)
             if prefills:
                 counts["cached_tokens"] += cached
                 counts["computed_tokens"] += computed
@@ -707,7 +706,8 @@ class RankState:
                 self.totals.counts["new_token_ratio_told"] += 1
         self.beside.see_figures(new)
         self._joined = 0.0
-        self._cadence.full = self._told_by_log = False
+        self._cadence.ended(0.0, None)
+        self._told_by_log = False
         self._see(now, serving=serving)
 
     def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> float:
