@@ -378,6 +378,56 @@ def test_two_rows_at_once_never_turn_one_flag_two_ways(rows: list[str], profile:
     assert not (fewer and (lowers or any(each.raises for each in limits)))
 
 
+def gave_up(share: float, *, first_token: float = 0.05, queued: int = 0, answered: bool = True) -> Story:
+    """Scrapes of a server that starts a request a second, of which so many are given up."""
+    story: Story = []
+    for step in range(20):
+        done = 10.0 * step * (1 - share) if answered else 0.0
+        first = Histogram(
+            (0.1, 1.0, 4.0, inf), tuple(done * (bound >= first_token) for bound in (0.1, 1.0, 4.0, inf)), done
+        )
+        figures = RankFigures(running=3, queued=queued, grammar_queued=0, full_usage=0.3, used_tokens=step)
+        scrape = Scrape(
+            [figures], progress=1000.0 * step, aborted_requests=10.0 * step * share, time_to_first_token=first
+        )
+        scrape.started_requests = done if answered else None
+        story.append((10.0 * step, scrape))
+    return story
+
+
+@pytest.mark.parametrize(
+    ("story", "profile", "expected"),
+    [
+        (gave_up(1 / 6), "online", False),  # a chat, whose readers stop what they have seen enough of
+        (gave_up(1 / 6), "offline", False),
+        (gave_up(1 / 6, first_token=3.0), "online", True),  # first tokens come late
+        (gave_up(1 / 6, first_token=3.0), "offline", False),  # nobody waits for first tokens there
+        (gave_up(1 / 6, queued=30), "offline", True),  # they wait, and a client's own limit ends that
+        (gave_up(0.04, first_token=3.0), "online", False),  # too few
+        (gave_up(1.0, queued=3000, answered=False), "online", True),  # everybody, and no answer was ever counted
+    ],
+)
+def test_given_up_requests_are_trouble_only_with_a_reason_to_give_up(
+    story: Story,
+    profile: str,
+    expected: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    assert ("requests_rejected" in found(judged(story, profile))) is expected
+
+
+@pytest.mark.parametrize("every", [50.0, 60.0, 59.7])
+def test_about_one_retraction_a_minute_is_fine(every: float) -> None:
+    story = started() + load(queued=5, usage=0.95)
+    story += decoding(END, 720.0, queued=5, usage=0.95) + repeated(retraction(), every, end=717.0)
+    judgement = judged(story, end=720.0)
+    assert "retracting_too_often" not in found(judgement)
+
+
+def test_three_retractions_in_two_minutes_are_more_than_about_one_a_minute() -> None:
+    story = started() + decoding(0.0, 720.0, queued=5, usage=0.95) + repeated(retraction(), 40.0, end=720.0)
+    assert "retracting_too_often" in found(judged(story, end=720.0))
+
+
 @pytest.mark.parametrize("seconds", [20.0, END])
 def test_late_first_tokens_have_no_cause_where_it_is_not_known_whether_requests_waited(seconds: float) -> None:
     # Gauges that were read between two batches: the latencies are known, the queue is not.

@@ -125,6 +125,8 @@ class Rule:
         if isinstance(condition, Share):
             return self._share(condition)
         if isinstance(condition, RetractionRate):
+            # Counted over the samples' intervals, one less than the window has, so about a fifth more than the limit is silent:
+            # `RETRACTION_SLACK`, as findings have it.
             limit = _threshold("retractions_per_minute", "upper")
             return [
                 f"instance:sglang_tuning_retractions:rate5m > {ON} group_left () {limit}",
@@ -134,13 +136,13 @@ class Rule:
             ]
         if isinstance(condition, Rejections):
             limit = _threshold("rejections_per_minute", "upper")
-            given_up = "sum by (job, instance) (increase(sglang_tuning_aborted_requests_total[10m]))"
-            answered = "sum by (job, instance) (increase(sglang_tuning_started_requests_total[10m]))"
             return [
                 f'(instance:sglang_tuning_rejections:rate5m{{kind="rejected"}} > {ON} group_left () {limit}',
                 f'or instance:sglang_tuning_rejections:rate5m{{kind="given_up"}} > {ON} group_left () {limit}',
-                f"  and {ON} ({given_up}",
-                f"    / {ON} ({answered} > 0) > {ON} {_threshold('aborted_share', 'upper')}))",
+                f"  and {ON} (instance:sglang_tuning_given_up:ratio10m > {ON} {_threshold('aborted_share', 'upper')})",
+                f"  and {ON} (",
+                *(f"    {reason}" for reason in _gave_reason(condition.times)),
+                "  ))",
                 # Still going on, as with retractions.
                 "and instance:sglang_tuning_rejections:rate2m > 0",
             ]
@@ -235,9 +237,9 @@ class Rule:
     def flag(self) -> str:
         """The flag to turn, spelled as the running version wants it; empty when the advice is to people."""
         arg = self.row.turn.arg
-        if not arg:
+        if not arg and not self.row.borrows:
             return ""
-        plain = "--" + arg.replace("_", "-")
+        plain = "--" + arg.replace("_", "-") if arg else ""
         if not self._computed:
             return plain
         typed = '--{{ . | first | label "arg" | reReplaceAll "_" "-" }}'
@@ -250,7 +252,7 @@ class Rule:
         if not self._computed:
             return ""
         value = "{{ . | first | value }}"
-        plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, "not set")
+        plain = _with(_query("sglang_tuning_server_arg", arg=arg), value, "not set") if arg else ""
         if arg in _IN_FORCE:
             plain = _with(
                 _query("sglang_tuning_server_arg", arg=arg),
@@ -280,7 +282,11 @@ class Rule:
     def _computed(self) -> bool:
         """Whether the exporter tells a value for the row's argument."""
         arg = self.row.turn.arg
-        return bool(arg) and arg not in _SWITCHES and not isinstance(self.row.condition, (Source, BurnRate))
+        return (
+            bool(arg or self.row.borrows)
+            and arg not in _SWITCHES
+            and not isinstance(self.row.condition, (Source, BurnRate))
+        )
 
     @property
     def direction(self) -> str:
@@ -288,6 +294,8 @@ class Rule:
         turn = self.row.turn
         if not self._computed:
             return turn.direction
+        if not turn.arg:
+            return _with(self._recommended, "set", turn.direction)
         same = f'match "^{turn.arg}" (. | first | label "arg")'
         chosen = f"{{{{ if {same} }}}}{turn.direction}{{{{ else }}}}set{{{{ end }}}}"
         return _with(self._recommended, chosen, turn.direction)
@@ -335,6 +343,19 @@ def scaled(text: str, time_scale: float) -> str:
         return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
 
     return _DURATION.sub(shorter, text)
+
+
+def _gave_reason(times: float) -> list[str]:
+    """Write why clients would give up: they waited (any wait, where the profile has no longest one), or first tokens came late."""
+    waited = "instance:sglang_tuning_state:share10m"
+    late = 'instance:sglang_tuning_latency_breaches:ratio10m{latency="time_to_first_token"}'
+    often = f"> {ON} group_left () {_threshold('share', 'upper')}"
+    return [
+        f'{waited}{{signal="queue", state="above_range"}} {often}',
+        f'or ((1 - {waited}{{signal="queue", state="empty"}}) {often} unless {ON} {_threshold("queue", "wait_seconds")})',
+        f"or {late} {often}",
+        f"or {late} > {ON} group_left () ({times:g} * (1 - {_threshold('latency', 'objective')}))",
+    ]
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:

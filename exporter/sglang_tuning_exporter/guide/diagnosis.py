@@ -11,6 +11,8 @@ from sglang_tuning_exporter.signals import Signal
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 # `limit`: it can be what limits the server, the verdict. `chance`: to be tried by itself, nothing is wrong. `remark`: neither.
 Kind: TypeAlias = Literal["limit", "chance", "remark"]
+# A latency is bad where this many times the budget of its objective is missed.
+LATE_TIMES = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,12 @@ class RetractionRate:
 
 @dataclass(frozen=True, slots=True)
 class Rejections:
-    """Requests were turned away more often than the profile tolerates, or too large a part was given up by its clients."""
+    """Requests were turned away more often than the profile tolerates, or too large a part was given up for a reason.
+
+    A reason is that requests waited for too long, or that more than `times` the budget of first tokens came late.
+    """
+
+    times: float = LATE_TIMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class Slow:
 
     latency: Literal["time_to_first_token", "inter_token"]
     because: Literal["queue", "prompts", "batch"]
-    times: float = 10.0
+    times: float = LATE_TIMES
 
 
 @dataclass(frozen=True, slots=True)

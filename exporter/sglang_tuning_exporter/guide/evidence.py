@@ -145,6 +145,17 @@ class Past:
         return self.recent.counts.get("finished_requests")
 
     @property
+    def given_up_share(self) -> float | None:
+        """Part of the requests that their clients gave up, 0-1; None where the server does not count them, or none came.
+
+        A server that counts them and shows no count of started ones has started none.
+        """
+        given_up, started = self.recent.counts.get("aborted_requests"), self.started_requests or 0.0
+        if given_up is None or not given_up + started:
+            return None
+        return given_up / (given_up + started)
+
+    @property
     def new_token_ratio(self) -> float | None:
         """Its mean over the scrapes under load: usage and batch are means as well, and after a start or a retraction it falls for minutes."""
         told = self.recent.counts["new_token_ratio_told"]

@@ -36,6 +36,8 @@ from sglang_tuning_exporter.state import ABORTED, REJECTION, RETRACTION, START, 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from sglang_tuning_exporter.guide.profiles import Profile
+
 # The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (since 0.3.6, CENSUS §6).
 CONSERVATIVENESS_CEILING = 1.43
 
@@ -48,7 +50,7 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
     if isinstance(condition, RetractionRate):
         return _retractions(condition, past)
     if isinstance(condition, Rejections):
-        return _rejections(past)
+        return _rejections(condition, past)
     if isinstance(condition, Reserve):
         reserve, above = past.facts.reserve_gb, condition.side == "above"
         bound = profile.reserve_upper_gb if above else profile.reserve_lower_gb
@@ -156,19 +158,33 @@ def _retractions(condition: RetractionRate, past: Past) -> Evidence | None:
     rate = past.retractions_per_minute
     if condition.capped and (past.facts.conservativeness or 0.0) <= CONSERVATIVENESS_CEILING:
         return None
-    return Evidence("retractions per minute of serving time", rate, past.profile.retractions_per_minute, "per_minute")
+    return Evidence("retractions per minute of serving time", rate, past.profile.retractions_tolerated, "per_minute")
 
 
-def _rejections(past: Past) -> Evidence | None:
+def _rejections(condition: Rejections, past: Past) -> Evidence | None:
     profile, counts = past.profile, past.recent.counts
     if not past.enough:
         return None
-    rejected = past.per_minute(counts["rejected_requests"])
-    given_up = past.per_minute(counts["aborted_requests"])
-    answered = past.started_requests or 0.0
-    if rejected <= profile.rejections_per_minute and counts["aborted_requests"] > profile.aborted_share * answered > 0:
-        return Evidence("requests given up a minute", given_up, profile.rejections_per_minute, "per_minute")
-    return Evidence("requests rejected a minute", rejected, profile.rejections_per_minute, "per_minute")
+    limit = profile.rejections_per_minute
+    rejected, given_up = (past.per_minute(counts[name]) for name in ("rejected_requests", "aborted_requests"))
+    if rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share and _gave_reason(condition, past):
+        return Evidence("requests given up a minute", given_up, limit, "per_minute")
+    return Evidence("requests rejected a minute", rejected, limit, "per_minute")
+
+
+def _gave_reason(condition: Rejections, past: Past) -> bool:
+    """Say whether the server gave its clients a reason to give up: people who stop an answer have none."""
+    profile, recent = past.profile, past.latency.get("time_to_first_token")
+    waited = past.recent.share("queue", "above_range") or 0.0
+    if profile.queue_wait_seconds is None:  # no wait is too long for this profile, so any may be for its clients
+        waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
+    late = (recent.breach_share if recent is not None else None) or 0.0
+    return waited > profile.frequent_share or late > _late_share(condition.times, profile)
+
+
+def _late_share(times: float, profile: Profile) -> float:
+    """Give the share of observations that may miss their objective before a latency is bad."""
+    return min(times * (1 - profile.latency_objective), profile.frequent_share)
 
 
 def _spread(condition: Spread, past: Past) -> Evidence | None:
@@ -188,7 +204,7 @@ def _slow(condition: Slow, past: Past) -> Evidence | None:
     if recent is None or breaches is None or recent.observations < profile.enough_observations:
         return None
     name = f"share of {condition.latency.replace('_', ' ')} observations above the objective"
-    bound = min(condition.times * (1 - profile.latency_objective), profile.frequent_share)
+    bound = _late_share(condition.times, profile)
     empty = past.recent.share("queue", "empty")
     if empty is None and condition.because != "batch":
         return None

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.suspect import Trouble
 
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
+# About one retraction a minute is fine: one more in the rule's five minutes is no more than that.
+RETRACTION_SLACK = 0.2
 # The guide's oldest edition (E1) calls a queue of 50 to 500 healthy, the newest 100 to 2000.
 FIRST_EDITION_QUEUE = (50.0, 500.0)
 
@@ -46,7 +48,7 @@ class Profile:
     token_usage_target: float = 0.9
     retractions_per_minute: float = 1.0  # "about once a minute is fine" (editions E5 and C)
     rejections_per_minute: float = 1.0
-    aborted_share: float = 0.05  # of the requests that got their first token
+    aborted_share: float = 0.05  # of the requests that got their first token or were given up
     reserve_lower_gb: float = 5.0  # below: OOM threatens (editions E3-E5, C)
     reserve_upper_gb: float = 10.0  # 10-20 GB is too much; 8-10 GB is in no edition's range and so judged by nobody
     reserve_aim_gb: float = 6.5  # the middle of the 5-8 GB the guide calls good
@@ -69,6 +71,11 @@ class Profile:
         if "reserve_aim_gb" in made.overridden or lower < made.reserve_aim_gb < upper:
             return made
         return replace(made, reserve_aim_gb=(lower + upper) / 2)
+
+    @property
+    def retractions_tolerated(self) -> float:
+        """The most retractions a minute that are about as many as the threshold."""
+        return self.retractions_per_minute + RETRACTION_SLACK
 
     @property
     def contradiction(self) -> str:

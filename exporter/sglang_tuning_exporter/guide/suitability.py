@@ -127,7 +127,7 @@ def _is_short(past: Past) -> bool:
     """Whether the KV pool is too small for the load."""
     full = past.recent.share("admission", "pool_full") or 0.0
     return past.enough and (
-        full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_per_minute
+        full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_tolerated
     )
 
 

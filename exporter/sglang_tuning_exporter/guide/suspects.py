@@ -119,7 +119,7 @@ def troubles(past: Past) -> frozenset[Trouble]:
         ("eager", recent.share("cuda_graph", "eager") or 0.0),
     )
     seen |= {trouble for trouble, share in shares if share > profile.frequent_share}
-    if past.retractions_per_minute > profile.retractions_per_minute:
+    if past.retractions_per_minute > profile.retractions_tolerated:
         seen.add("retracting")
     if past.per_minute(recent.counts["rejected_requests"]) > profile.rejections_per_minute:
         seen.add("rejected")

@@ -187,8 +187,8 @@ def _retractions(past: Past, history: History) -> Figure:
     return Figure(
         name,
         f"{rate:.1f}" if past.served_seconds or rate else NOT_TOLD,
-        f"up to {tolerated:g}",
-        "" if not past.served_seconds else "good" if rate <= tolerated else "bad",
+        f"up to about {tolerated:g}",
+        "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
         spark=sparkline(points, f"Retractions, {before}", marks=True),
         before=before,
     )
