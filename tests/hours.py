@@ -128,6 +128,7 @@ def _inform(exporter: Watcher, answer: bytes) -> None:
     info = parse_server_info(answer)
     assert info is not None
     exporter.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+    exporter.state.facts.apply_ranks(info.ranks)
 
 
 def _placed(page: str, place: str, at: float, families: Collection[str]) -> Iterator[str]:

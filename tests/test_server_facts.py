@@ -18,6 +18,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.serverinfo import RankInfo
 
 LOGS = Path(__file__).parent / "data" / "logs"
 
@@ -300,3 +301,44 @@ def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(
     version: str | None, args: dict[str, object], *, first: bool
 ) -> None:
     assert ServerFacts(version=version, args=args).is_first_edition is first
+
+
+def test_what_server_info_says_of_its_schedulers_fills_what_nothing_else_tells() -> None:
+    # Metrics alone tell no pool before 0.5.6 and no memory before 0.5.11.
+    facts = ServerFacts()
+    facts.apply_ranks(
+        [
+            RankInfo(weight_gb=16.4, kv_cache_gb=39.6, graph_gb=2.1, startup_available_gb=9.9, token_capacity=1000),
+            RankInfo(weight_gb=16.5, kv_cache_gb=39.7, graph_gb=2.0, startup_available_gb=9.1, token_capacity=990),
+        ]
+    )
+    assert (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb) == (16.5, 39.7, 2.1)
+    assert (facts.reserve_gb, facts.kv_pool_tokens) == (9.1, {None: 990.0})
+
+
+def test_captured_sizes_are_known_from_server_info() -> None:
+    facts = ServerFacts(args={"cuda_graph_max_bs": 160})
+    facts.apply_ranks([RankInfo(graph_batch_sizes=(1, 2, 4, 80))])
+    assert facts.largest_captured == 80
+
+
+def test_the_log_and_the_metrics_win_over_server_info() -> None:
+    facts = from_log("0.5.23")
+    known = (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb, facts.reserve_gb, dict(facts.kv_pool_tokens))
+    sizes = facts.graph_sizes
+    facts.apply_ranks([RankInfo(1, 1.0, 1.0, 1.0, 1.0, 1.0, 1, (1,))])
+    assert known == (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb, facts.reserve_gb, facts.kv_pool_tokens)
+    assert facts.graph_sizes == sizes
+
+
+def test_memory_that_came_out_below_zero_is_not_told() -> None:
+    facts = ServerFacts()
+    facts.apply_ranks([RankInfo(weight_gb=-0.01, kv_cache_gb=0.0, graph_gb=0.0)])
+    assert (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb) == (None, None, None)
+
+
+def test_a_chunk_that_the_scheduler_printed_outlives_arguments_that_leave_it_open() -> None:
+    facts = with_args(chunked_prefill_size=None)
+    facts.apply(limits())
+    facts.apply_info("0.5.23", {"chunked_prefill_size": None, "tp_size": 1}, None)
+    assert facts.arg("chunked_prefill_size") == 8192

@@ -26,7 +26,9 @@ from sglang_tuning_exporter.sglang.flags import flag_of, is_before, release_of
 from sglang_tuning_exporter.start_memory import StartMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sglang_tuning_exporter.sglang.serverinfo import RankInfo
 
 # Arguments worth a series of their own. Numbers and switches only: a series has no room for words, and words may be
 # secrets.
@@ -90,6 +92,11 @@ def number(value: object) -> float | None:
     except OverflowError:  # an integer of hundreds of digits
         return None
     return figure if isfinite(figure) else None
+
+
+def _most(figures: Iterable[float | None]) -> float | None:
+    """Give the largest figure above zero: memory is a difference, and a small model's can come out below it."""
+    return max((figure for figure in figures if figure is not None and figure > 0), default=None)
 
 
 @dataclass(slots=True)
@@ -214,10 +221,35 @@ class ServerFacts:
         self.revision += 1
         self.version = version or self.version
         if args:
+            chunk = self.args.get("chunked_prefill_size")
             self.args = dict(args)
+            if self.args.get("chunked_prefill_size") is None and chunk is not None:
+                self.args["chunked_prefill_size"] = chunk  # as the scheduler printed it
         if running_limit_per_dp is not None:
             for dp in set(self.running_limits) | set(self.kv_pool_tokens) or {None}:
                 self.running_limits[dp] = running_limit_per_dp
+
+    def apply_ranks(self, ranks: Sequence[RankInfo]) -> None:
+        """Learn what the schedulers say of themselves in `/server_info` (0.4.9 on), where neither log nor metrics tell it.
+
+        The list has no DP ranks in it: of figures that differ the one that binds is taken.
+        """
+        if not ranks:
+            return
+        self.revision += 1
+        tokens = [rank.token_capacity for rank in ranks if rank.token_capacity]
+        if tokens and not self.kv_pool_tokens:
+            self.kv_pool_tokens[None] = float(min(tokens))
+        left = [rank.startup_available_gb for rank in ranks if rank.startup_available_gb is not None]
+        if left and not self.available_gb:
+            self.available_gb[None] = min(left)
+        if self.weights_gb is None:
+            self.weights_gb = _most(rank.weight_gb for rank in ranks)
+        if self.kv_pool_gb is None:
+            self.kv_pool_gb = _most(rank.kv_cache_gb for rank in ranks)
+        if self.graph_gb is None:
+            self.graph_gb = _most(rank.graph_gb for rank in ranks)
+        self.graph_sizes = self.graph_sizes or max((rank.graph_batch_sizes for rank in ranks), key=len)
 
     def apply_load(self, dp: int | None, running_limit: float | None) -> None:
         """Learn a scheduler's own limit from `/v1/loads`, which names its DP rank as `/server_info` does not."""

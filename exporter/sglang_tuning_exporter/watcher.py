@@ -243,6 +243,7 @@ class Watcher:
                 self._inquiry.missed(time.monotonic())
             else:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+                self.state.facts.apply_ranks(info.ranks)
         # Which DP rank has which limit is told by /v1/loads alone, from 0.5.8 on.
         version = version_tuple(info.version) if info is not None else None
         if version is not None and version >= (0, 5, 8) and self.state.has_dp_ranks:
