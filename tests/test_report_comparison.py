@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.report import run
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.report import report, run
 from sglang_tuning_exporter.report.comparison import ArgChange, Arguments, RunFigures, changed_args, compare
+from sglang_tuning_exporter.report.inputs import Logs
 
 RECORDINGS = Path(__file__).parent / "recordings"
 RUN = RunFigures(
@@ -29,6 +31,7 @@ RUN = RunFigures(
     rejections=0,
 )
 ONE = (ArgChange("schedule_conservativeness", "0.1", "1.3"),)
+TUNED = (ArgChange("chunked_prefill_size", "256", "1024"),)
 TWO = (*ONE, ArgChange("page_size", "1", "64"))
 
 
@@ -53,6 +56,45 @@ def test_under_another_load_no_change_is_proven_and_throughput_says_nothing() ->
 
 def test_the_same_rate_of_prompts_is_the_same_load_though_more_wait() -> None:
     assert compare(like(queued=100, waiting=0.9), RUN, ONE).cause == "likely"
+
+
+LENGTHS = {"prompt_length": 100.0, "answer_length": 80.0, "cached": 0.5}
+
+
+def test_prompts_twenty_times_as_long_are_another_load_though_as_many_clients_ask() -> None:
+    change = compare(
+        like(**LENGTHS, throughput=3000), like(**{**LENGTHS, "prompt_length": 1975.0}, throughput=700), ONE
+    )
+    assert change.cause == "unproven"
+    assert (
+        "100 → 1.98e+03 prompt tokens a request" in change.words
+        or "100 → 1,975 prompt tokens a request" in change.words
+    )
+    assert [row.direction for row in change.rows if row.name == "generated tokens a second"] == ["different"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "after", "words"),
+    [
+        ("answer_length", 200.0, "80 → 200 generated tokens a request"),
+        ("prompt_length", 70.0, "100 → 70 prompt tokens a request"),
+        ("cached", 0.1, "50 → 10 % of the prompts cached"),
+    ],
+)
+def test_other_requests_are_another_load(figure: str, after: float, words: str) -> None:
+    change = compare(like(**LENGTHS, retractions=4.4), like(**{**LENGTHS, figure: after}), TUNED)
+    assert (change.cause, words in change.words) == ("unproven", True)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, {"prompt_length": 120.0, "answer_length": 70.0, "cached": 0.55}])
+def test_requests_of_about_the_same_size_are_the_same_load(lengths: dict[str, float]) -> None:
+    assert compare(like(**LENGTHS, retractions=4.4), like(**lengths), TUNED).cause == "likely"
+
+
+def test_more_cached_prompts_are_the_work_of_a_flag_that_decides_what_is_cached() -> None:
+    cache = (ArgChange("disable_radix_cache", "on", "off"),)
+    change = compare(like(**{**LENGTHS, "cached": 0.0}, throughput=494), like(**LENGTHS, throughput=1035), cache)
+    assert change.cause == "likely"
 
 
 def test_better_in_one_and_worse_in_another_is_mixed() -> None:
@@ -142,3 +184,32 @@ def test_neither_log_is_overwritten(tmp_path: Path) -> None:
     log.write_bytes(Path(recording("dp2")).read_bytes())
     with pytest.raises(UsageError, match="is one of the logs"):
         run([recording("dp2")], format="json", output=log, profile="online", against=[str(log)])
+
+
+START = (
+    "[2025-11-20 {at}:00] server_args=ServerArgs(model_path='m', max_running_requests=64, schedule_policy='{policy}', "
+    "random_seed=1)\n[2025-11-20 {at}:30] The server is fired up and ready to roll!\n"
+)
+BATCHES = (
+    "[2025-11-20 {at}] Prefill batch, #new-seq: 4, #new-token: {tokens}, #cached-token: 0, token usage: 0.40, "
+    "#running-req: 60, #queue-req: 0\n"
+    "[2025-11-20 {at}] Decode batch, #running-req: 64, #token: 92500, token usage: 0.40, cuda graph: True, "
+    "gen throughput (token/s): {throughput:.2f}, #queue-req: 0\n"
+)
+
+
+def served(minutes: range, policy: str, prompt: int, throughput: float) -> str:
+    moments = [f"10:{minute:02}:{second:02}" for minute in minutes[1:] for second in range(0, 60, 5)]
+    text = START.format(at=f"10:{minutes[0]:02}", policy=policy)
+    return text + "".join(BATCHES.format(at=at, tokens=4 * prompt, throughput=throughput) for at in moments)
+
+
+@pytest.mark.parametrize(("prompt", "throughput", "cause"), [(1975, 700, "unproven"), (110, 2350, "likely")])
+def test_a_policy_is_not_praised_or_blamed_for_other_prompts(
+    tmp_path: Path, prompt: int, throughput: float, cause: str
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(served(range(20), "fcfs", 100, 3000) + served(range(20, 40), "lpm", prompt, throughput))
+    change = report(Logs([str(log)]), PROFILES["online"])["starts"][1]["against_last"]
+    assert change["cause"] == cause
+    assert ("prompt tokens a request" in change["words"]) == (cause == "unproven")

@@ -142,6 +142,9 @@ def figures_document(figures: RunFigures) -> Document:
         "cuda_graph_coverage": figures.coverage,
         "out_of_memory": figures.out_of_memory,
         "rejections_per_minute": figures.rejections,
+        "mean_prompt_tokens": figures.prompt_length,
+        "mean_generated_tokens": figures.answer_length,
+        "share_cached": figures.cached,
     }
     return {name: _rounded(value) for name, value in told.items()}
 

@@ -17,8 +17,19 @@ if TYPE_CHECKING:
 # With less serving time on either side, nothing is compared: a burst is no run.
 ENOUGH_SECONDS = 30.0
 ENOUGH_BATCHES = 10
-# Concurrency and prompt tokens a second within this factor of each other are the same load.
+# Figures of the load within this factor of each other are the same (docs/decisions.md, "Reports").
 LOAD_ALIKE = 1.3
+# With fewer requests their mean lengths are a matter of chance.
+ENOUGH_REQUESTS = 20
+RETRACTED_SHARE = 0.1
+# What decides how much of the prompts is found in the cache: with one of these changed, that is no property of the load.
+_CACHE_ARGS = frozenset(
+    {
+        "disable_radix_cache", "schedule_policy", "page_size", "max_total_tokens", "mem_fraction_static", "kv_cache_dtype",
+        "enable_hierarchical_cache", "hicache_ratio", "hicache_size", "radix_eviction_policy", "load_balance_method",
+        "max_running_requests", "schedule_conservativeness", "dp_size",
+    }
+)  # fmt: skip
 _LONGEST_VALUE = 80
 # What changes from start to start without anybody tuning.
 _VARY = frozenset(
@@ -50,6 +61,10 @@ class RunFigures:
     coverage: float | None  # share of decode batches that replayed a graph
     out_of_memory: float  # failures
     rejections: float  # per minute of serving time
+    requests: float = 0.0  # that were started
+    prompt_length: float | None = None  # tokens, mean, cached ones included
+    answer_length: float | None = None  # tokens, mean
+    cached: float | None = None  # share of the prompt tokens
 
     @property
     def enough(self) -> bool:
@@ -69,13 +84,19 @@ def figures_of(
     served: float,
     *,
     throughput: float | None,
+    generated: float,
     out_of_memory: float,
     has_graphs: bool = True,
 ) -> RunFigures:
-    """Give a run's figures from what was added up in it; `served`: seconds in which any of its schedulers served."""
+    """Give a run's figures from what was added up in it.
+
+    `served`: seconds in which any of its schedulers served; `generated`: tokens, as far as the log shows their rate.
+    """
     counts = totals.counts
     minutes = max(served, 60.0) / 60.0  # less than a minute is judged as a minute: one burst is no rate
-    prompts = counts["computed_tokens"] + counts["cached_tokens"]
+    prompts, requests = counts["computed_tokens"] + counts["cached_tokens"], counts["new_sequences"]
+    # Retracted requests start again with what they had generated: their prompts are not those of the clients.
+    told_lengths = requests >= ENOUGH_REQUESTS and counts["log_retracted_requests"] <= RETRACTED_SHARE * requests
     empty = totals.share("queue", "empty")
 
     def together(figure: str) -> float | None:
@@ -97,6 +118,10 @@ def figures_of(
         coverage=totals.coverage if has_graphs else None,
         out_of_memory=out_of_memory,
         rejections=counts["rejected_requests"] / minutes,
+        requests=requests,
+        prompt_length=prompts / requests if told_lengths and prompts else None,
+        answer_length=generated / requests if told_lengths and generated else None,
+        cached=counts["cached_tokens"] / prompts if told_lengths and prompts else None,
     )
 
 
@@ -217,7 +242,7 @@ def compare(
 
     `verdict_before` is what limited the server then; `known`: both runs printed their arguments.
     """
-    load = _load_differs(before, after)
+    load = _load_differs(before, after, changed)
     rows = tuple(row for measure in _MEASURES if (row := _row(measure, before, after, load)) is not None)
     failed = [row for row in rows if row.unit == "count" and row.name.startswith("out-of-memory")]
     if not (before.enough and after.enough) and not any(row.direction == "worse" for row in failed):
@@ -289,22 +314,39 @@ def _cause(  # noqa: PLR0911 - one answer for each case
     )
 
 
-def _load_differs(before: RunFigures, after: RunFigures) -> str:
+def _load_differs(before: RunFigures, after: RunFigures, changed: tuple[ArgChange, ...]) -> str:
     """Say how the load differs; empty where it is alike.
 
-    A fixed number of clients keeps the concurrency, a fixed rate of requests keeps the prompt tokens: one is enough.
+    A fixed number of clients keeps the concurrency, a fixed rate of requests keeps the prompt tokens: one of the two is enough.
+    The requests themselves must be alike in any case.
     """
-    told = [
-        (name, old, new)
-        for name, old, new in (
-            ("requests at once", before.concurrency, after.concurrency),
-            ("prompt tokens a second", before.prompt_tokens, after.prompt_tokens),
-        )
+    amounts = _differences(
+        ("requests at once", before.concurrency, after.concurrency),
+        ("prompt tokens a second", before.prompt_tokens, after.prompt_tokens),
+    )
+    found = [words for words, _ in amounts] if all(differs for _, differs in amounts) else []
+    shapes = _differences(
+        ("prompt tokens a request", before.prompt_length, after.prompt_length),
+        ("generated tokens a request", before.answer_length, after.answer_length),
+    )
+    found += [words for words, differs in shapes if differs]
+    if not _CACHE_ARGS.intersection(change.arg for change in changed) and before.cached is not None is not after.cached:
+        was, now = 1.0 - before.cached, 1.0 - (after.cached or 0.0)
+        if max(was, now) > LOAD_ALIKE * min(was, now) + 0.05:
+            found.append(f"{100 * before.cached:.0f} → {100 * (1 - now):.0f} % of the prompts cached")
+    return ", ".join(found)
+
+
+def _differences(*figures: tuple[str, float | None, float | None]) -> list[tuple[str, bool]]:
+    return [
+        (f"{_figure(old)} → {_figure(new)} {name}", max(old, new) > LOAD_ALIKE * min(old, new) + 0.5)
+        for name, old, new in figures
         if old is not None and new is not None
     ]
-    if not told or any(max(old, new) <= LOAD_ALIKE * min(old, new) + 0.5 for _, old, new in told):
-        return ""
-    return ", ".join(f"{old:.3g} → {new:.3g} {name}" for name, old, new in told)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _listed(words: list[str]) -> str:

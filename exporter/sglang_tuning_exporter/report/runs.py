@@ -161,6 +161,12 @@ class Runs:
             totals,
             served,
             throughput=(sampler.generated - base.generated) / seconds if seconds > 0 else None,
+            generated=self._generated(served, seconds),
             out_of_memory=sum(marks[phase] for phase in OUT_OF_MEMORY_PHASES),
             has_graphs=not self._state.facts.without_graph,
         )
+
+    def _generated(self, served: float, seconds: float) -> float:
+        """Estimate the tokens generated in the run: the rate is read for a part of the seconds only."""
+        rate = (self._sampler.generated - self._base.generated) / seconds if seconds > 0 else 0.0
+        return rate * served
