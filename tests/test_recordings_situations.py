@@ -22,17 +22,38 @@ NAMES = sorted(path.name for path in RECORDINGS.iterdir() if path.name in BY_NAM
 
 # (situation, way of seeing) → what is still wrong: the headline, an advice, or a cure that is missing.
 HEADLINE: dict[tuple[str, str], str] = {
-    ("chat-with-stops", "both"): "`requests_rejected` is false",
+    ("bursts-10-in-30", "both"): "`client_too_slow` is false",
+    ("early-chunks", "metrics"): "`idle` is false",
     ("early-limit", "metrics"): "`idle` is false",
-    ("stop-detokenizer", "both"): "`requests_rejected` is false",
+    ("refused-streams", "both"): "`latency_queue` at times",
+    ("refused-streams", "metrics"): "`latency_queue` is false",
+    ("stop-detokenizer", "both"): "`healthy` is false; `requests_rejected` at times",
     ("stop-detokenizer", "log"): "`healthy` is false",
     ("stop-detokenizer", "report"): "`healthy` is false",
 }
 ADVICE: dict[tuple[str, str], str] = {
-    ("chat-with-stops", "both"): "advises send fewer requests at once, or add a replica",
+    (
+        "bursts-10-in-30",
+        "both",
+    ): "advises send at least 104 requests at once (now about 7): some 4 fit beside each other, an",
+    ("page-512", "log"): "advises --max-total-tokens 16384 → 32768",
+    ("page-512", "report"): "advises --max-total-tokens 16384 → 32768",
+    (
+        "refused-streams",
+        "both",
+    ): "advises send at most 5 requests at once (now about 11), or add a replica: 2.36 a second ar",
+    (
+        "refused-streams",
+        "metrics",
+    ): "advises send at most 7 requests at once (now about 11), or add a replica: 3.5 a second are",
     ("stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
 }
-CURE: dict[str, str] = {}
+CURE: dict[str, str] = {
+    "bursts-10-in-30": "the flag is not named",
+    "pool-12288-ignore-eos": "the flag is not named",
+    "pool-4200-prompts-1100": "the flag is not named",
+    "pool-600-prompts-300": "the flag is not named",
+}
 
 
 def cases(known: dict[tuple[str, str], str]) -> list[Any]:
