@@ -100,6 +100,28 @@ def test_a_past_in_which_nothing_is_wrong_has_no_findings() -> None:
     assert ids(past()) == []
 
 
+@pytest.mark.parametrize(
+    ("signal", "state", "share", "slow"),
+    [
+        ("admission", "pool_full", 0.2, False),
+        ("admission", "running_limit", 0.2, False),
+        ("admission", "prefill_bound", 0.2, False),
+        ("admission", "running_limit", 0.05, True),
+        ("admission", "held_back", 0.2, True),
+        ("token_usage", "at_target", 0.6, False),
+        ("token_usage", "at_target", 0.4, True),
+    ],
+)
+def test_clients_are_not_too_slow_where_something_else_is_reached(
+    signal: Signal,
+    state: str,
+    share: float,
+    slow: bool,  # noqa: FBT001
+) -> None:
+    found = ids(past(totals(shares={("queue", "empty"): 0.7, (signal, state): share})))
+    assert ("client_too_slow" in found) is slow
+
+
 @pytest.mark.parametrize(("diagnosis", "condition"), SHARE_ROWS)
 def test_a_state_held_more_than_half_of_the_serving_time_is_a_finding_and_half_is_none(
     diagnosis: str, condition: Share

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from math import inf
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from sglang_tuning_exporter.signals import IDLE, SIGNALS, UNKNOWN, Signal, States
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
@@ -154,6 +157,11 @@ class Totals:
         """Give the part of the signal's serving time spent in `state`, 0-1; None without any."""
         serving = self.serving_seconds(signal)
         return self.seconds[signal, state] / serving if serving > 0 else None
+
+    def share_of(self, signal: Signal, states: Iterable[str]) -> float | None:
+        """Give the part of the signal's serving time spent in any of `states`, 0-1; None without any."""
+        shares = [share for state in states if (share := self.share(signal, state)) is not None]
+        return sum(shares) if shares else None
 
     def mean(self, figure: str) -> float | None:
         """Weigh `queued`, `usage` or `running` by time, over the serving time in which it was told."""

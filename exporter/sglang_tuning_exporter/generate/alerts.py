@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.diagnosis import (
     SERVING_SECONDS,
+    Beside,
     BurnRate,
     Condition,
     Diagnosis,
@@ -194,6 +195,14 @@ class Rule:
             f"{long} > {ON} group_left () {limit}",
             f'and {ON} instance:sglang_tuning_serving_seconds:increase10m{{signal="{condition.signal}"}} > {SERVING_SECONDS / self.time_scale:g}',
             f"and {ON} ({short} > {ON} group_left () {limit})",
+            *(line for other in condition.unless for line in self._beside(other)),
+        ]
+
+    @staticmethod
+    def _beside(other: Beside) -> list[str]:
+        selector = f'signal="{other.signal}", {_one_of("state", other.states)}'
+        return [
+            f"unless {ON} (sum by (job, instance) (instance:sglang_tuning_state:share10m{{{selector}}}) > {other.above:g})"
         ]
 
     @property

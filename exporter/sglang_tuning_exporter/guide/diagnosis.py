@@ -16,11 +16,21 @@ LATE_TIMES = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """More than `above` of a signal's serving time was spent in one of these states: then something else is the case."""
+
+    signal: Signal
+    states: tuple[str, ...]
+    above: float
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """More than the profile's frequent share of the window's serving time was spent in one of these states."""
 
     signal: Signal
     states: tuple[str, ...]
+    unless: tuple[Beside, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,12 +144,14 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
 def _share(condition: Share, past: Past) -> Evidence | None:
     if not past.enough:
         return None
-    shares = [past.recent.share(condition.signal, state) for state in condition.states]
-    told = [share for share in shares if share is not None]
-    if not told:
+    share = past.recent.share_of(condition.signal, condition.states)
+    if share is None:
         return None
+    bound = past.profile.frequent_share
+    if any((past.recent.share_of(other.signal, other.states) or 0.0) > other.above for other in condition.unless):
+        share = min(share, bound)
     name = f"share of serving time {condition.signal} was {' or '.join(condition.states)}"
-    return Evidence(name, sum(told), past.profile.frequent_share, "share")
+    return Evidence(name, share, bound, "share")
 
 
 def _retractions(condition: RetractionRate, past: Past) -> Evidence | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Rejections, RetractionRate, Share, Spread, Turn
+from sglang_tuning_exporter.guide.diagnosis import Beside, Diagnosis, Rejections, RetractionRate, Share, Spread, Turn
 
 CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"
@@ -277,7 +277,15 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="client_too_slow",
         alert="SGLangClientTooSlow",
         severity="info",
-        condition=Share("queue", ("empty",)),
+        condition=Share(
+            "queue",
+            ("empty",),
+            # What has been reached limits in the meantime: more requests would only wait.
+            unless=(
+                Beside("admission", ("running_limit", "pool_full", "hybrid_pool_full", "prefill_bound"), 0.1),
+                Beside("token_usage", ("at_target",), 0.5),
+            ),
+        ),
         summary="SGLang has nothing waiting: the clients are the bottleneck, not the server.",
         seen="{value} of the serving time with an empty queue",
         guide="#queue-req is 0 frequently: submit faster; healthy is 100-2000 (E1: 50-500)",

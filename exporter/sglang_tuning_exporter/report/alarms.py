@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sglang_tuning_exporter.guide.diagnosis import (
     SERVING_SECONDS,
+    Beside,
     Condition,
     Diagnosis,
     Failures,
@@ -232,7 +233,7 @@ class _Shares:
             known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
         return known
 
-    def share(self, condition: Share) -> float | None:
+    def share(self, condition: Share | Beside) -> float | None:
         serving = self.serving(condition.signal)
         if serving <= 0:
             return None
@@ -434,6 +435,8 @@ class _Evaluation:
     def _share(self, condition: Share) -> bool:
         limit = self._limits.frequent_share
         if self._over(_LONG).serving(condition.signal) <= SERVING_SECONDS:
+            return False
+        if any((self._over(_LONG).share(other) or 0.0) > other.above for other in condition.unless):
             return False
         shares = (self._over(window).share(condition) for window in (_LONG, _SHORT))
         return all(share is not None and share > limit for share in shares)
