@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -179,6 +180,9 @@ def capture(
     situation: Situation, installation: Installation, folder: Path, *, port: int, say: Callable[[str], None]
 ) -> Path:
     """Start a server, do what the situation says, end it; gives the folder. Raises `UsageError` where it does not come up."""
+    with socket.socket() as tried:
+        if tried.connect_ex((engine.LOOPBACK, port)) == 0:
+            raise UsageError(f"port={port}: another server answers there; end it first")
     folder.mkdir(parents=True, exist_ok=False)
     args = engine.arguments(installation, port, *shlex.split(situation.flags), stream_interval=None)
     command = " ".join(f"{name}={value}" for name, value in situation.env) + " " + shlex.join([*engine.PROGRAM, *args])
