@@ -171,6 +171,25 @@ def test_a_pool_in_two_parts_is_both() -> None:
     assert (facts.kv_pool_gb, facts.draft_pool_gb) == (8.0, None)
 
 
+def test_the_states_of_linear_layers_are_a_part_of_the_pool() -> None:
+    facts = started(
+        "Mamba Cache is allocated. max_mamba_cache_size: 311, conv_state size: 0.52GB, ssm_state size: 20.77GB \n"
+        "KV Cache is allocated. #tokens: 100000, K size: 9.00 GB, V size: 9.00 GB\n"
+        "Memory pool end. avail mem=24.00 GB\n"
+    )
+    assert facts.kv_pool_gb == pytest.approx(39.29)
+    assert tokens_gained(facts, 3.929) == "+3.9 GB for the KV pool: +10,000 tokens, +10 %"
+
+
+def test_the_states_that_verifying_drafts_needs_are_a_part_of_the_pool() -> None:
+    facts = started(
+        "Mamba Cache is allocated. max_mamba_cache_size: 100, conv_state size: 0.50GB, ssm_state size: 8.00GB"
+        " intermediate_ssm_state_cache size: 4.00GB intermediate_conv_window_cache size: 0.50GB \n"
+        "Memory pool end. avail mem=24.00 GB\n"
+    )
+    assert facts.kv_pool_gb == 13.0
+
+
 def test_a_pool_that_is_sized_after_the_capture_is_in_place_of_the_first() -> None:
     facts = started(
         "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 400000, K size: 25.00 GB, V size: 25.00 GB\n"

@@ -26,7 +26,9 @@ class RankMemory:
     before_load: float | None = None  # free before the load that goes on, a draft's included
     weights: float | None = None
     draft_weights: float | None = None
-    pool: float | None = None  # both of a model with two kinds of attention
+    pool: float | None = (
+        None  # all of a model with several: for full attention, sliding windows, states of linear layers
+    )
     draft_pool: float | None = None
     graphs: float | None = None  # all captures
     decode_graphs: float | None = None  # those that grow with the largest captured decode batch, a draft's among them
@@ -47,6 +49,8 @@ class RankMemory:
                 self.weights = used
             else:
                 self.draft_weights = (self.draft_weights or 0.0) + used
+        elif event.stage == "state_cache":
+            self._add_pool(used)
         elif event.stage == "graph":
             self.graphs = (self.graphs or 0.0) + used
             if not event.of_prefill:
@@ -64,10 +68,14 @@ class RankMemory:
             return
         if event.resized or (self.pool_ended and self.pool is None):
             self.pool = event.gigabytes
-        elif self.pool_ended:
-            self.draft_pool = (self.draft_pool or 0.0) + event.gigabytes
         else:
-            self.pool = (self.pool or 0.0) + event.gigabytes
+            self._add_pool(event.gigabytes)
+
+    def _add_pool(self, gigabytes: float) -> None:
+        if self.pool_ended:
+            self.draft_pool = (self.draft_pool or 0.0) + gigabytes
+        else:
+            self.pool = (self.pool or 0.0) + gigabytes
 
 
 class StartMemory:

@@ -147,7 +147,7 @@ class Memory:
 
     time: float | None
     rank: Rank
-    stage: Literal["weights_begin", "weights", "pool", "graph_begin", "graph"]
+    stage: Literal["weights_begin", "weights", "state_cache", "pool", "graph_begin", "graph"]
     available_gb: float | None = None
     used_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()  # captured decode batch sizes, with stage graph

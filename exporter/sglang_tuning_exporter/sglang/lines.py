@@ -56,6 +56,7 @@ _HEADS: dict[bytes, tuple[_Part, bytes]] = {
     b"KV Cac": ("pool", b"KV Cache "),
     b"Post-c": ("pool", b"Post-capture KV sizing: "),
     b"Memory": ("memory", b"Memory pool end."),
+    b"Mamba ": ("memory", b"Mamba Cache is allocated."),
     b"Load w": ("memory", b"Load weight "),
     b"Captur": ("memory", b"Capture "),
     b"max_to": ("limits", b"max_total_num_tokens="),

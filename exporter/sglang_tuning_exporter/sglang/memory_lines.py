@@ -26,6 +26,8 @@ _POOL = re.compile(
     rb"(?:, K size: " + _NUMBER + rb" GB, V size: " + _NUMBER + rb" GB|, KV size: " + _NUMBER + rb" GB)?"
 )
 _WEIGHTS = re.compile(rb"Load weight (begin|end)\.")
+_STATE_CACHE = re.compile(rb"Mamba Cache is allocated\.")
+_STATE_SIZE = re.compile(rb"_(?:state|cache) size: " + _NUMBER + rb" ?GB")
 _POOL_END = re.compile(rb"Memory pool end\.")
 _GRAPH = re.compile(rb"Capture ([\w -]{0,60}?)cuda graph (begin|end)\.", re.IGNORECASE)
 _GRAPH_SIZES_LINE = re.compile(rb"Capture cuda graph bs \[")
@@ -112,11 +114,15 @@ class MemoryLines:
     def parse(self, text: bytes, time: float | None, rank: Rank) -> Memory | None:
         """Read a memory line; `None` for lines that only announce or that are no memory line."""
         text = text[:LONGEST_MEMORY_LINE]
-        stage: Literal["weights_begin", "weights", "pool", "graph_begin", "graph"]
+        stage: Literal["weights_begin", "weights", "state_cache", "pool", "graph_begin", "graph"]
+        used_gb = _gigabytes(_USED, text)
         sizes: tuple[int, ...] = ()
         of_prefill = False
         if match := _WEIGHTS.match(text):
             stage = "weights_begin" if match[1] == b"begin" else "weights"
+        elif _STATE_CACHE.match(text):
+            stage, parts = "state_cache", _STATE_SIZE.findall(text)
+            used_gb = sum(map(float, parts)) if parts else None
         elif _POOL_END.match(text):
             stage = "pool"
         elif _GRAPH_SIZES_LINE.match(text):
@@ -135,7 +141,7 @@ class MemoryLines:
             rank,
             stage,
             available_gb=_gigabytes(_AVAILABLE, text),
-            used_gb=_gigabytes(_USED, text),
+            used_gb=used_gb,
             graph_sizes=sizes,
             of_prefill=of_prefill,
         )
