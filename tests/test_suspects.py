@@ -17,7 +17,8 @@ from sglang_tuning_exporter.guide.evidence import Past, past_of
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.guide.suspects import air, suspects
+from sglang_tuning_exporter.guide.suspect_proofs import air
+from sglang_tuning_exporter.guide.suspects import suspects, troubles
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Rejection, Scrape
 from sglang_tuning_exporter.sglang.flags import flag_of, releases
@@ -293,7 +294,8 @@ def test_nothing_is_named_where_a_limit_with_a_flag_explains_the_wait() -> None:
 
 
 def test_a_server_with_the_defaults_has_no_suspects() -> None:
-    assert suspects(lived(FULL + scrapes(), prompt=1200)) == []
+    past = lived(FULL + scrapes(), prompt=1200)
+    assert suspects(past, troubles(past)) == []
 
 
 def test_what_sglang_sets_by_itself_is_not_named() -> None:
@@ -340,3 +342,29 @@ def test_empty_space_in_pages_is_a_share_below_one_page(page: int, request: floa
 def test_a_past_with_too_little_load_names_nothing() -> None:
     past = lived(decoding(0.0, 15.0, running=6, queued=30), disable_overlap_schedule=True)
     assert judge(replace(past, watched_seconds=15.0)).findings == ()
+
+
+def test_a_flag_is_named_as_a_chance_before_its_trouble_is_most_of_the_time() -> None:
+    # Seen on a real engine: prompts of 2,000 tokens at --max-prefill-tokens 256, computed one by one for 39 % of the time.
+    story = decoding(0.0, 120.0, running=16) + prefilling(120.0, END, tokens=2000, queued=7) + scrapes()
+    past = lived(story, prompt=2000, max_prefill_tokens=256)
+    [advice] = advice_of(past, NAMED)
+    assert (advice.flag, advice.suggested) == ("--max-prefill-tokens", 16384.0)
+
+
+def test_a_limit_on_the_kv_cache_is_no_suspect_for_full_prefill_batches() -> None:
+    story = decoding(0.0, 120.0, running=16) + prefilling(120.0, END, queued=7)
+    assert advice_of(lived(story, max_total_tokens=400_000), NAMED) == []
+
+
+def test_late_first_tokens_name_a_small_chunk_before_there_is_load_enough_to_judge_states() -> None:
+    past = lived(decoding(0.0, 15.0, running=16) + scrapes(first=9.0), prompt=2000, chunked_prefill_size=256)
+    assert first_flag(past, "latency_long_prompts") == "--chunked-prefill-size"
+
+
+def test_prompts_are_measured_in_the_log_alone() -> None:
+    # 48 requests of 40 tokens in pages of 512, as the log alone has them.
+    line = PrefillBatch(None, NO_RANK, 2, 80, 0, 30, 18, 0, 0.95)
+    story = repeated(line, 10.0, end=END) + decoding(0.0, END, running=30, queued=18, usage=0.95, every=9.0)
+    past = lived(story, page_size=512, max_running_requests=512)
+    assert {each.flag for row in ids(past) for each in advice_of(past, row)} == {"--page-size"}

@@ -537,7 +537,6 @@ class RankState:
             self.prompts_told = True
             self.totals.counts["cached_tokens"] += line.cached_tokens
             self.totals.counts["computed_tokens"] += line.new_tokens or 0
-            self.totals.counts["prefilled_sequences"] += line.new_sequences or 0
         self.beside.see_queues(line.queues)
         if line.pending_tokens is not None:
             self.pending_tokens, self._pending_at = line.pending_tokens, now
@@ -634,7 +633,6 @@ class RankState:
             if prefills:
                 counts["cached_tokens"] += cached
                 counts["computed_tokens"] += computed
-                counts["prefilled_sequences"] += sequences
                 self.prompts_told = True
             self.seen_at = self._told_at = time
             self._holds_until = -inf if full else time + LEAST_SECONDS

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.diagnosis import Slow
 from sglang_tuning_exporter.guide.sizing import SIZERS, Case, Value
-from sglang_tuning_exporter.guide.suspects import Named, explaining, unexplained
+from sglang_tuning_exporter.guide.suspects import explaining, unexplained
 from sglang_tuning_exporter.guide.table import BY_ID
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.diagnosis import Diagnosis
+    from sglang_tuning_exporter.guide.suspect import Named
     from sglang_tuning_exporter.server import ServerFacts
 
 __all__ = ["Advice", "Case", "advise"]

@@ -23,7 +23,9 @@ def mean_prompt(past: Past) -> float | None:
     if past.finished_requests and counts["finished_prompt_tokens"]:
         return counts["finished_prompt_tokens"] / past.finished_requests
     tokens, started = counts["cached_tokens"] + counts["computed_tokens"], past.started_requests
-    return tokens / started if started and tokens else None
+    # The log's prefill lines begin a request again that was taken back.
+    requests = counts["new_sequences"] if started is None else started
+    return tokens / requests if requests and tokens else None
 
 
 # Of the time that the slowest answers take. They are told of when they end: watched for less, the long ones are missing.

@@ -61,16 +61,9 @@ def _came_back(past: Past) -> float | None:
         return retracted
     # Neither line nor counter tells of a preemption: more requests were prefilled than were started.
     started = past.started_requests
-    if started is None or not counts["prefilled_sequences"]:
+    if started is None or not counts["new_sequences"]:
         return None
-    return max(counts["prefilled_sequences"] - _continued(past) - started, retracted)
-
-
-def _continued(past: Past) -> float:
-    """Give how often a prompt went on in another chunk, at most: a prefill line counts it each time, and each full chunk has one."""
-    chunk = past.facts.arg("chunked_prefill_size")
-    computed = past.recent.counts["computed_tokens"]
-    return computed // chunk if chunk is not None and chunk > 0 else 0.0
+    return max(counts["new_sequences"] - started, retracted)
 
 
 def _length(past: Past) -> float | None:
@@ -79,9 +72,8 @@ def _length(past: Past) -> float | None:
     lengths = []
     if (prompt := mean_prompt(past)) is not None:
         lengths.append(prompt)
-    sequences = counts["prefilled_sequences"] - _continued(past)
-    if sequences > 0:
-        lengths.append((counts["cached_tokens"] + counts["computed_tokens"]) / sequences)
+    if counts["new_sequences"]:
+        lengths.append((counts["cached_tokens"] + counts["computed_tokens"]) / counts["new_sequences"])
     running, usage = past.recent.mean("running"), past.recent.mean("usage")
     pools = facts.kv_pool_tokens.values()
     if lengths and running and usage and pools:

@@ -86,3 +86,27 @@ class Suspect:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         return value > side.bound if isinstance(side, Above) else side.least < value < side.bound
+
+
+Place: TypeAlias = Literal["instead", "before"]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A suspect of this server with what to set it to; `suggested` None where dropping the flag is all there is to do.
+
+    `rows` are the diagnoses that figures show it to explain, empty where nothing shows it; `place` is where it stands beside their
+    own advice; `gain` has the figures.
+    """
+
+    suspect: Suspect
+    current: float | str
+    suggested: float | str | None
+    gain: str = ""
+    rows: frozenset[str] = frozenset()
+    place: Place = "before"
+
+    @property
+    def words(self) -> str:
+        """What to do where there is no value to type."""
+        return "start without it" if self.suspect.is_switch or self.suggested is None else ""

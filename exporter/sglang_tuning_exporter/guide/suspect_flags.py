@@ -11,7 +11,7 @@ from sglang_tuning_exporter.guide.suspect import Above, Among, Below, On, Other,
 _DECODE: tuple[Trouble, ...] = ("tokens", "waiting")
 _PROMPTS: tuple[Trouble, ...] = ("first_tokens", "prefill", "waiting")
 _ADMISSION: tuple[Trouble, ...] = ("first_tokens", "held", "waiting")
-_POOL: tuple[Trouble, ...] = ("pool", "retracting", "waiting")
+_POOL: tuple[Trouble, ...] = ("pool", "retracting")
 _ALL: tuple[Trouble, ...] = ("first_tokens", "tokens", "waiting")
 _NO_RADIX_CACHE = (
     ("disaggregation_mode", ("decode",)),
@@ -147,7 +147,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/server_args.py in 0.3.4", gpu_only=True,
     ),
     Suspect(
-        "disable_mla", On(), ("pool", "retracting", "tokens", "waiting"),
+        "disable_mla", On(), ("pool", "retracting", "tokens"),
         "DeepSeek's compressed KV cache is many times smaller than the full one.",
         "the model has no latent attention",
         "",
