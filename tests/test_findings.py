@@ -172,7 +172,7 @@ def test_where_only_the_metrics_tell_retracted_requests_are_the_rate() -> None:
 
 def test_the_rate_is_the_whole_servers_however_many_schedulers_served() -> None:
     recent = totals(8 * 600.0)
-    recent.counts["retraction_events"] = 11
+    recent.counts["retraction_events"] = 13
     assert ids(past(recent)) == ["retracting_too_often"]
 
 

@@ -540,6 +540,10 @@ class ServerState:
         seen = (rank.window.last_seen(now, rank.totals, *what) for rank in self.schedulers)
         return max((at for at in seen if at is not None), default=None)
 
+    def knows_waits(self, now: float) -> bool:
+        """Whether it is known how fast requests start, on every scheduler, and so how long they wait."""
+        return all(rank.admission.per_second(now) is not None for rank in self.schedulers)
+
     def most_starts(self, seconds: float) -> int:
         """Count the starts in that stretch of `seconds` that had most of them."""
         starts = [at for at, what in self._marks if what == START]

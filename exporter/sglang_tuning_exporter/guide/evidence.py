@@ -29,8 +29,9 @@ AFTERLIFE_SECONDS = 10.0
 class Evidence:
     """A figure against its threshold; `below`: it is bad to lie below it. `unit` is share, ratio, per_minute, GB, seconds or count.
 
-    Of a failure `last_seen` is when it last happened; of a state that a failure can cause, `since` is when it began at the
-    earliest. Both are seconds on the state's clock.
+    `good` is what is healthy, where that is not yet the threshold: nothing judges what lies between. Of a failure
+    `last_seen` is when it last happened; of a state that a failure can cause, `since` is when it began at the earliest. Both
+    are seconds on the state's clock.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Evidence:
     below: bool = False
     last_seen: float | None = None
     since: float | None = None
+    good: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -75,7 +77,8 @@ class Past:
     `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
     `longest_answer` are the tokens that 99 % of the answers that ended in it end within, `fixed_answer` those of an answer where
     nearly all are of one length. `last_seen` gives when an event, by
-    its name, or a state, by signal and state, was last seen; `now` is on the same clock.
+    its name, or a state, by signal and state, was last seen; `now` is on the same clock. `knows_waits`: it is known how fast
+    requests start, and so whether those that wait do it for too long.
     """
 
     recent: Totals
@@ -92,6 +95,7 @@ class Past:
     fixed_answer: float | None = None
     now: float = 0.0
     last_seen: Callable[[Hashable], float | None] = _never
+    knows_waits: bool = False
 
     @property
     def served_seconds(self) -> float:
@@ -143,6 +147,17 @@ class Past:
     def finished_requests(self) -> float | None:
         """Requests that ended, also by a client that went away while they ran; None where the server does not tell."""
         return self.recent.counts.get("finished_requests")
+
+    @property
+    def good_queues(self) -> tuple[str, ...]:
+        """The states of the queue in which nothing is wrong with it.
+
+        For throughput the guide's range, and what lies between it and an empty queue; where latency counts, a queue whose wait
+        is known to be short.
+        """
+        if self.profile.queue_lower is not None:
+            return ("empty", "below_range", "in_range")
+        return ("empty", "in_range") if self.knows_waits else ("empty",)
 
     @property
     def given_up_share(self) -> float | None:
@@ -209,6 +224,7 @@ def past_of(
         state.fixed_answer(now, seconds),
         now,
         lambda what: state.last_seen(what, now),
+        state.knows_waits(now),
     )
     if is_reserved_in_full(past):
         for totals in (past.recent, *past.by_rank.values()):

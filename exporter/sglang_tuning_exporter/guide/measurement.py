@@ -52,13 +52,7 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
     if isinstance(condition, Rejections):
         return _rejections(condition, past)
     if isinstance(condition, Reserve):
-        reserve, above = past.facts.reserve_gb, condition.side == "above"
-        bound = profile.reserve_upper_gb if above else profile.reserve_lower_gb
-        return (
-            None
-            if reserve is None
-            else Evidence("available_gpu_mem at start-up", reserve, bound, "GB", below=not above)
-        )
+        return _reserve(condition, past)
     if isinstance(condition, GraphMemory):
         failed = past.marks.get("graph_capture", 0)
         reserve = past.facts.reserve_gb
@@ -128,9 +122,11 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
     queued = recent.mean("queued")
     by_length = profile.queue_wait_seconds is None  # else a queue is judged by the wait that it means
     if by_length and queued is not None and isinstance(condition, Share) and condition.signal in {"queue", "admission"}:
-        lowest = condition.states == ("empty",)
-        bound = (profile.queue_lower or 0.0) if lowest else profile.queue_upper
-        found.append(Evidence("mean queued requests", queued, bound, "count", below=lowest))
+        lower = profile.queue_lower or 0.0
+        lowest = queued < lower or condition.states == ("empty",)
+        found.append(
+            Evidence("mean queued requests", queued, lower if lowest else profile.queue_upper, "count", below=lowest)
+        )
     limit = sum(filter(None, (past.facts.running_limit(dp) for dp in past.by_rank)))
     running = past.total("running")
     if running is not None and limit and isinstance(condition, Share) and condition.signal == "admission":
@@ -139,6 +135,15 @@ def supporting(condition: Condition, past: Past) -> list[Evidence]:
     if isinstance(condition, Suits):
         found += beside(condition.test, past)
     return found
+
+
+def _reserve(condition: Reserve, past: Past) -> Evidence | None:
+    reserve, profile, name = past.facts.reserve_gb, past.profile, "available_gpu_mem at start-up"
+    if reserve is None:
+        return None
+    if condition.side == "below":
+        return Evidence(name, reserve, profile.reserve_lower_gb, "GB", below=True)
+    return Evidence(name, reserve, profile.reserve_upper_gb, "GB", good=profile.reserve_good_gb)
 
 
 def _share(condition: Share, past: Past) -> Evidence | None:

@@ -73,6 +73,11 @@ class Profile:
         return replace(made, reserve_aim_gb=(lower + upper) / 2)
 
     @property
+    def reserve_good_gb(self) -> float:
+        """The most memory left that is good; up to the upper bound no edition of the guide judges it."""
+        return min(max(GOOD_RESERVE_GB, self.reserve_aim_gb), self.reserve_upper_gb)
+
+    @property
     def retractions_tolerated(self) -> float:
         """The most retractions a minute that are about as many as the threshold."""
         return self.retractions_per_minute + RETRACTION_SLACK
@@ -102,6 +107,8 @@ class Profile:
         return self if changed.contradiction else changed
 
 
+# The guide calls 5 to 8 GB left at the start good, and 10 to 20 too much.
+GOOD_RESERVE_GB = 8.0
 # From the lower to the higher of each pair.
 _ASCENDING = (
     ("queue_lower", "queue_upper"),

@@ -106,7 +106,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="running_at_limit",
         alert="SGLangRunningAtLimit",
         severity="warning",
-        condition=Share("admission", ("running_limit",)),
+        # With a full KV cache a higher limit would let no more run.
+        condition=Share("admission", ("running_limit",), unless=(Beside("token_usage", ("at_target",), 0.5),)),
         summary="Requests wait because SGLang already runs as many as it is allowed to.",
         seen="{value} of the serving time at --max-running-requests with requests waiting",
         guide="#running-req should sit close to --max-running-requests under load (E5); a queue at that limit is the limit's, not conservativeness'",

@@ -100,10 +100,9 @@ def _is_served(past: Past, seen: frozenset[Trouble]) -> bool:
 
 def _unhealthy_queue(past: Past) -> float:
     """Give the share of the time with a queue that the verdict does not call healthy."""
-    good = ("empty",) if past.profile.queue_lower is None else ("empty", "in_range")
     if not past.recent.serving_seconds("queue"):
         return 0.0
-    return 1.0 - sum(past.recent.share("queue", state) or 0.0 for state in good)
+    return 1.0 - sum(past.recent.share("queue", state) or 0.0 for state in past.good_queues)
 
 
 def how_many(past: Past) -> Evidence | None:

@@ -129,6 +129,7 @@ class Runs:
             troubles=frozenset({"server_down"} if state.died and not restarted else ()),
             now=last,
             last_seen=sightings.last,
+            knows_waits=state.knows_waits(last),
         )
         return Judged(run, judge(past), totals, figures, served, sightings)
 

@@ -63,6 +63,7 @@ def figures(state: ServerState, past: Past, history: History, now: float) -> lis
         _throughput(state, history),
         _coverage(past, history),
         _retractions(past, history),
+        *_given_up(past),
         _reserve(past),
     ]
 
@@ -194,12 +195,20 @@ def _retractions(past: Past, history: History) -> Figure:
     )
 
 
+def _given_up(past: Past) -> list[Figure]:
+    """Give the part of the requests that clients gave up; nothing where the server does not count them."""
+    share = past.given_up_share
+    return [] if share is None else [Figure("Requests given up", _percent(share))]
+
+
 def _reserve(past: Past) -> Figure:
     reserve, profile, name = past.facts.reserve_gb, past.profile, "GPU memory left at start"
-    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_upper_gb:g} GB"
+    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
     if reserve is None:
         return Figure(name, "no GPU", "") if past.facts.is_cpu else Figure(name, NOT_TOLD, healthy)
-    good = profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb
+    if profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
+        return Figure(name, f"{reserve:.1f} GB", healthy)  # more than what the guide calls good, less than too much
+    good = profile.reserve_lower_gb <= reserve <= profile.reserve_good_gb
     return Figure(name, f"{reserve:.1f} GB", healthy, "good" if good else "bad")
 
 

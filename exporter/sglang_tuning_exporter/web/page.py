@@ -81,7 +81,7 @@ def headline(word: str) -> str:
 
 def healthy(evidence: Evidence) -> str:
     """Say what the figure of a finding would be on a server without it."""
-    bound = evidence.words(evidence.threshold)
+    bound = evidence.words(evidence.threshold if evidence.good is None else evidence.good)
     if evidence.unit == "count" and evidence.threshold == 0:
         return "none"
     return f"{bound} or more" if evidence.below else f"up to {bound}"
