@@ -96,15 +96,10 @@ def _prefill_limit(suspect: Suspect, current: float | str, load: Load) -> Named 
         return None
     wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
     prompt = mean_prompt(load.past)
-    if (
-        current >= wanted
-        or admission_share(load.past, "prefill_bound", "held_back") <= load.past.profile.frequent_share
-    ):
+    # Several prompts that fit each batch are held back by something else.
+    alone = current <= 2 * (SMALL_CHUNK if prompt is None else prompt)
+    if current >= wanted or not ("prefill" in load.seen or ("held" in load.seen and alone)):
         return None
-    if admission_share(load.past, "prefill_bound") <= load.past.profile.frequent_share and current > 2 * (
-        prompt or SMALL_CHUNK
-    ):
-        return None  # several prompts fit each batch: something else holds requests back
     gain = f"a prefill batch ends at {current:,.0f} tokens, a chunk has {wanted:,.0f}"
     return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS, "instead")
 

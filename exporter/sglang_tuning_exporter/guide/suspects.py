@@ -35,7 +35,7 @@ def unexplained(past: Past) -> list[Named]:
     seen = troubles(past)
     if _is_served(past, seen):
         return []
-    named = [each for each in suspects(past, seen) if not seen.isdisjoint(each.suspect.troubles)]
+    named = [each for each in suspects(past, seen) if each.rows or not seen.isdisjoint(each.suspect.troubles)]
     return sorted(named, key=lambda each: not each.rows)[:MOST_NAMED]
 
 
