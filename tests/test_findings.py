@@ -122,6 +122,26 @@ def test_clients_are_not_too_slow_where_something_else_is_reached(
     assert ("client_too_slow" in found) is slow
 
 
+@pytest.mark.parametrize(
+    ("sizes", "limit", "held_back"),
+    [
+        ({2: 200.0}, None, False),  # a limit that nobody has named
+        ({2: 200.0}, 64.0, True),
+        ({40: 60.0, 41: 80.0, 43: 60.0}, None, True),
+    ],
+)
+def test_where_the_running_limit_is_not_known_a_batch_of_one_size_is_not_held_back(
+    sizes: dict[int, float],
+    limit: float | None,
+    held_back: bool,  # noqa: FBT001
+) -> None:
+    recent = totals(shares={("admission", "held_back"): 0.9})
+    recent.running_seconds.clear()
+    recent.running_seconds.update(sizes)
+    found = ids(past(recent, max_running_requests=limit))
+    assert ("admission_too_conservative" in found) is held_back
+
+
 @pytest.mark.parametrize(("diagnosis", "condition"), SHARE_ROWS)
 def test_a_state_held_more_than_half_of_the_serving_time_is_a_finding_and_half_is_none(
     diagnosis: str, condition: Share

@@ -709,6 +709,31 @@ def test_a_rate_of_admission_does_not_count_the_pauses_between_bursts() -> None:
     assert totals.serving_seconds() == pytest.approx(150.0, abs=30.0)
 
 
+def test_beside_a_log_that_lives_a_scrape_of_an_idle_server_says_so_whatever_was_done_before() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(running=0, queued=0), progress=0.0), 0.0)
+    state.observe(prefill(running=0, queued=0), 5.0)
+    for now in (6.0, 7.0):
+        state.observe(decode(), now)
+    state.observe_scrape(scrape(figures(running=0, queued=0), progress=90_000.0), 15.0)
+    assert state.ranks[None].states["activity"] == "idle"
+
+
+def test_a_prefill_that_the_gauges_do_not_show_is_work_while_its_line_speaks() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(running=0, queued=0), progress=0.0), 0.0)
+    state.observe(prefill(running=0, queued=0, new_tokens=8192), 5.0)
+    state.observe_scrape(scrape(figures(running=0, queued=0), progress=8192.0), 6.0)
+    assert state.ranks[None].states["activity"] == "serving"
+
+
+def test_without_a_log_a_scrape_between_two_bursts_counts_what_was_done() -> None:
+    state = new_state()
+    for step in range(5):
+        state.observe_scrape(scrape(figures(running=0, queued=0), progress=9000.0 * step), 15.0 * step)
+    assert seconds(state)["serving"] == 45.0
+
+
 def test_full_prefill_batches_that_follow_each_other_are_the_limit_all_the_time() -> None:
     state = new_state()
     state.observe(args(chunked_prefill_size=8192), 0.0)

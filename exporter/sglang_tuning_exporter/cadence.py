@@ -133,6 +133,11 @@ class Cadence:
         self._late = max(offset - self._least_offset, self._late)
 
     @property
+    def heard_at(self) -> float:
+        """When the last batch line came."""
+        return self._moment
+
+    @property
     def prefill_seconds(self) -> float:
         """How long the prompt tokens of this moment take to compute, by estimate."""
         if self._pace is not None:

@@ -685,8 +685,12 @@ class RankState:
             return
         fresh = old is None or bool(moved) or _evidence(old) != _evidence(new)
         queues = sum(new.queues.values()) + (new.grammar_queued or 0)
-        worked = passes >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS)
-        serving = bool(new.running or new.queued or queues or worked)
+        serving = bool(new.running or new.queued or queues)
+        if not serving and self._log_speaks(now):
+            return  # a prefill, which the gauges do not show
+        if not serving and now - self._cadence.heard_at > HOLD_SECONDS:
+            # Only the counters say what was done since the last scrape.
+            serving = passes >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS)
         if serving and not fresh:
             if self._told_at is not None:
                 self._told_at = now
@@ -707,6 +711,11 @@ class RankState:
         self._cadence.ended(0.0, None)
         self._told_by_log = False
         self._see(now, serving=serving)
+
+    def _log_speaks(self, now: float) -> bool:
+        """Whether the last thing that was heard is a prefill line, and the next line is not overdue yet."""
+        heard = self._told_by_log and self._joined > 0 and self._held[0][0] == "serving"
+        return heard and self.seen_at is not None and now < self.seen_at + self._cadence.hold_seconds()
 
     def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> float:
         """Add what the server's own counters gained since the last scrape: how many decode batches ran since.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.demand import is_reserved_in_full
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WATCHDOG, RESERVE = "watchdog_timeout", "reserve"
 LOOP_SECONDS = 1800.0
+CONSTANT = 0.8  # of the time with one batch size: a limit holds it there, since requests come and end
 # What did not happen for this long is over, and told in the past tense: the rules' short window.
 OVER_SECONDS = 120.0
 # Other ranks go on for this long after one of them failed.
@@ -209,7 +210,7 @@ def past_of(
     """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told)."""
     profile = state.profile.for_edition(first=state.facts.is_first_edition)
     window = profile.window_seconds if seconds is None else seconds
-    past = Past(
+    return Past(
         state.recent(now, seconds),
         state.recent_marks(now, window),
         min(now - state.begun, window),
@@ -226,8 +227,24 @@ def past_of(
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),
     )
+
+
+def explained(past: Past) -> Past:
+    """Give the past with the waits explained that a moment alone does not explain.
+
+    What looks free and is promised to those that run, who will use it, is no room: the KV cache is full. And where the running
+    limit is not known, a batch that is nearly always of one size is at a limit that nobody has named.
+    """
     if is_reserved_in_full(past):
-        for totals in (past.recent, *past.by_rank.values()):
-            # What looked free is promised to those that run, and they will use it.
-            totals.seconds["admission", "pool_full"] += totals.seconds.pop(("admission", "held_back"), 0.0)
+        return _instead_of_held_back(past, "pool_full")
+    sizes = past.recent.running_seconds
+    unknown = all(past.facts.running_limit(dp) is None for dp in past.by_rank or (None,))
+    if unknown and sizes and max(sizes.values()) > CONSTANT * sum(sizes.values()):
+        return _instead_of_held_back(past, "unknown")
     return past
+
+
+def _instead_of_held_back(past: Past, state: str) -> Past:
+    recent = past.recent.copy()
+    recent.seconds["admission", state] += recent.seconds.pop(("admission", "held_back"), 0.0)
+    return replace(past, recent=recent)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
-from sglang_tuning_exporter.guide.evidence import Evidence, Past
+from sglang_tuning_exporter.guide.evidence import Evidence, Past, explained
 from sglang_tuning_exporter.guide.measurement import measure, supporting
 from sglang_tuning_exporter.guide.sizing import tolerated
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
@@ -83,6 +83,7 @@ def whole(value: float | str | None) -> float | int | str | None:
 
 def judge(past: Past) -> Judgement:
     """Look at every row that the profile asks for."""
+    past = explained(past)
     checks = tuple(
         Check(row, measure(row.condition, past))
         for row in DIAGNOSES
