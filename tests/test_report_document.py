@@ -296,7 +296,7 @@ def test_the_text_says_the_verdict_the_flag_and_the_counts(capfd: pytest.Capture
     text = capfd.readouterr().out
     assert text.startswith("Requests wait because SGLang already runs as many as it is allowed to. (confidence: low)\n")
     assert "change: --max-running-requests 16 (now 2)" in text
-    assert "decode batches 236, prefill batches 153, starts 1" in text
+    assert "decode lines 236 (one for 40 batches), prefill batches 153, starts 1" in text
 
 
 @pytest.mark.parametrize("log", RECORDINGS + LOGS, ids=lambda log: log.parent.name + "-" + log.name)

@@ -226,3 +226,54 @@ def test_a_log_of_one_start_has_no_history_and_no_word_of_it(tmp_path: Path, cap
     )
     run([str(tmp_path / "server.log")], format="text", output=None, profile="online")
     assert "This is of start" not in capfd.readouterr().out
+
+
+def head(tmp_path: Path, capfd: pytest.CaptureFixture[str], *parts: str) -> str:
+    document(tmp_path, *parts)
+    run([str(tmp_path / "server.log")], format="text", output=None, profile="online")
+    return capfd.readouterr().out.splitlines()[0]
+
+
+STARTING = start(0).split("\n", maxsplit=1)[0] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ((STARTING, failed(20, CAPTURE)), "CUDA graphs leave SGLang no GPU memory"),
+        ((start(0), load(40, 600, 20), failed(605, "anything")), "SGLang ran out of GPU memory"),
+        ((start(0), load(40, 600, 20), failed(605, DECODE)), "SGLang ran out of GPU memory"),
+    ],
+)
+def test_a_log_that_ends_out_of_memory_is_headed_by_it_and_not_by_the_server_that_is_down(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], parts: tuple[str, ...], words: str
+) -> None:
+    assert head(tmp_path, capfd, *parts).startswith(words)
+
+
+def test_a_log_that_ends_in_a_crash_is_headed_by_the_crash_with_its_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    crash = f"{stamp(605)} Scheduler hit an exception: Traceback (most recent call last):\nValueError: bad\n"
+    said = head(tmp_path, capfd, start(0), load(40, 600, 20), crash)
+    assert said.startswith("SGLang crashed at 2025-11-20 00:10:05: the scheduler raised an exception.")
+
+
+def retracting(begin: int, end: int) -> list[str]:
+    retractions = "".join(
+        f"{stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, "
+        f"#new_token_ratio: 0.3002 -> 0.{second}\n"
+        for second in range(begin, end, 10)
+    )
+    return sorted((retractions + load(begin, end, 20, usage=0.9)).splitlines(keepends=True))
+
+
+def test_what_is_over_is_said_with_the_time_when_it_was_last_seen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = head(tmp_path, capfd, start(0), *retracting(40, 1000), load(1000, 2000, 20))
+    assert "Last seen at 2025-11-20 00:16:30, 17 min before the end." in said
+
+
+def test_what_goes_on_until_the_end_is_not_said_to_be_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "Last seen" not in head(tmp_path, capfd, start(0), *retracting(40, 1000))

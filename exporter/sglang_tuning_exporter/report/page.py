@@ -25,6 +25,7 @@ from sglang_tuning_exporter.report.wording import (
     no_alert,
     sentence,
     span_words,
+    summary,
 )
 from sglang_tuning_exporter.web.page import WORDS, flags, pieces
 from sglang_tuning_exporter.web.page import sentence as as_sentence
@@ -84,7 +85,7 @@ def render(document: Document, analysis: Analysis) -> str:
         policy=POLICY,
         version=__version__,
         document=document,
-        title=sentence(document["verdict"]),
+        title=sentence(document),
         tone="warn" if part else tone,
         word=f"{WORDS[tone]}, in part" if part else WORDS[tone],
         pieces=_command(document),
@@ -97,6 +98,7 @@ def render(document: Document, analysis: Analysis) -> str:
         findings=[finding for finding in findings if not BY_ID[finding["diagnosis"]].is_chance],
         chances=[finding for finding in findings if BY_ID[finding["diagnosis"]].is_chance],
         rows=BY_ID,
+        summary=summary,
         shown=shown,
         figure=figure,
         duration=duration,

@@ -22,6 +22,7 @@ from sglang_tuning_exporter.report.wording import (
     no_alert,
     sentence,
     span_words,
+    summary,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ PLAIN = Style()
 def render(document: Document, style: Style = PLAIN) -> str:
     """Write the document as text: the verdict first, then why, what to change, and the course of the run."""
     parts = [_head(document, style), _comparison(document, style)]
-    parts += [_finding(number, item, style) for number, item in enumerate(document["findings"], 1)]
+    parts += [_finding(number, item, document, style) for number, item in enumerate(document["findings"], 1)]
     parts += [
         _command(document, style),
         _alerts(document, style),
@@ -82,7 +83,7 @@ def render(document: Document, style: Style = PLAIN) -> str:
 def _head(document: Document, style: Style) -> str:
     verdict = document["verdict"]
     tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
-    lines = [f"{style.paint(tone, sentence(verdict))} (confidence: {confidence(document)})", span_words(document)]
+    lines = [f"{style.paint(tone, sentence(document))} (confidence: {confidence(document)})", span_words(document)]
     lines += [line for line in (judged_words(document), in_part(document)) if line]
     lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
@@ -92,10 +93,11 @@ def _heading(text: str, style: Style) -> str:
     return style.paint("bold", text)
 
 
-def _finding(number: int, finding: dict[str, Any], style: Style) -> str:
-    row = BY_ID[finding["diagnosis"]]
+def _finding(number: int, finding: dict[str, Any], document: Document, style: Style) -> str:
     severity = style.paint(finding["severity"], finding["severity"])
-    lines = [f"{number}. {style.paint('bold', row.summary)} [{severity}, confidence {finding['confidence']}]"]
+    lines = [
+        f"{number}. {style.paint('bold', summary(document, finding))} [{severity}, confidence {finding['confidence']}]"
+    ]
     lines += [
         f"   {item['name']}: {figure(item['value'], item['unit'])} (threshold {figure(item['threshold'], item['unit'])})"
         for item in finding["evidence"]
@@ -241,7 +243,9 @@ def _shares(document: Document, style: Style) -> str:
 def _figures(document: Document, style: Style) -> str:
     counts, last = document["counts"], document["last"]
     failures = {phase: count for phase, count in counts["out_of_memory"].items() if count}
-    batches = f"decode batches {counts['decode_batches']}, prefill batches {counts['prefill_batches']}"
+    batches = (
+        f"decode lines {counts['decode_batches']}{_stand_for(document)}, prefill batches {counts['prefill_batches']}"
+    )
     lines = [
         _heading("Counted", style),
         f"   lines {counts['lines']}, {batches}, starts {counts['server_starts']}, unrecognised {counts['unrecognised']}",
@@ -252,6 +256,12 @@ def _figures(document: Document, style: Style) -> str:
     if told:
         lines.append("   at the end: " + ", ".join(told))
     return "\n".join(lines)
+
+
+def _stand_for(document: Document) -> str:
+    """Say how many decode batches each decode line is printed for, where the arguments have it."""
+    interval = document["server"]["args"].get("decode_log_interval")
+    return f" (one for {interval} batches)" if isinstance(interval, int) and interval > 1 else ""
 
 
 def _word(value: object) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from sglang_tuning_exporter.guide.evidence import RESERVE
 from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA, confidence_of
+from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.state import START
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.document import Document
@@ -37,12 +41,42 @@ CHANGES = {
     "same": "no clear difference",
     "not_comparable": "not comparable",
 }
+# What was not seen for so long before the end is over; an alert on it has been resolved by then.
+OVER_SECONDS = 300.0
+_LASTING = frozenset({RESERVE, START})  # told once, at a start
 _UNITS = {"GB": " GB", "seconds": " s", "per_minute": "/min", "per_second": "/s"}
 
 
-def sentence(verdict: str) -> str:
-    """Say a verdict in words."""
+def sentence(document: Document) -> str:
+    """Say the verdict in words."""
+    verdict = document["verdict"]
+    for finding in document["findings"]:
+        if finding["diagnosis"] == verdict:
+            return summary(document, finding)
     return _VERDICTS.get(verdict) or BY_ID[verdict].summary
+
+
+def summary(document: Document, finding: Document) -> str:
+    """Say a finding in words: how the server ended, or when it was last seen where it is over."""
+    row = BY_ID[finding["diagnosis"]]
+    if row.id == "server_down":
+        crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
+        return row.summary if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
+    last, end = finding["last_seen"], document["judged"]["end"]
+    if last is None or end is None or not _LASTING.isdisjoint(traces(row.condition)):
+        return row.summary
+    since = (_parsed(end) - _parsed(last)).total_seconds()
+    if since < OVER_SECONDS:
+        return row.summary
+    return f"{row.summary} Last seen at {_printed(last)}, {duration(since)} before the end."
+
+
+def _parsed(time: str) -> datetime:
+    return datetime.fromisoformat(time.replace("Z", "+00:00"))
+
+
+def _printed(time: str) -> str:
+    return time.replace("T", " ").rstrip("Z")[:19]
 
 
 def confidence(document: Document) -> str:
@@ -95,7 +129,7 @@ def moment(stretch: dict[str, Any]) -> str:
     """Write when something began: the printed time, or how long after the log's begin where no date is printed."""
     start = stretch["start"]
     if start is not None:
-        return str(start).replace("T", " ").rstrip("Z")[:19]
+        return _printed(str(start))
     seconds = int(stretch["at"])
     return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
