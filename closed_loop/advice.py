@@ -59,6 +59,8 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Se
         for advice in finding["advice"]:
             if advice["typed"] and advice["flag"] not in fixed:
                 change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
+                if advice["typed"].startswith("remove "):
+                    return Advised(tuple(word for word in args if word != advice["flag"]), load, (change,))
                 return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
     for sentence in _sentences(document):
         for name, what, figure in _COUNTED:

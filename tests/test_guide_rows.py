@@ -188,7 +188,7 @@ CASES: dict[str, Case] = {
         started(max_running_requests=512) + load(running=300, graph=False),
     ),
     "data_parallel_would_fit": Case(
-        weighing(10.0, tp_size=2) + load(), ("--tp-size", 2.0, 1.0), weighing(40.0, tp_size=2) + load()
+        weighing(10.0, tp_size=2) + load(), ("", None, None), weighing(40.0, tp_size=2) + load()
     ),
     "shared_prefixes_unused": Case(
         prompts(300, schedule_policy="fcfs"), ("--schedule-policy", "fcfs", "lpm"), prompts(0, schedule_policy="fcfs")
@@ -226,7 +226,7 @@ CASES: dict[str, Case] = {
     "latency_long_prompts": Case(slow(9.0, 0.04), ("--chunked-prefill-size", 8192.0, 16384.0), slow(0.5, 0.04)),
     "running_at_limit": Case(
         started() + load(running=64, queued=20, usage=0.3),
-        ("--max-running-requests", 64.0, 192.0),
+        ("--max-running-requests", 64.0, 160.0),
         started() + load(running=40, queued=20, usage=0.3),
     ),
     "prefill_bound": Case(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide.acceptance import by_release, objection_to
 from sglang_tuning_exporter.guide.diagnosis import Slow
 from sglang_tuning_exporter.guide.sizing import SIZERS, Case, Value
 from sglang_tuning_exporter.guide.suspects import explaining, unexplained
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.guide.variants import TAKES_MEMORY, variant
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.diagnosis import Diagnosis
     from sglang_tuning_exporter.guide.suspect import Named
     from sglang_tuning_exporter.server import ServerFacts
 
-__all__ = ["Advice", "Case", "advise"]
+__all__ = ["SWITCHED", "Advice", "Case", "advise"]
+
+SWITCHED = ("on", "off")  # what documents give as the value of a switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,31 @@ class Advice:
         return self.direction == "raise"
 
     @property
+    def removes(self) -> bool:
+        """Whether the flag is to be taken off the command line."""
+        return bool(self.flag) and self.is_switch and not self.suggested
+
+    @property
+    def setting(self) -> object:
+        """The flag's new value for a command line: switches as truth, whole figures without their point."""
+        return bool(self.suggested) if self.is_switch else whole(self.suggested)
+
+    @property
     def typed(self) -> str:
-        """What to type, such as `--schedule-policy lpm`; the flag alone where the value is the operator's to choose, empty for people."""
+        """What to do to the command line, such as `--schedule-policy lpm` or `remove --disable-cuda-graph`.
+
+        The flag alone where the value is the operator's to choose, empty for people.
+        """
+        if self.removes:
+            return f"remove {self.flag}"
         if not self.flag or self.is_switch:
             return self.flag
         return f"{self.flag} {shown(self.suggested)}" if self.suggested is not None else self.flag
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether the change takes GPU memory, as some do only when they raise a value."""
+        return (self.arg, "raise" if self.raises else self.direction) in TAKES_MEMORY
 
 
 def shown(value: float | str | None) -> str:
@@ -59,6 +83,11 @@ def shown(value: float | str | None) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else f"{value:.10g}"
+
+
+def whole(value: float | str | None) -> float | int | str | None:
+    """Write a whole figure without its point, as flags are."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def advise(diagnosis_id: str, case: Case) -> list[Advice]:
@@ -71,13 +100,12 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
         return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)
     size = SIZERS.get(diagnosis_id)
     values = [Value(None, case.present(row.turn.arg))] if size is None else size(case)
-    given = [_advice(row, value, case.facts) for value in values if value.suggested is None or value.changes]
-    own = [advice for advice in given if advice is not None]
+    own = [advice for value in values for advice in _accepted(row, value, case.facts)]
     named = explaining(diagnosis_id, case.past)
     if not named:
         return own
     first = _suspects(named, case.facts)
-    if any(each.place == "instead" for each in named):
+    if first and any(each.place == "instead" for each in named):
         return first
     args = {advice.arg for advice in first}
     return first + [advice for advice in own if advice.arg not in args]
@@ -91,7 +119,8 @@ def _is_explained(case: Case) -> bool:
 
 def _suspects(named: list[Named], facts: ServerFacts) -> list[Advice]:
     """Write suspects as advice, without those whose flag this server's release does not have."""
-    return [advice for each in named if (advice := _suspect(each, facts)) is not None]
+    found = [advice for each in named if (advice := _suspect(each, facts)) is not None]
+    return [advice for advice in found if objection_to(facts, {advice.arg: advice.setting}) is None]
 
 
 def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
@@ -117,25 +146,70 @@ def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
     )
 
 
+def _accepted(row: Diagnosis, value: Value, facts: ServerFacts) -> list[Advice]:
+    """Write a value, and what is set beside it, as advice; where this server's release objects, what it accepts instead.
+
+    Empty where it accepts nothing of the kind: it would not start again, or nothing would change.
+    """
+    group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, facts)) is not None]
+    flags = [advice for advice in group if advice.suggested is not None]
+    changes = {advice.arg: advice.setting for advice in flags}
+    lacks_flag = len(group) <= len(value.beside)
+    if not lacks_flag and objection_to(facts, changes) is None:
+        moved = [
+            each for each in group if each.suggested is None or each.suggested != each.current or each.current is None
+        ]
+        return [_in_words(each, facts) for each in moved]
+    return next((found for each in value.otherwise if (found := _accepted(row, each, facts))), [])
+
+
+def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
+    """Say it for each release where the server's own is not known and they spell it differently."""
+    words = by_release(facts, advice.arg, shown(advice.suggested) if not advice.is_switch else "")
+    return (
+        replace(advice, flag="", arg="", current=None, suggested=None, suggestion=words, is_switch=False)
+        if words
+        else advice
+    )
+
+
 def _advice(row: Diagnosis, value: Value, facts: ServerFacts) -> Advice | None:
-    """Write one value as advice; None where this server's release has no such flag: it would not start again."""
-    turn = BY_ID[value.row].turn if value.row else row.turn
+    """Write one value as advice; None where this server's release has no such flag."""
+    turn = row.turn
     arg = turn.arg if value.arg is None else value.arg
-    # Another spelling of the same argument is still the row's own.
-    own = bool(value.row) or arg == turn.arg or arg.startswith(turn.arg + "_")
     flag = facts.flag(arg) if arg else ""
     if flag is None:
         return None
+    direction = _direction(value, turn.direction if arg == turn.arg else "set")
+    # Another spelling of the same argument is still the row's own.
+    own = (
+        not value.variant
+        and (arg == turn.arg or arg.startswith(turn.arg + "_"))
+        and direction in (turn.direction, "set")
+    )
+    text = None if own else variant(arg, direction, value.variant)
     return Advice(
         flag=flag,
         arg=arg,
         current=value.current,
         suggested=value.suggested,
         suggestion=value.words or (shown(value.suggested) if value.suggested is not None else turn.fallback),
-        why=turn.why,
-        will_not_help_if=turn.will_not_help_if,
+        why=turn.why if text is None else text.why,
+        will_not_help_if=turn.will_not_help_if if text is None else text.will_not_help_if,
         gain=value.gain,
-        cost=turn.cost if own else "",
-        direction=turn.direction if own else "set",
+        cost=value.cost or (text.cost if text is not None else turn.cost if own or not arg else ""),
+        direction=direction,
         is_switch=value.is_switch,
     )
+
+
+def _direction(value: Value, otherwise: str) -> str:
+    if value.is_switch:
+        return "add" if value.suggested else "drop"
+    if (
+        isinstance(value.suggested, float)
+        and isinstance(value.current, (int, float))
+        and value.suggested != value.current
+    ):
+        return "raise" if value.suggested > value.current else "lower"
+    return otherwise

@@ -116,15 +116,17 @@ def _evidence(evidence: Evidence) -> Document:
     }
 
 
-def _setting(value: float | str | None) -> float | str | None:
+def _setting(advice: Advice, value: float | str | None) -> float | str | None:
+    if advice.is_switch and value is not None:
+        return "on" if value else "off"
     return value if isinstance(value, str) else number(value)
 
 
 def _advice(advice: Advice) -> Document:
     return {
         "flag": advice.flag or None,
-        "current": _setting(advice.current),
-        "suggested": _setting(advice.suggested) if advice.suggested is not None else advice.suggestion,
+        "current": _setting(advice, advice.current),
+        "suggested": _setting(advice, advice.suggested) if advice.suggested is not None else advice.suggestion,
         "why": advice.why,
         "will_not_help_if": advice.will_not_help_if,
         "gain": advice.gain or None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from sglang_tuning_exporter.guide.acceptance import objection_to
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
 from sglang_tuning_exporter.guide.evidence import Evidence, Past, explained
@@ -64,21 +65,12 @@ class Judgement:
     def changes(self) -> dict[str, object]:
         """All that is advised together, argument → flag value. Mere chances are left out: they are tried one at a time."""
         advised = (a for found in self.findings if not found.diagnosis.is_chance for a in found.advice)
-        return {
-            a.arg: bool(a.suggested) if a.is_switch else whole(a.suggested)
-            for a in advised
-            if a.arg and a.suggested is not None
-        }
+        return {a.arg: a.setting for a in advised if a.arg and a.suggested is not None}
 
     @property
     def severity(self) -> str:
         """How bad the verdict is: `critical`, `warning`, `info` or `none`."""
         return BY_ID[self.verdict].severity if self.verdict in BY_ID else "none"
-
-
-def whole(value: float | str | None) -> float | int | str | None:
-    """Write a whole figure without its point, as flags are."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def judge(past: Past) -> Judgement:
@@ -112,6 +104,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     """Give the diagnoses that hold, causes first; none that another explains better, no flag set two ways."""
     found: dict[str, Finding] = {}
     turned: set[str] = set()
+    changes: dict[str, object] = {}  # of all that is advised together
     case = Case(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
     # Chances last: a flag that cures what is wrong is said there, and belongs to the combined command line.
@@ -125,6 +118,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         advice = _borrowed(row, [found[cause] for cause in because])
         if not advice:
             advice = tuple(a for a in advise(row.id, case) if a.arg not in turned and _may_turn(a, held, case))
+            advice = advice if row.is_chance else _accepted_beside(changes, advice, case)
         turned.update(a.arg for a in advice if a.arg)
         # Without advice the flag is where the guide wants it, or a more urgent finding sets it: nothing to say, unless
         # what was seen is bad by itself.
@@ -132,6 +126,20 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
             seen = (evidence, *supporting(row.condition, past))
             found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because)
     return list(found.values())
+
+
+def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:
+    """Give the advice that the release accepts beside the changes so far, and add it to them."""
+    accepted = []
+    flags = {a.arg: a.setting for a in advice if a.arg and a.suggested is not None}
+    together = objection_to(case.facts, {**changes, **flags}) is None
+    for each in advice:
+        if each.arg and each.suggested is not None:
+            if not together and objection_to(case.facts, {**changes, each.arg: each.setting}) is not None:
+                continue
+            changes[each.arg] = each.setting
+        accepted.append(each)
+    return tuple(accepted)
 
 
 def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
@@ -147,15 +155,17 @@ def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
 def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
     """Say whether the advice may stand beside what else holds.
 
-    After an OOM no memory is given to the pool. While requests are taken back, or each step takes too long because of
+    After an OOM nothing takes more memory. While requests are taken back, or each step takes too long because of
     those that run, no more of them are let in.
     """
-    if _lets_more_run(advice):
-        if any(isinstance(BY_ID[other].condition, RetractionRate) for other in held):
-            return False
-        return TOO_LARGE not in held or not advise(TOO_LARGE, case)
     failed = any(isinstance(BY_ID[other].condition, (Failures, GraphMemory)) for other in held)
-    return not (failed and advice.arg == "mem_fraction_static" and advice.raises)
+    if failed and advice.takes_memory:
+        return False
+    if not _lets_more_run(advice):
+        return True
+    if any(isinstance(BY_ID[other].condition, RetractionRate) for other in held):
+        return False
+    return TOO_LARGE not in held or not advise(TOO_LARGE, case)
 
 
 def _lets_more_run(advice: Advice) -> bool:

@@ -94,10 +94,10 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             "cuda_graph_max_bs",
             "raise",
-            "the next usual size above the running batch, 512 at most",
+            "the next usual size that covers the running batch, 768 at most",
             "A batch beyond the captured sizes is launched kernel by kernel.",
             "graphs are switched off, or the attention backend cannot capture",
-            cost="Larger graphs take GPU memory: lower --mem-fraction-static by about 0.01 with it.",
+            cost="Larger graphs take GPU memory.",
         ),
         keep_firing="5m",
     ),

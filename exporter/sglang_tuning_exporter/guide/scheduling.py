@@ -114,7 +114,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             RUNNING_LIMIT,
             "raise",
-            "twice the present limit while token usage stays below 0.9",
+            "as far as token usage stays below 0.9, at most eightfold at once",
             "The limit holds requests back while the KV pool has room.",
             "token usage is at 0.9 or more: then the pool is the limit",
             cost="Each request gets its tokens more slowly as more run together.",

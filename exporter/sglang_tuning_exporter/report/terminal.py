@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.guide.advice import shown
+from sglang_tuning_exporter.guide.advice import SWITCHED, shown
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.report.wording import (
     CHANGES,
@@ -118,9 +118,10 @@ def _finding(number: int, finding: dict[str, Any], document: Document, style: St
 def _turn(advice: dict[str, Any]) -> str:
     if advice["flag"] is None:
         return f"change: {advice['suggested']}"
-    now = f" (now {shown(advice['current'])})" if advice["current"] is not None else ""
+    now = f" (now {shown(advice['current'])})" if advice["current"] not in (None, *SWITCHED) else ""
     gain = f"; {advice['gain']}" if advice["gain"] else ""
-    said = "" if advice["typed"] != advice["flag"] else f" {advice['suggested']}"
+    is_whole = advice["typed"] != advice["flag"] or advice["suggested"] in SWITCHED
+    said = "" if is_whole else f" {advice['suggested']}"
     return f"change: {advice['typed']}{said}{now}{gain}"
 
 

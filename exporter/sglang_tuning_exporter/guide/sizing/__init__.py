@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.guide.clients import at_least, at_most
 from sglang_tuning_exporter.guide.sizing.admission import (
     at_once,
+    by_prefix,
+    grammar,
     ineffective,
     recovering,
     retracting,
@@ -18,11 +20,12 @@ from sglang_tuning_exporter.guide.sizing.admission import (
 )
 from sglang_tuning_exporter.guide.sizing.case import Case, Value, switch_on, word
 from sglang_tuning_exporter.guide.sizing.graphs import graph_memory, graphs, graphs_off
-from sglang_tuning_exporter.guide.sizing.layout import balance, behind_a_router, experts, one_gpu
-from sglang_tuning_exporter.guide.sizing.limits import at_limit, smaller_batch
+from sglang_tuning_exporter.guide.sizing.layout import balance, behind_a_router, dp_attention, experts, one_gpu
+from sglang_tuning_exporter.guide.sizing.limits import smaller_batch
 from sglang_tuning_exporter.guide.sizing.memory import oom_any, oom_decode, oom_prefill, reserve
 from sglang_tuning_exporter.guide.sizing.pools import hybrid, pool_short
 from sglang_tuning_exporter.guide.sizing.prefill import chunks, long_prompts
+from sglang_tuning_exporter.guide.sizing.room import at_limit
 from sglang_tuning_exporter.guide.sizing.settings import profile_settings
 
 if TYPE_CHECKING:
@@ -44,16 +47,17 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "latency_long_prompts": long_prompts,
     "latency_batch_too_large": smaller_batch,
     "dp_imbalanced": balance,
+    "grammar_queue": grammar,
     "running_far_below_limit": pool_short,
-    "memory_reserve_too_large": reserve,
-    "memory_reserve_too_small": reserve,
+    "memory_reserve_too_large": reserve("above"),
+    "memory_reserve_too_small": reserve("below"),
     "graph_memory_short": graph_memory,
     "out_of_memory_prefill": oom_prefill,
     "out_of_memory_decode": oom_decode,
     "out_of_memory_any": oom_any,
     "cuda_graph_not_covering": graphs,
     "cuda_graph_off": graphs_off,
-    "shared_prefixes_unused": word("schedule_policy", "lpm"),
+    "shared_prefixes_unused": by_prefix,
     "prefix_policy_wasted": word("schedule_policy", "fcfs"),
     "quantization_candidate": word("quantization", "fp8"),
     "data_parallel_would_fit": one_gpu,
@@ -62,5 +66,5 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "profile_settings": profile_settings,
     "expert_parallel_candidate": experts,
     "torch_compile_candidate": switch_on("enable_torch_compile"),
-    "dp_attention_candidate": switch_on("enable_dp_attention"),
+    "dp_attention_candidate": dp_attention,
 }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.sglang.flag_values import made_of
+from sglang_tuning_exporter.sglang.refusals import choices_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -36,23 +39,43 @@ class Case:
         """The thresholds in force."""
         return self.past.profile
 
+    def flag(self, arg: str) -> float | None:
+        """Give a figure as it is typed: some are printed multiplied or divided. None when not known or not set."""
+        return self.facts.flag_value(arg)
+
+    def factor(self, arg: str) -> float:
+        """Give what the server makes of the flag: what it prints is the flag's value times this."""
+        return made_of(arg, self.facts.args, self.facts.release)
+
     def present(self, arg: str) -> float | str | None:
-        """Give what an argument is set to; None when it is not told or not set."""
+        """Give what a flag is set to; None when it is not known or not set."""
         value = self.facts.args.get(arg) if arg else None
-        return value if isinstance(value, str) and value else self.facts.arg(arg)
+        return value if isinstance(value, str) and value else self.flag(arg)
+
+    def choices(self, arg: str) -> tuple[object, ...] | None:
+        """Give the words that this server's release takes for a flag; None where it takes any, or is not known."""
+        return None if self.facts.release is None else choices_of(arg, self.facts.release)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What to set an argument to; `arg` where it is not the row's own (empty: none at all), `words` where words say it better."""
+    """What to set an argument to; `arg` where it is not the row's own (empty: none at all), `words` where words say it better.
+
+    `variant` names the text to use where neither the row's nor the argument's fits; `cost` is said in place of the text's where a
+    figure is known. What is `beside` is set together with it. `otherwise` is what to advise instead where this server's release
+    refuses the value or ignores it, best first.
+    """
 
     suggested: float | str | None
     current: float | str | None = None
     gain: str = ""
     arg: str | None = None
     words: str = ""
-    row: str = ""  # whose words to use where it is another row's advice
+    variant: str = ""
+    cost: str = ""
     is_switch: bool = False
+    beside: tuple[Value, ...] = ()
+    otherwise: tuple[Value, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -60,9 +83,14 @@ class Value:
         return self.current is None or self.suggested != self.current
 
 
-def people(words: str) -> list[Value]:
+def person(words: str, variant: str = "") -> Value:
     """Advise people, not a flag."""
-    return [Value(None, arg="", words=words)]
+    return Value(None, arg="", words=words, variant=variant)
+
+
+def people(words: str, variant: str = "") -> list[Value]:
+    """Advise people, and nothing else."""
+    return [person(words, variant)]
 
 
 def word(arg: str, value: str) -> Callable[[Case], list[Value]]:

@@ -1,4 +1,4 @@
-"""Sizes for `--max-running-requests`: as many at once as the pool holds and the objective allows. Pure."""
+"""Sizes for `--max-running-requests`: what is in force of it, and fewer at once. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.server import ServerFacts
 
 LOWERED_LIMIT = 0.8  # of the batch that runs, where the pool is too small for it
-
-
 SMALL_BATCH = 8
 
 
@@ -40,41 +38,20 @@ def running_limit(facts: ServerFacts) -> _RunningLimit:
 
 
 def run_fewer(case: Case, quantile: float, share: float) -> Value | None:
-    """Run only `share` of the batch that ran; None where one request is all there is."""
+    """Run only `share` of the batch that ran; None where one request for each that shares the limit is all there is."""
     limit = running_limit(case.facts)
     ran = case.recent.running_quantile(quantile)
     known = [figure for figure in (limit.in_force, ran * limit.shared_by if ran else None) if figure]
     current = limit.flag or limit.in_force
     if not known:
-        return Value(None, current)
-    suggested = max(1.0, float(int(share * min(known))))
-    return None if current is not None and suggested >= current else Value(suggested, current)
-
-
-def at_limit(case: Case) -> list[Value]:
-    """Raise the limit as far as the pool has room."""
-    limit = running_limit(case.facts)
-    current = limit.flag or limit.in_force
-    usage = case.recent.mean("usage")
-    if not current or usage is None:
-        return [Value(None, current)]
-    # Usage grows with the requests that run; no more than eightfold at once: nobody has seen how they behave together.
-    room = min(8.0, case.profile.token_usage_target / usage) if usage > 0 else 8.0
-    share, size = case.facts.room_for_micro_batch, case.facts.arg(case.facts.micro_batch_arg)
-    if share and size:
-        gain = f"token usage is {usage:.2f} at this limit of each micro batch"
-        suggested = min(float(_round_down(size * room)), share)
-        return [Value(suggested, size, gain, case.facts.micro_batch_arg)] if suggested > size else []
-    suggested = float(_round_down(current * room))
-    # A limit that was lowered because of retractions leaves this much room, and is not to be raised again for it.
-    if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
-        return []
-    return [Value(suggested, current, f"token usage is {usage:.2f} at this limit")]
-
-
-def _round_down(value: float) -> int:
-    step = 1 if value < 32 else 8 if value < 256 else 64
-    return max(int(value) // step * step, 1)
+        return Value(None, current, arg="max_running_requests")
+    least = float(limit.shared_by)
+    if min(known) <= least:
+        return None
+    suggested = max(least, float(int(share * min(known))))
+    if current is not None and suggested >= current:
+        return None
+    return Value(suggested, current, arg="max_running_requests")
 
 
 def smaller_batch(case: Case) -> list[Value]:

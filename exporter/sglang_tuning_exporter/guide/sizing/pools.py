@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.sizing.case import Value, people, word
+from sglang_tuning_exporter.guide.sizing.case import Value, people, person
 from sglang_tuning_exporter.guide.sizing.limits import running_limit
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.sizing.case import Case
     from sglang_tuning_exporter.server import ServerFacts
 
-CAPPED = "the pool holds no more than this flag allows; where less fits into memory, SGLang takes what fits"
-
-
+EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first that a release takes
+SHORTER = "enlarge the KV cache (--mem-fraction-static, more GPUs), or send shorter requests"
 IN_FORCE = 0.95  # a pool is whole pages, so a little less than its cap
+POOL_STEP = 1.25
+LARGEST_MAMBA_RATIO = 4.0
 
 
 def larger_pool(case: Case) -> Value | None:
@@ -26,7 +27,21 @@ def larger_pool(case: Case) -> Value | None:
     cap, pool = case.facts.arg("max_total_tokens"), max(case.facts.kv_pool_tokens.values(), default=None)
     if not cap or (pool is not None and pool < IN_FORCE * cap):
         return None
-    return Value(2 * cap, cap, CAPPED, "max_total_tokens")
+    return Value(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
+
+
+def eight_bits(case: Case) -> str:
+    """Name the 8-bit KV cache of this server's release; empty where it has none, or has one already."""
+    if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in ("auto", None):
+        return ""
+    choices = case.choices("kv_cache_dtype")
+    return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
+
+
+def larger_pool_flags(case: Case) -> str:
+    """Name the flags that make the KV cache larger, for a sentence."""
+    kind = eight_bits(case)
+    return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
 def hybrid(case: Case) -> list[Value]:
@@ -37,9 +52,9 @@ def hybrid(case: Case) -> list[Value]:
     words = f"the {pool} pool is full: give it more of the memory"
     if current is None:
         return people(words)
-    if pool == "swa" and current >= 1.0:
-        return []
-    return [Value(min(round(1.25 * current, 2), 1.0 if pool == "swa" else 4.0), current, words, arg)]
+    most = 1.0 if pool == "swa" else LARGEST_MAMBA_RATIO
+    suggested = min(round(POOL_STEP * current, 2), most)
+    return [Value(suggested, current, words, arg, otherwise=(person(words),))] if suggested > current else []
 
 
 def pool_short(case: Case) -> list[Value]:
@@ -51,9 +66,8 @@ def pool_short(case: Case) -> list[Value]:
     larger = larger_pool(case)
     if larger is not None:
         return [larger]
-    if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in ("auto", None):
-        return people("enlarge the pool (--mem-fraction-static, more GPUs), or send shorter requests")
-    return word("kv_cache_dtype", "fp8_e4m3")(case)
+    kind, shorter = eight_bits(case), person(SHORTER, "shorter_requests")
+    return [Value(kind, case.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
 
 
 def tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:

@@ -1,36 +1,60 @@
-"""Sizes for `--chunked-prefill-size`. Pure."""
+"""Sizes for `--chunked-prefill-size`, in the flag's own unit: under DP attention the server divides it. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.demand import mean_prompt
-from sglang_tuning_exporter.guide.sizing.case import Value, people
+from sglang_tuning_exporter.guide.sizing.case import Value, people, person
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.sizing.case import Case
 
-SMALL_CHUNK = 4096.0  # what the guide falls back to where memory is short: less is needed hardly ever
-
-
+# Of one rank: the guide's sizes to fall back to where memory is short, and its largest. Reasons: docs/decisions.md.
+LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
 SHORT_PROMPT = 0.125  # of a chunk: with this mean at most one prompt in eight fills it
+ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
+NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
 
 
-LARGEST_CHUNK = 16384  # the guide's for throughput and long context (E5)
+def ranks_sharing(case: Case) -> int:
+    """Count the ranks that share the chunk."""
+    return max(round(1 / case.factor("chunked_prefill_size")), 1)
 
 
 def chunks(case: Case) -> list[Value]:
-    """Double the chunk, up to 16384, where memory allows."""
-    current = case.facts.arg("chunked_prefill_size")
+    """Double the chunk, up to 16384 for each rank, where memory allows."""
+    current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
     reserve = case.facts.reserve_gb
-    if current is not None and (current <= 0 or current >= LARGEST_CHUNK):
-        return people("reuse more prefixes, separate prefill and decode, or add a replica")
+    elsewhere = person(ELSEWHERE, "prefill_elsewhere")
+    if current is not None and (current <= 0 or current >= LARGEST_CHUNK * ranks):
+        return [elsewhere]
     if reserve is not None and reserve < case.profile.reserve_lower_gb:
         # A larger chunk takes memory that is not there.
-        return people("lower --mem-fraction-static first: a larger chunk needs memory that is not left")
+        return people(NO_MEMORY, "memory_first")
     if current is None:
         return [Value(None)]
-    return [Value(float(max(min(2 * int(current), LARGEST_CHUNK), SMALL_CHUNK)), current)]
+    wanted = max(min(2 * int(current), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
+    gain = f"{wanted // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
+    return [Value(_whole_pages(case, wanted, ranks), current, gain, otherwise=(elsewhere,))]
+
+
+def smaller_chunk(case: Case) -> Value | None:
+    """Lower the chunk to 4096, then 2048 for each rank, then to the guide's flag values; None where it is that small."""
+    current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
+    # -1 is no chunking at all.
+    if current is None or current <= 0:
+        return Value(float(SMALL_CHUNK * ranks), current)
+    steps = (
+        SMALL_CHUNK * ranks,
+        LEAST_CHUNK * ranks,
+        max(int(current) // 2, SMALL_CHUNK) if ranks > 1 else SMALL_CHUNK,
+    )
+    for step in steps:
+        if current > step:
+            gain = f"{step // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
+            return Value(float(step), current, gain)
+    return None
 
 
 def long_prompts(case: Case) -> list[Value]:
@@ -39,3 +63,9 @@ def long_prompts(case: Case) -> list[Value]:
     if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
         return []  # hardly one is as long as a chunk: a larger one would change nothing
     return chunks(case)
+
+
+def _whole_pages(case: Case, chunk: int, ranks: int) -> float:
+    """Round a chunk up so that each rank's share is whole pages: SGLang refuses others."""
+    page = max(int(case.facts.arg("page_size") or 1), 1)
+    return float(-(-chunk // (page * ranks)) * page * ranks)
