@@ -22,22 +22,23 @@ NAMES = sorted(path.name for path in RECORDINGS.iterdir() if path.name in BY_NAM
 
 # (situation, way of seeing) → what is still wrong: the headline, an advice, or a cure that is missing.
 HEADLINE: dict[tuple[str, str], str] = {
-    ("bursts-10-in-30", "both"): "`client_too_slow` is false",
     ("early-chunks", "metrics"): "`idle` is false",
     ("early-limit", "metrics"): "`idle` is false",
+    ("prefixes-cache-off", "log"): "`healthy` is false",
+    ("prefixes-cache-off", "report"): "`healthy` is false",
+    ("priorities-return", "both"): "`latency_queue` at times",
+    ("priorities-return", "metrics"): "`latency_queue` is false",
     ("refused-streams", "both"): "`latency_queue` at times",
     ("refused-streams", "metrics"): "`latency_queue` is false",
     ("stop-detokenizer", "both"): "`healthy` is false; `requests_rejected` at times",
     ("stop-detokenizer", "log"): "`healthy` is false",
     ("stop-detokenizer", "report"): "`healthy` is false",
+    ("v0.4.9.post6-stop-detokenizer", "both"): "`healthy` is false; `requests_rejected` at times",
+    ("v0.4.9.post6-stop-detokenizer", "log"): "`healthy` is false",
+    ("v0.4.9.post6-stop-detokenizer", "metrics"): "`latency_long_prompts` at times",
+    ("v0.4.9.post6-stop-detokenizer", "report"): "`healthy` is false",
 }
 ADVICE: dict[tuple[str, str], str] = {
-    (
-        "bursts-10-in-30",
-        "both",
-    ): "advises send at least 104 requests at once (now about 7): some 4 fit beside each other, an",
-    ("page-512", "log"): "advises --max-total-tokens 16384 → 32768",
-    ("page-512", "report"): "advises --max-total-tokens 16384 → 32768",
     (
         "refused-streams",
         "both",
@@ -47,9 +48,9 @@ ADVICE: dict[tuple[str, str], str] = {
         "metrics",
     ): "advises send at most 7 requests at once (now about 11), or add a replica: 3.5 a second are",
     ("stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
+    ("v0.4.9.post6-stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
 }
 CURE: dict[str, str] = {
-    "bursts-10-in-30": "the flag is not named",
     "pool-12288-ignore-eos": "the flag is not named",
     "pool-4200-prompts-1100": "the flag is not named",
     "pool-600-prompts-300": "the flag is not named",
