@@ -306,7 +306,7 @@ def test_every_verdict_has_words_a_colour_and_a_line_of_advice() -> None:
         next(panel for panel in panels_of(SERVER) if panel["title"] == title)
         for title in ("What limits it now", "What to change")
     )
-    known = {row.id for row in DIAGNOSES} | {"healthy", "idle", "no_clear_bottleneck", "not_enough_data"}
+    known = {row.id for row in DIAGNOSES} | {"healthy", "idle", "no_clear_bottleneck", "not_enough_data", "starting"}
     assert {override["matcher"]["options"] for override in tile["fieldConfig"]["overrides"]} == known
     change = next(item for item in advice["fieldConfig"]["overrides"] if item["matcher"]["options"] == "advice")
     mapped = next(item["value"][0]["options"] for item in change["properties"] if item["id"] == "mappings")

@@ -264,7 +264,7 @@ def test_a_batch_of_hours_ago_is_nothing_that_runs_now(place: Place) -> None:
 
 def test_a_batch_of_this_moment_runs_now(place: Place) -> None:
     place.first(ago=10.0)
-    place.write(HEALTHY, ago=2.0, times=3)
+    place.write(HEALTHY.replace("4471.70", "20.00"), ago=2.0, times=3)
     book, state = place.reader()
     state.advance(time.monotonic())
     assert [rank.states["activity"] for rank in state.schedulers] == ["serving"]

@@ -86,6 +86,7 @@ class RankState:
         "_progress",
         "_scraped_at",
         "_stages",
+        "_stood_since",
         "_thresholds",
         "_throughput",
         "_throughput_in",
@@ -161,6 +162,7 @@ class RankState:
         self._progress: float | None = None
         self._judged_by: tuple[ServerFacts, int] | None = None
         self._thresholds = Judge(profile, None, None)
+        self._stood_since: float | None = None  # when what held before nothing did was seen
         self._works_unmoved = False  # the last scrape told of work, and of nothing that moved
         self._pool = PoolMemory()
         self._pool_lines: list[tuple[_Lines, float]] = []  # not read yet: only a retraction asks
@@ -173,6 +175,11 @@ class RankState:
     def states(self) -> dict[Signal, str]:
         """What it does now: one state for each signal."""
         return named(self._held[0])
+
+    @property
+    def stuck_since(self) -> float | None:
+        """Since when it has work and does none of it; None while it does."""
+        return self._stood_since if self._held is _STUCK else None
 
     @property
     def generation_throughput(self) -> float | None:
@@ -340,7 +347,7 @@ class RankState:
 
     def forget(self) -> None:
         """Let go of what was seen: nothing has been heard for too long, or the server started anew."""
-        self.seen_at = None
+        self._stood_since, self.seen_at = self.seen_at, None
         self._stages, self._planned = [], True
         self._held, self._holds_until = _STUCK if self._works_unmoved else _NOTHING, -inf
 
@@ -694,7 +701,8 @@ class RankState:
         if serving and not fresh:
             if self._told_at is not None:
                 self._told_at = now
-                self._works_unmoved = stands and new.grammar_queued is not None
+                # Requests that wait for a grammar or for the other half of a pair keep no scheduler busy.
+                self._works_unmoved = stands and new.grammar_queued is not None and bool(new.running or new.queued)
                 if self.seen_at is None:
                     self._held = _STUCK if self._works_unmoved else _NOTHING
             return

@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from sglang_tuning_exporter.attention import AttentionRanks
-from sglang_tuning_exporter.credibility import Witness, counts
+from sglang_tuning_exporter.credibility import DEFAULT_LOG_INTERVAL, Witness, counts
 from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.scheduler import RankState, gained
@@ -40,6 +40,7 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.facts import SERVER_COUNTS
 from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.stages import Hang, Look, Stages
 from sglang_tuning_exporter.window import Totals, Window
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ MOST_SCHEDULERS = 384
 
 # Names of what is remembered beside failures, by their phase, and what `Liveness` tells.
 START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"
+# With speculation several tokens come in a step, and the releases that send every fiftieth token may miss some of these.
+SPECULATED_STEPS = 250.0
 
 _Start: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
@@ -79,9 +82,17 @@ class ServerState:
         self._progress: float | None = None
         self._log_tells_starts = False
         self._scraped = False
+        self.stages = Stages()
+        self._looked_at: float | None = None  # the last scrape
+        self._worked_at: float | None = (
+            None  # the beginning of the last interval between scrapes in which tokens came out
+        )
+        self._decoded: dict[int | None, float] = {}  # decode batches counted by then, for each scheduler
+        self.watchdog = ""  # the stage whose watchdog spoke last
         self._marks: deque[tuple[float, str]] = deque(maxlen=1024)  # failures by phase, starts, what `Liveness` tells
         self.died: str = ""  # how the log says that the server ended; empty while it may run
         self._end_recalled = False  # the log said so before the exporter came
+        self.has_served = False  # the log has a batch line of this start
         self.latency = LatencyLedger(
             {
                 "time_to_first_token": profile.time_to_first_token_seconds,
@@ -165,7 +176,8 @@ class ServerState:
         if not self._stats_ranks.counts(rank):
             return next(rest, None)
         known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
-        self.died = ""
+        self.died, self.has_served = "", True
+        self.stages.batch(at)
         if self._started_at is None and not self.witness.failures_wait:
             event = known.see_runs(run, rest, now)
             self._printed = self._last_seen[WORK] = known.seen_at or at
@@ -188,9 +200,10 @@ class ServerState:
             rank = self.rank(line.rank.dp, now)
             self._last_seen[WORK] = now
             self.witness.survived(line.rank, now, line.time)
+            self.stages.batch(now)
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
-                self.died = ""
+                self.died, self.has_served = "", True
                 rank.see_decode(line, now)
             else:
                 rank.see_prefill(line, now)
@@ -211,6 +224,9 @@ class ServerState:
         if isinstance(event, Liveness):
             self.liveness[event.what] += 1
             self._mark(now, event.what)
+            self.watchdog = event.stage or self.watchdog
+            if event.what == "health_check_failed":
+                self.stages.vain_check(now)
 
     def _learn(self, event: _Start) -> None:
         if isinstance(event, (KvPool, Memory, Limits)):
@@ -239,7 +255,7 @@ class ServerState:
         `now` is when it was printed, as far as is known: a start that is under way, or an end, lasts.
         """
         if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
-            self._started_at, self.died = None, ""
+            self._started_at, self.died, self.has_served = None, "", True
             return
         if isinstance(event, (Retraction, OutOfMemory, Rejection)) or not self._believes_start(event, now):
             return
@@ -253,7 +269,7 @@ class ServerState:
     def _take_life(self, event: _Start, now: float) -> None:
         """Learn whether the server is starting, or has ended."""
         if isinstance(event, ServerArgs):
-            self._started_at, self.died = now, ""
+            self._started_at, self.died, self.has_served = now, "", False
         elif isinstance(event, Liveness) and event.what != "health_check_failed":
             self._started_at = None
             self.died = event.what if event.what in ENDS else self.died
@@ -328,6 +344,7 @@ class ServerState:
         self._failures.forget()
         self._stats_ranks.forget()
         self._attention.forget()
+        self.stages.restarted()
 
     def observe_scrape(self, scrape: Scrape, now: float) -> None:
         """Take one successful scrape."""
@@ -337,6 +354,7 @@ class ServerState:
             scrape = replace(
                 scrape,
                 progress=self._progress,
+                sent=None,
                 aborted_requests=None,
                 started_requests=None,
                 finished_requests=None,
@@ -351,6 +369,7 @@ class ServerState:
             for rank in self.ranks.values():
                 rank.counters_began_again()
             self._native = dict.fromkeys(self._native)
+            self.stages.restarted()
         stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
         self._count_requests(scrape, now)
@@ -385,6 +404,49 @@ class ServerState:
                     now,
                 )
         self._scraped = True
+        self._look(scrape, now)
+
+    def _look(self, scrape: Scrape, now: float) -> None:
+        """Let the stages be seen, each by its own progress."""
+        if self.stages.came_out(scrape.sent):
+            self._worked_at = self._looked_at
+        self._looked_at = now
+        interval = self.facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL
+        steps, before = 0.0, self._decoded
+        self._decoded = {}
+        for dp, rank in self.ranks.items():
+            counts = rank.totals.counts
+            self._decoded[dp] = counts["replayed"] + counts["eager"]
+            batches = self._decoded[dp] - before.get(dp, 0.0)
+            steps = max(steps, batches * (1.0 if rank.passes_told else interval))
+        figures = scrape.ranks
+        outside = sum((f.grammar_queued or 0) + sum(f.queues.values()) for f in figures)
+        works = sum((f.running or 0) + (f.queued or 0) for f in figures)
+        speculates = bool(self.facts.args.get("speculative_algorithm"))
+        look = Look(
+            scrape.sent,
+            scrape.scheduled,
+            steps,
+            interval,
+            max(self.facts.arg("stream_interval") or 0.0, SPECULATED_STEPS if speculates else 0.0),
+            scrape.aborted_requests,
+            scrape.open_requests,
+            works,
+            idle=not works and any(f.running is not None for f in figures),
+            excused=outside > 0,
+        )
+        self.stages.see(look, now)
+
+    @property
+    def log_silent_seconds(self) -> float:
+        """How long after the last batch line the server was still seen at work; 0 where it was not."""
+        line = self.begun if self.stages.batch_at is None else max(self.stages.batch_at, self.begun)
+        return 0.0 if self._worked_at is None else max(self._worked_at - line, 0.0)
+
+    def hang(self, now: float) -> Hang | None:
+        """Say which stage of the server hangs, if any."""
+        since = [rank.stuck_since for rank in self.schedulers if rank.stuck_since is not None]
+        return self.stages.hang(now, min(since, default=None))
 
     def _keep_counters(self, figures: RankFigures) -> None:
         """Put the last believed counters in place of those of a spoiled page: what grew meanwhile is counted at the next."""

@@ -42,6 +42,11 @@ SELF_SCRAPE_SECONDS = 20.0
 STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
 # First and longest pause: every /server_info leaves a line in the log that is being read.
 INFO_RETRY_SECONDS = (15.0, 300.0)
+# A server that has not been seen up, and of whose start no log tells, may be starting for so long.
+UNSEEN_SECONDS = 900.0
+# A log has gone silent when the server was seen at work so long after its last batch line, and none has come for five minutes.
+LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 300.0
+QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
 # Another server may answer next time.
 AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})
 
@@ -56,6 +61,11 @@ class ScrapeHealth:
     reason: str = ""
     message: str = ""
     scrape_seconds: float | None = None
+    starting: bool = False  # it is away because it is starting, as far as can be told
+    away_since: float | None = (
+        None  # when the first of the scrapes in a row failed for which nothing answers, or it says "not ready"
+    )
+    seen_up: bool = False
     unrecognised: int = 0  # SGLang families on the last page that no known release has
 
 
@@ -107,6 +117,7 @@ class Watcher:
         self.running = False
         self._inquiry = Inquiry()
         self._was_away = False
+        self._said = ""  # why scrapes fail, as logged last
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
         self.log = Logbook(config, stdin) if config.log_file else None
@@ -180,9 +191,42 @@ class Watcher:
         troubles = set()
         if self.health.up is False and self.health.reason != "not_ready":
             troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
-        if self.log is not None and not all(status.up for status in self.log.files):
+        words = {}
+        if "server_down" in troubles:
+            words["server_down"] = f"its /metrics could not be scraped: {self.health.message}"
+            if self.health.reason == "timeout":
+                troubles.add("hung")
+                words["server_down"] = (
+                    f"it takes connections and does not answer ({self.health.message}): its HTTP server or its tokenizer hangs"
+                )
+        if told := self._log_trouble(now):
             troubles.add("log_silent")
-        return past_of(self.state, now, troubles=frozenset(troubles))
+            words["log_silent"] = told
+        starting = (
+            self.health.starting if self.health.up is False else self.health.up is None and self.state.starting(now)
+        )
+        return past_of(self.state, now, troubles=frozenset(troubles), words=words, starting=starting)
+
+    @property
+    def log_silent_seconds(self) -> float | None:
+        """How long after the log's last batch line the metrics showed work; None where there are not both."""
+        return None if self.log is None or self._scraper is None else self.state.log_silent_seconds
+
+    def _log_trouble(self, now: float) -> str:
+        """Say what is wrong with the log, empty where nothing is."""
+        if self.log is None:
+            return ""
+        unread = next((status for status in self.log.files if not status.up), None)
+        if unread is not None:
+            return f"the log cannot be read: {unread.reason}"
+        seconds, last = self.log_silent_seconds or 0.0, self.state.stages.batch_at or self.state.begun
+        if seconds <= LOG_SILENT_SECONDS or now - last < LOG_DEAD_SECONDS:
+            return ""
+        level = self.state.facts.args.get("log_level")
+        why = f"; the server runs with --log-level {level}" if level in QUIET_LEVELS else ""
+        return (
+            f"no batch line has come from the log for {(now - last) / 60:.0f} minutes, and tokens were generated{why}"
+        )
 
     def judge(self, now: float) -> Judgement:
         """Say what limits the server; call it inside `view`."""
@@ -195,16 +239,35 @@ class Watcher:
 
     def _failed(self, outcome: Outcome) -> None:
         assert outcome.error is not None
-        if self.health.up is not False or self.health.reason != outcome.error.reason:
+        if self.health.up is not False or self._said != outcome.error.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, outcome.error)
+        self._said = outcome.error.reason
         self.state.lost_scrape()
-        self.health.up = False
-        self.health.reason, self.health.message = outcome.error.reason, str(outcome.error)
-        if outcome.error.reason in AWAY and self.state.starting(time.monotonic()):
-            # The port opens only when the model is loaded; the log tells that this is what it is doing.
-            self.health.reason, self.health.message = "not_ready", f"it is starting, says its log ({outcome.error})"
-        self.health.scrape_seconds = outcome.seconds
-        self._was_away = self._was_away or outcome.error.reason in AWAY
+        health, error, now = self.health, outcome.error, time.monotonic()
+        away = error.reason in AWAY and not error.serves
+        health.away_since = (now if health.away_since is None else health.away_since) if away else None
+        health.up, health.starting = False, away and self._may_start(error.reason, now)
+        health.reason, health.message = error.reason, str(error)
+        if health.starting:
+            # The port opens only when the model is loaded.
+            health.reason, health.message = "not_ready", f"it is starting ({error})"
+        elif away and error.reason == "not_ready":
+            health.reason, health.message = "http_status", f"{error}, and has not been for long"
+        health.scrape_seconds = outcome.seconds
+        self._was_away = self._was_away or error.reason in AWAY
+
+    def _may_start(self, reason: str, now: float) -> bool:
+        """Say whether a server that is away may be starting: its log says so, or nothing has shown that it ever served.
+
+        What the log says of its end wins at once.
+        """
+        if self.state.died:
+            return False
+        if self.state.starting(now):
+            return True
+        if reason != "not_ready" and (self.health.seen_up or self.state.has_served):
+            return False
+        return self.health.away_since is not None and now - self.health.away_since < UNSEEN_SECONDS
 
     def _take(self, outcome: Outcome) -> None:
         if self._stopping.is_set():  # it was cut off by us
@@ -222,6 +285,7 @@ class Watcher:
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health.up, self.health.reason, self.health.message = True, "", ""
+            self.health.starting, self.health.away_since, self.health.seen_up = False, None, True
             self.health.scrape_seconds = outcome.seconds
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte

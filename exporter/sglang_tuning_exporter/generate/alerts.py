@@ -168,7 +168,8 @@ class Rule:
             return [f"sum without (phase) (increase(sglang_tuning_out_of_memory_total{{{phases}}}[10m])) > 0"]
         if isinstance(condition, Stuck):
             return [
-                'max by (job, instance) (sglang_tuning_state{signal="activity", state="stuck"}) == 1',
+                # As last told: a scrape that was missed ends nothing.
+                "max by (job, instance) (last_over_time(sglang_tuning_stuck_stage[2m])) == 1",
                 'or sum by (job, instance) (increase(sglang_tuning_liveness_events_total{event="watchdog_timeout"}[10m])) > 0',
             ]
         if isinstance(condition, Starts):
@@ -239,6 +240,14 @@ class Rule:
             value = "{{ $value | humanize1024 }}B"
         elif isinstance(condition, (Failures, Starts)):
             value = '{{ $value | printf "%.0f" }}'
+        elif isinstance(condition, Stuck):
+            stage = 'printf "sglang_tuning_stuck_stage{job=%q, instance=%q} == 1" $labels.job $labels.instance | query'
+            hangs = (
+                'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
+            )
+            value = _with(stage, hangs, "a watchdog saw no progress for --watchdog-timeout seconds")
+        elif isinstance(condition, Source):
+            value = condition.words
         seen = self.row.seen.format(value=value)
         return f"{{{{ $labels.instance }}}}: {seen}."
 

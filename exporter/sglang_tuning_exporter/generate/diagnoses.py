@@ -26,7 +26,7 @@ _WORDS: tuple[tuple[type[Condition] | tuple[type[Condition], ...], str], ...] = 
     (Reserve, "`available_gpu_memory_bytes` against `reserve_lower_gb`, `reserve_upper_gb`"),
     (GraphMemory, "failures in graph capture, or `available_gpu_memory_bytes` below `reserve_least_gb`"),
     (Rejections, "requests rejected or given up a minute above `rejections_per_minute`, five minutes"),
-    (Stuck, "`state{signal=activity, state=stuck}`, or a watchdog timeout in the log"),
+    (Stuck, "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"),
     (
         Spread,
         "share of the time with requests waiting: fullest DP rank above `frequent_share`, emptiest below a tenth; ten minutes",

@@ -121,6 +121,7 @@ class Source:
 
     expression: str
     trouble: str = ""
+    words: str = ""  # what is seen, where the exporter cannot say more
 
 
 @dataclass(frozen=True, slots=True)

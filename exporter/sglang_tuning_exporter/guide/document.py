@@ -70,6 +70,7 @@ def finding_document(finding: Finding, first: float | None, last: float | None) 
     return {
         "diagnosis": finding.diagnosis.id,
         "severity": finding.diagnosis.severity,
+        "summary": finding.headline,
         "confidence": finding.confidence,
         "evidence": [_evidence(evidence) for evidence in finding.evidence],
         "advice": [_advice(advice) for advice in finding.advice],

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.latency import Latency, Recent
     from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.stages import Hang
     from sglang_tuning_exporter.state import ServerState
     from sglang_tuning_exporter.window import Totals
 
@@ -24,6 +25,17 @@ CONSTANT = 0.8  # of the time with one batch size: a limit holds it there, since
 OVER_SECONDS = 120.0
 # Other ranks go on for this long after one of them failed.
 AFTERLIFE_SECONDS = 10.0
+# What the log says of a server's end, by `LivenessKind`.
+_ENDED = {
+    "process_died": "its log says that one of its processes died",
+    "scheduler_exception": "its log says that an exception ended its scheduler",
+    "launch_failed": "its log says that its start failed",
+}
+
+
+def ended(how: str) -> dict[str, str]:
+    """Say how the log says that the server ended, as words of that trouble; nothing where it may run."""
+    return {"server_down": _ENDED[how]} if how in _ENDED else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class Evidence:
     last_seen: float | None = None
     since: float | None = None
     good: float | None = None
+    text: str = ""  # what is said in place of the value, where a figure says too little
+    headline: str = ""  # what is said in place of the row's summary, where more is known
 
     @property
     def holds(self) -> bool:
@@ -51,6 +65,8 @@ class Evidence:
 
     def words(self, figure: float | None = None) -> str:
         """Write the value, or another `figure` of its kind, as a person does."""
+        if self.text and figure is None:
+            return self.text
         value = self.value if figure is None else figure
         if self.unit == "share":
             return f"{100 * value:.0f} %"
@@ -89,7 +105,7 @@ class Past:
     profile: Profile
     by_rank: Mapping[int | None, Totals] = field(default_factory=dict)
     starts: int = 0
-    stuck: bool = False
+    hang: Hang | None = None
     latency: Mapping[Latency, Recent] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     longest_answer: float | None = None
@@ -97,6 +113,14 @@ class Past:
     now: float = 0.0
     last_seen: Callable[[Hashable], float | None] = _never
     knows_waits: bool = False
+    watchdog: str = ""  # the stage whose watchdog spoke last
+    words: Mapping[str, str] = field(default_factory=dict)  # what is known of a trouble, by its id
+    starting: bool = False  # it is not there yet
+
+    @property
+    def stage(self) -> str:
+        """The stage that hangs; empty where none does. A server that takes connections and answers nothing hangs at its tokenizer."""
+        return self.hang.stage if self.hang is not None else "tokenizer" if "hung" in self.troubles else ""
 
     @property
     def served_seconds(self) -> float:
@@ -206,6 +230,8 @@ def past_of(
     *,
     seconds: float | None = None,
     troubles: frozenset[str] = frozenset(),
+    words: Mapping[str, str] | None = None,
+    starting: bool = False,
 ) -> Past:
     """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told)."""
     profile = state.profile.for_edition(first=state.facts.is_first_edition)
@@ -218,7 +244,7 @@ def past_of(
         profile,
         {rank.dp: rank.window.recent(now, rank.totals, seconds) for rank in state.schedulers},
         state.recent_marks(now, LOOP_SECONDS)[START],
-        any(rank.states["activity"] == "stuck" for rank in state.schedulers),
+        state.hang(now),
         state.latencies(now, seconds),
         troubles | ({"server_down"} if state.died else frozenset()),
         state.longest_answer(now, seconds),
@@ -226,6 +252,9 @@ def past_of(
         now,
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),
+        state.watchdog,
+        {**(words or {}), **ended(state.died)},
+        starting,
     )
 
 

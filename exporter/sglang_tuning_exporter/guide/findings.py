@@ -21,6 +21,7 @@ Confidence: TypeAlias = Literal["high", "medium", "low"]
 Verdict: TypeAlias = str  # a diagnosis id, or one of the words below
 TOO_LARGE = "latency_batch_too_large"
 HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA = "healthy", "idle", "no_clear_bottleneck", "not_enough_data"
+STARTING = "starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Finding:
     def sentence(self) -> str:
         """What is seen, with its figure."""
         return self.diagnosis.seen.format(value=self.evidence[0].words())
+
+    @property
+    def headline(self) -> str:
+        """What is wrong, in one sentence: the row's summary, or what is known beyond it."""
+        return self.evidence[0].headline or self.diagnosis.summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +188,11 @@ def confidence_of(served: float) -> Confidence:
 def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Verdict:
     """Say in one word what limits the server: the first finding that can, else an honest reason for none."""
     for finding in found:
-        if finding.diagnosis.is_limit:
+        # A server that is not there yet is limited by nothing; what keeps it from coming up is said all the same.
+        if finding.diagnosis.is_limit and not (past.starting and finding.diagnosis.severity != "critical"):
             return finding.diagnosis.id
+    if past.starting:
+        return STARTING
     if past.enough:
         # A condition that holds and has no advice left is no health; where it is only a hint, if it holds for the most part.
         pressed = any(

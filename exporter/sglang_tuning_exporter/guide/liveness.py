@@ -26,9 +26,10 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
             " and on (job, instance) (max_over_time(sglang_tuning_up[15m]) == 1 or sglang_tuning_up offset 15m)",
             trouble="server_down",
+            words="its /metrics could not be scraped",
         ),
         summary="SGLang does not answer.",
-        seen="its /metrics could not be scraped",
+        seen="{value}",
         guide="not in the guide: a server that is away serves nobody",
         turn=Turn(
             "",
@@ -67,15 +68,16 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangSchedulerStuck",
         severity="critical",
         condition=Stuck(),
-        summary="SGLang has work and does none of it: its scheduler is stuck.",
-        seen="requests run or wait, and no token has come for a minute while /metrics still answers",
+        summary="SGLang hangs: requests are there, and none goes on.",
+        seen="{value}",
         guide="not in the guide: restart it and keep the evidence; such a server is not idle",
         turn=Turn(
             "",
             "restart",
-            "keep the log and a stack dump (py-spy dump --pid of the scheduler), then restart it",
-            "A scheduler that hangs does not come back by itself before its watchdog ends it, --watchdog-timeout seconds later (300 unless set).",
-            "the other half of a disaggregated pair is away: then bring that back",
+            "keep the log and a stack dump (py-spy dump --pid of the stage that hangs), then restart it",
+            "A stage that hangs does not come back by itself. The scheduler's watchdog ends the server, --watchdog-timeout seconds later (300 unless set);"
+            " nothing ends it for a tokenizer or a detokenizer that hangs.",
+            "somebody paused it (/pause_generation), or the other half of a disaggregated pair is away: then let it go on",
         ),
         hold="1m",
     ),

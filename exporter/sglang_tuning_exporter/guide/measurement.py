@@ -64,9 +64,7 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
         count = sum(past.marks.get(phase, 0) for phase in condition.phases)
         return Evidence("out-of-memory failures", float(count), 0.0, "count", last_seen=last_seen(condition, past))
     if isinstance(condition, Stuck):
-        stuck = past.stuck + past.marks.get(WATCHDOG, 0)
-        name, last = "schedulers stuck, or stopped by their watchdog", past.last_seen(WATCHDOG)
-        return Evidence(name, stuck, 0, "count", last_seen=last)
+        return _stuck(past)
     if isinstance(condition, Starts):
         since = past.now - LOOP_SECONDS
         return Evidence("starts in half an hour", past.starts, condition.at_least - 1, "count", since=since)
@@ -81,7 +79,8 @@ def measure(condition: Condition, past: Past) -> Evidence | None:  # noqa: C901,
             return None
         worked = max(filter(None, (past.last_seen(WORK), past.last_seen(START))), default=None)
         since = -inf if worked is None else worked - AFTERLIFE_SECONDS
-        return Evidence("troubles", float(condition.trouble in past.troubles), 0.0, "count", since=since)
+        words = past.words.get(condition.trouble) or condition.words
+        return Evidence("troubles", float(condition.trouble in past.troubles), 0.0, "count", since=since, text=words)
     assert isinstance(condition, Suits)
     return suits(condition.test, past)
 
@@ -144,6 +143,18 @@ def _reserve(condition: Reserve, past: Past) -> Evidence | None:
     if condition.side == "below":
         return Evidence(name, reserve, profile.reserve_lower_gb, "GB", below=True)
     return Evidence(name, reserve, profile.reserve_upper_gb, "GB", good=profile.reserve_good_gb)
+
+
+def _stuck(past: Past) -> Evidence:
+    hang, spoken = past.hang, past.marks.get(WATCHDOG, 0)
+    name, words, headline = "stages that hang, or of which a watchdog spoke", "", ""
+    if hang is not None:
+        words = hang.sentence
+        headline = f"{words[:1].upper()}{words[1:]}."
+    elif spoken:
+        words = f"the watchdog of the {past.watchdog or 'scheduler'} saw no progress for --watchdog-timeout seconds"
+    last = past.last_seen(WATCHDOG) if hang is None else None
+    return Evidence(name, float(hang is not None) + spoken, 0.0, "count", last_seen=last, text=words, headline=headline)
 
 
 def _share(condition: Share, past: Past) -> Evidence | None:

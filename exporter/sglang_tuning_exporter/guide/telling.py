@@ -27,21 +27,21 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangLogSilent",
         severity="warning",
         condition=Source(
-            # Lines counted, not time() against the last line's: a log that never had one has no such time, and clocks of two machines differ.
-            "sglang_tuning_log_up == 0 or (sum without (kind) (increase(sglang_tuning_log_lines_total[5m])) == 0"
-            ' and on (job, instance) max by (job, instance) (sglang_tuning_state{signal="activity", state="serving"}) == 1'
-            " and on (job, instance) sglang_tuning_up == 1)",
+            # Work that the metrics show long after the last batch line; of bursts, all but the first. It lasts until a line comes.
+            "last_over_time(sglang_tuning_log_up[2m]) == 0"
+            " or last_over_time(sglang_tuning_log_silent_seconds[2m]) > 60",
             trouble="log_silent",
+            words="no batch line comes from the log",
         ),
         summary="SGLang's log cannot be read or has gone silent while the server works.",
-        seen="no line has come from the log",
+        seen="{value}",
         guide="not in the guide: retractions and out-of-memory failures are told by the log",
         turn=Turn(
             "",
             "look",
-            "see whether the file still grows and may be read",
+            "see whether the file still grows and may be read, and whether --log-level lets batch lines through",
             "Without the log, out-of-memory failures go unseen and retractions cannot be counted as events.",
-            "the server runs with --log-level warning: it prints no batch lines then",
+            "the server runs with --log-level warning on purpose: it prints retractions and failures, and no batch lines",
         ),
     ),
     Diagnosis(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.diagnosis import BurnRate, Source
 from sglang_tuning_exporter.metrics.families import gauge
+from sglang_tuning_exporter.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,10 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
     )
     verdict.add_metric([judgement.verdict, judgement.severity], 1.0)
     yield verdict
+    stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it does nothing.", "stage")
+    for stage in STAGES:
+        stuck.add_metric([stage], float(stage == judgement.past.stage))
+    yield stuck
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     now_set = gauge(
         "recommended_arg_current",

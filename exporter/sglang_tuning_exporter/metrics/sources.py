@@ -73,6 +73,13 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
     if log.last_line_at is not None:
         last.add_metric([], log.last_line_at)
     yield last
+    silent = gauge(
+        "log_silent_seconds",
+        "How long after the last batch line of the log the server was still seen at work by its metrics, in seconds; 0 while lines come.",
+    )
+    if watcher.log_silent_seconds is not None:
+        silent.add_metric([], watcher.log_silent_seconds)
+    yield silent
     lines = counter("log_lines", "Lines read from the log, by what they are.", "kind")
     for kind in LINE_KINDS:
         lines.add_metric([kind], log.lines[kind])

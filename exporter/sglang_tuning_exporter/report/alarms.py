@@ -32,7 +32,7 @@ from sglang_tuning_exporter.guide.evidence import WATCHDOG, past_of
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
-from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, STUCK, UNKNOWN
+from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -423,8 +423,7 @@ class _Evaluation:
         if isinstance(condition, Failures):
             return any(self._grew(phase, _LONG) for phase in condition.phases)
         if isinstance(condition, Stuck):
-            stuck = any(rank.states["activity"] == STUCK for rank in self._state.schedulers)
-            return stuck or self._grew(WATCHDOG, _LONG)
+            return self._state.hang(self._now) is not None or self._grew(WATCHDOG, _LONG)
         if isinstance(condition, Starts):
             started = _increase(self._clock._counts["starts"], _HALF_HOUR, self._now)  # noqa: SLF001
             return started is not None and started > condition.at_least - 0.5

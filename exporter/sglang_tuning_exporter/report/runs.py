@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, Past
+from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, Past, ended
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
 from sglang_tuning_exporter.report.phases import Course, Found, Run, memory_trail
@@ -126,6 +126,9 @@ class Runs:
             self._profile.for_edition(first=facts.is_first_edition),
             by_rank,
             self._starts_before(last) if not restarted else 0,
+            hang=state.hang(last) if not restarted else None,
+            watchdog=state.watchdog,
+            words=ended(state.died),
             troubles=frozenset({"server_down"} if state.died and not restarted else ()),
             now=last,
             last_seen=sightings.last,

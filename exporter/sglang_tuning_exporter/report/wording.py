@@ -6,7 +6,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.guide.evidence import RESERVE
-from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA, confidence_of
+from sglang_tuning_exporter.guide.findings import (
+    HEALTHY,
+    IDLE,
+    NO_CLEAR_BOTTLENECK,
+    NOT_ENOUGH_DATA,
+    STARTING,
+    confidence_of,
+)
 from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.state import START
@@ -18,6 +25,7 @@ _VERDICTS = {
     HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",
     IDLE: "This server had nothing to do.",
     NO_CLEAR_BOTTLENECK: "There was load, but the log does not show one thing that limits this server.",
+    STARTING: "The server was still starting.",
     NOT_ENOUGH_DATA: "There is too little load in this log to judge the server.",
 }
 PHASES = {

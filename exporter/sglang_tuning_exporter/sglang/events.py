@@ -185,6 +185,7 @@ class Liveness:
     rank: Rank
     what: LivenessKind
     suspect: bool = False
+    stage: str = ""  # whose watchdog it was: tokenizer, scheduler or detokenizer
 
 
 @dataclass(slots=True)
@@ -242,6 +243,11 @@ class Scrape:
     model_name: str | None = None
     engine_type: str | None = None
     progress: float | None = None  # sum of counters that move only when tokens or requests do; compare, never show
+    sent: float | None = (
+        None  # the part of it that moves when the detokenizer gives something out, told while requests run
+    )
+    scheduled: float | None = None  # the part of it that the schedulers move
+    open_requests: float | None = None  # that the HTTP server has taken and not ended
     aborted_requests: float | None = None
     # Streamed or not. Those that ended count whatever ended them, a client that went away while they ran included.
     started_requests: float | None = None

@@ -20,6 +20,7 @@ What the table guards against, release by release (SGLang 0.3.5 to 0.5.23, `srt/
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -98,6 +99,13 @@ _MAMBA_POOL = ("mamba_available_tokens", "mamba_evictable_tokens", "mamba_used_t
 # Came when the queues began to be written; before it was misspelt `infight`.
 _QUEUES_WRITTEN = "num_prefill_inflight_queue_reqs"
 
+# Grows while a request runs, streamed or not: releases that have it send the tokens of every request now and then.
+OUTPUTS = "inter_token_latency_seconds_count"
+# What generates, among the addresses of the HTTP server.
+_GENERATES = re.compile(
+    r"/(?:generate|completions|embeddings|responses|messages|rerank|score|classify|encode|chat|invocations)$"
+)
+
 SOURCES: tuple[Source, ...] = (
     Source("running", "num_running_reqs", "0.3.5.post2-0.5.23"),
     Source("queued", "num_queue_reqs", "0.3.5.post2-0.5.23"),
@@ -167,16 +175,19 @@ SERVER_SOURCES: tuple[Source, ...] = (
         zero_with=("time_to_first_token_seconds_count",),
     ),
     # Move only when tokens or requests do. Left out: what a scrape or a waiting process moves by itself.
-    Source("progress", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("progress", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("progress", "num_requests_total", "0.4.3.post4-0.5.23", fold="sum"),
+    # These are written when the detokenizer has given something out.
+    Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("sent", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("sent", "num_requests_total", "0.4.3.post4-0.5.23", fold="sum"),
     # The three above move when a request ends. These two move while one runs, the only ones to do so before 0.5.7.
-    Source("progress", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
-    Source("progress", "inter_token_latency_seconds_count", "0.4.3.post4-0.5.23", fold="sum"),
-    Source("progress", "queue_time_seconds_count", "0.5.3.post3-0.5.23", fold="sum"),
-    Source("progress", "realtime_tokens_total", "0.5.7-0.5.23", fold="sum"),
-    Source("progress", "cuda_graph_passes_total", "0.5.7-0.5.23", fold="sum"),
-    Source("progress", "prefill_effective_tokens_total", "0.5.20-0.5.23", fold="sum"),
+    Source("sent", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
+    Source("sent", OUTPUTS, "0.4.3.post4-0.5.23", fold="sum"),
+    # These by the scheduler.
+    Source("scheduled", "queue_time_seconds_count", "0.5.3.post3-0.5.23", fold="sum"),
+    Source("scheduled", "realtime_tokens_total", "0.5.7-0.5.23", fold="sum"),
+    Source("scheduled", "cuda_graph_passes_total", "0.5.7-0.5.23", fold="sum"),
+    Source("scheduled", "prefill_effective_tokens_total", "0.5.20-0.5.23", fold="sum"),
+    Source("open_requests", "http_requests_active", "0.5.9-0.5.23", fold="sum", where=("method", "POST")),
 )
 
 # Histograms of the whole server, in seconds but for the answers' tokens. Of several for one, the first that a page has is used.
@@ -217,7 +228,7 @@ _CUMULATIVE = frozenset(
     source.metric
     for source in SOURCES + SERVER_SOURCES
     if source.fact
-    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "progress", *SERVER_COUNTS}
+    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "sent", "scheduled", *SERVER_COUNTS}
 )
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
@@ -279,7 +290,10 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
         ranks=_ranks(series),
         model_name=_model_name(series),
         engine_type=_engine_type(series),
-        progress=_progress(series),
+        progress=_progress(series, "sent", "scheduled"),
+        sent=_progress(series, "sent") if OUTPUTS in series else None,
+        scheduled=_progress(series, "scheduled"),
+        open_requests=_open(series),
         aborted_requests=_counted("aborted_requests", series),
         started_requests=_counted("started_requests", series),
         finished_requests=_counted("finished_requests", series),
@@ -393,11 +407,21 @@ def _engine_type(series: Mapping[str, Series]) -> str | None:
     return engine if honest or engine != "unified" else None
 
 
-def _progress(series: Mapping[str, Series]) -> float | None:
-    values = [
-        value for source in SERVER_SOURCES if source.fact == "progress" for _, value in series.get(source.metric, [])
-    ]
+def _progress(series: Mapping[str, Series], *facts: str) -> float | None:
+    values = [value for source in SERVER_SOURCES if source.fact in facts for _, value in series.get(source.metric, [])]
     return math.fsum(values) if values else None
+
+
+def _open(series: Mapping[str, Series]) -> float | None:
+    source = next(source for source in SERVER_SOURCES if source.fact == "open_requests")
+    if source.metric not in series or source.where is None:
+        return None
+    name, method = source.where
+    return math.fsum(
+        value
+        for label, value in series[source.metric]
+        if label.get(name) == method and _GENERATES.search(label.get("endpoint", ""))
+    )
 
 
 def _counted(fact: str, series: Mapping[str, Series]) -> float | None:

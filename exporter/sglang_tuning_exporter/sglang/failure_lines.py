@@ -20,7 +20,7 @@ _FAILED_RANKS_KEPT = 1024
 
 _LIVENESS: tuple[tuple[re.Pattern[bytes], LivenessKind], ...] = (
     (re.compile(rb"The server is fired up and ready to roll!"), "ready"),
-    (re.compile(rb"(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout="), "watchdog_timeout"),
+    (re.compile(rb"(?:([A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout="), "watchdog_timeout"),
     (re.compile(rb"Health check failed\. Server couldn't get a response from detokenizer"), "health_check_failed"),
     (re.compile(rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+"), "process_died"),
     (re.compile(rb"Received sigquit from a child process"), "process_died"),
@@ -34,6 +34,9 @@ _LIVENESS: tuple[tuple[re.Pattern[bytes], LivenessKind], ...] = (
         "scheduler_exception",
     ),
 )
+
+# Whose watchdog it is, where it is not the scheduler's (`debug_name`, 0.5.7 on).
+_WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}
 
 # Every message worth a closer look starts with one of these.
 _POSSIBLE = re.compile(
@@ -147,12 +150,13 @@ class FailureLines:
         if _DEVICE.match(text):
             return _out_of_memory(time, rank, self._phase_without_frames(), text)
         for pattern, what in _LIVENESS:
-            if pattern.match(text):
+            if match := pattern.match(text):
                 if what == "scheduler_exception":
                     self._announced = (line, time, rank)
                 elif what == "ready":
                     self.serving = True
-                return Liveness(time, rank, what)
+                stage = _WATCHED.get(match[1] or b"", "scheduler") if what == "watchdog_timeout" else ""
+                return Liveness(time, rank, what, stage=stage)
         return None
 
     def _begin(self, time: float | None, rank: Rank, line: int, *, counted: bool = False) -> _Traceback:

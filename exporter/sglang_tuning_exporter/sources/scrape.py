@@ -48,9 +48,10 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 class ScrapeError(Exception):
     """SGLang gave no exposition; `reason` is one word for a label, the message a sentence for people."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, *, serves: bool = False) -> None:
         super().__init__(message)
         self.reason: Reason = reason
+        self.serves = serves  # it answers, and has nothing to say yet
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class Client:
         text = self._get(self._metrics_url, timeout, "text/plain;version=0.0.4")
         if not text.strip():
             # Before 0.5 a server without a request since its start has nothing to show.
-            raise ScrapeError("not_ready", "its page is empty: it has written no figure yet")
+            raise ScrapeError("not_ready", "its page is empty: it has written no figure yet", serves=True)
         if _SGLANG_SERIES.search(text) is None:
             raise ScrapeError("invalid", "its page holds no series of SGLang: is this SGLang's address?")
         return text

@@ -15,14 +15,14 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.advice import shown
 from sglang_tuning_exporter.guide.diagnosis import Source
 from sglang_tuning_exporter.guide.document import command_document
-from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, Finding, Judgement
+from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, STARTING, Finding, Judgement
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.web.figures import figures, ranks
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.evidence import Evidence, Past
     from sglang_tuning_exporter.signals import Signal
-    from sglang_tuning_exporter.watcher import ScrapeHealth, Watcher
+    from sglang_tuning_exporter.watcher import Watcher
 
 REFRESH_SECONDS = 10
 _ENVIRONMENT = Environment(
@@ -33,6 +33,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _NO_FINDING = {
+    STARTING: "SGLang is starting.",
     HEALTHY: "Nothing limits this server now.",
     IDLE: "The server is idle.",
     NO_CLEAR_BOTTLENECK: "No clear bottleneck: nothing in the guide explains what is seen.",
@@ -109,6 +110,8 @@ def remark(judgement: Judgement, past: Past) -> str:
         return f"It had next to nothing to do in {minutes}: what limits it shows under load."
     if judgement.verdict == NO_CLEAR_BOTTLENECK:
         return "Requests wait, or something else is not as it should be, and no row of the table explains it: the figures tell more."
+    if judgement.verdict == STARTING:
+        return "Its address opens when the model is loaded."
     least = past.profile.enough_serving_seconds
     return f"It takes {least:.0f} s under load to judge it; {past.served_seconds:.0f} s in {minutes} so far."
 
@@ -130,12 +133,10 @@ def flags(words: str) -> Markup:
 _ENVIRONMENT.filters.update(flags=flags, sentence=sentence)
 
 
-def seen(finding: Finding, health: ScrapeHealth) -> str:
+def seen(finding: Finding) -> str:
     """Say what is seen, and what it would be on a server without the finding, as sentences without a capital."""
     first, *others = finding.evidence
     told = finding.sentence
-    if finding.diagnosis.id == "server_down" and health.up is False:
-        told += f" ({health.message})"
     if not isinstance(finding.diagnosis.condition, Source):
         told += f"; healthy: {healthy(first)}"
     return f"{told}." + "".join(f" {sentence(other.name)}: {other.words()}." for other in others)
@@ -151,7 +152,9 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         tiles, rows = figures(watcher.state, past, watcher.history, now), ranks(watcher.state)
     follow = [finding for finding in judgement.findings if finding.because]
     return _ENVIRONMENT.get_template("index.html").render(
-        title=headline(judgement.verdict),
+        title=next(
+            (f.headline for f in judgement.findings if f.diagnosis.id == judgement.verdict), headline(judgement.verdict)
+        ),
         tone=_tone(judgement),
         word=_word(judgement),
         remark=remark(judgement, past),
@@ -171,7 +174,7 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         ],
         command=command,
         pieces=pieces(command["text"], frozenset(change["flag"] for change in command["changes"])) if command else [],
-        seen=lambda finding: seen(finding, health),
+        seen=seen,
         healthy=healthy,
         shown=shown,
         figures=tiles,

@@ -50,6 +50,7 @@ OTHER_VERDICTS: dict[str, tuple[str, str]] = {
     "healthy": (HEALTHY, GOOD),
     "idle": ("Idle: nothing to judge", QUIET),
     "no_clear_bottleneck": ("No clear bottleneck", GOOD),
+    "starting": ("Starting", QUIET),
     "not_enough_data": ("Not enough seen yet", QUIET),
 }
 # Where the id alone would be a riddle.
@@ -94,5 +95,6 @@ def changes() -> dict[str, tuple[str, str | None]]:
         "healthy": ("leave it as it is", None),
         "idle": ("nothing before there is load", None),
         "no_clear_bottleneck": ("nothing that the guide knows of", None),
+        "starting": ("wait until the model is loaded", None),
         "not_enough_data": ("wait a few minutes", None),
     }

@@ -1,0 +1,166 @@
+"""Which stage of a server hangs: requests come in at the tokenizer, the scheduler computes, the detokenizer gives out.
+
+Each stage has progress of its own. Pure; `now` is seconds on the caller's clock. What the constants rest on: docs/decisions.md, "Liveness".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+HANG_SECONDS = 60.0
+IDLE_SECONDS = 10.0  # so long the schedulers must have had nothing to do while requests were open
+# Decode steps after which every running request must have given tokens out: the forced interval, and some more.
+STEPS_TO_OUTPUT = 60.0
+# A health check is in vain after 20 s; the next one belongs to the same hang when it is in vain within the second figure.
+CHECK_SECONDS, VAIN_SECONDS = 20.0, 90.0
+# The exporter asks for a health check of its own when requests have stood still so long.
+SUSPECT_SECONDS = 30.0
+
+_WORDS: dict[Stage, str] = {
+    "tokenizer": "requests come in and none is passed on",
+    "scheduler": "requests run or wait, and no token is generated",
+    "detokenizer": "tokens are generated and not sent",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A stage that does nothing, for how many seconds, and how many requests wait for it where that is known."""
+
+    stage: Stage
+    seconds: float
+    requests: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What is seen, without a capital and a full stop."""
+        waiting = f" ({self.requests:.0f} requests)" if self.requests else ""
+        return f"the {self.stage} hangs: {_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}"
+
+
+@dataclass(slots=True)
+class Look:
+    """What one scrape says about the stages; counters are the server's own, cumulative.
+
+    `steps` are decode steps since the look before, as far as counted or logged, `lag` how many of them may be older than
+    that; `idle`: no scheduler has anything to do.
+    """
+
+    sent: float | None
+    scheduled: float | None
+    steps: float = 0.0
+    lag: float = 0.0
+    interval: float = 0.0  # decode steps after which a running request gives out tokens, where an argument sets it
+    aborted: float | None = None
+    requests: float | None = None  # that the HTTP server has open
+    works: float | None = None  # requests that run or wait, as the schedulers say
+    idle: bool = False
+    excused: bool = False  # what the requests wait for lies outside: a grammar, the other half of a pair
+
+
+class Stages:
+    """Takes one look after the other, and the signs of life in the log."""
+
+    def __init__(self) -> None:
+        self._vain: tuple[float, float] | None = None  # since when health checks are in vain, and the last one
+        self.batch_at: float | None = None  # the last batch line
+        self._seen: Look | None = None
+        self._sent_at: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._stretch = 0.0  # decode steps without a request being given up
+        self._proven = False  # requests were decoded so long that they must have given out tokens
+        self._decoded_at: float | None = None  # the first decode step of which nothing came out
+        self._open_at: float | None = None  # since when requests are open and nothing comes out
+        self._idle_at: float | None = None  # since when the schedulers have nothing to do, and requests are open
+        self._scheduled = False  # the scheduler has moved since something came out
+        self._gave_up = 0.0
+
+    def restarted(self) -> None:
+        """Begin anew with a new server."""
+        self._vain = None
+        self._seen = self._sent_at = None
+        self._forget()
+
+    def batch(self, now: float) -> None:
+        """Note a batch line: the scheduler works, and the log is written."""
+        self.batch_at = now
+
+    def vain_check(self, now: float) -> None:
+        """Note a health check that got no answer from the detokenizer, in the log or of the exporter's own."""
+        goes_on = self._vain is not None and now - self._vain[1] <= VAIN_SECONDS
+        self._vain = (self._vain[0] if goes_on and self._vain else now - CHECK_SECONDS, now)
+
+    def answered_check(self) -> None:
+        """Note a health check that was answered: scheduler and tokenizer work, and requests wait for something else."""
+        self._vain = None
+        self._open_at = self._idle_at = None
+        self._gave_up = 0.0
+
+    def came_out(self, sent: float | None) -> bool:
+        """Whether the detokenizer has given something out since the last look; health checks count nowhere."""
+        before = None if self._seen is None else self._seen.sent
+        return before is not None and sent is not None and sent > before
+
+    def see(self, look: Look, now: float) -> None:
+        """Take one scrape."""
+        before, self._seen = self._seen, look
+        if look.sent is None:
+            return
+        if before is None or before.sent is None or look.sent != before.sent:
+            self._sent_at = now
+            if before is not None and before.sent is not None:
+                self._vain = None
+            self._forget()
+            return
+        aborted = (look.aborted or 0.0) - (before.aborted or 0.0)
+        moved = look.scheduled is not None and before.scheduled is not None and look.scheduled != before.scheduled
+        self._scheduled = self._scheduled or moved or look.steps > 0
+        if aborted > 0:
+            # Those that decode now may be others, which have not decoded long enough.
+            self._stretch = 0.0
+            self._gave_up += aborted
+        elif look.steps > 0:
+            self._stretch += look.steps
+            self._decoded_at = now if self._decoded_at is None else self._decoded_at
+            least = max(STEPS_TO_OUTPUT, 1.2 * look.interval) + look.lag
+            self._proven = self._proven or self._stretch >= least
+        self._see_open(look, now)
+
+    def _see_open(self, look: Look, now: float) -> None:
+        waits = bool(look.requests) and not look.excused
+        self._open_at = (self._open_at or now) if waits else None
+        self._idle_at = (self._idle_at or now) if waits and look.idle else None
+
+    def suspicious(self, now: float) -> bool:
+        """Whether a health check would tell what the counters do not: requests are there, or left in vain, and nothing moves."""
+        if self._sent_at is None or now - self._sent_at < SUSPECT_SECONDS:
+            return False
+        opened = self._open_at is not None and now - self._open_at >= SUSPECT_SECONDS
+        return opened or self._gave_up > 0 or self._vain is not None
+
+    def hang(self, now: float, stuck_since: float | None = None) -> Hang | None:
+        """Say which stage hangs, if any; `stuck_since` is since when a scheduler's own figures stand still beside work."""
+        look = self._seen
+        requests = None if look is None else look.requests or look.works
+        if self._proven and self._decoded_at is not None and now - self._decoded_at >= HANG_SECONDS:
+            return Hang("detokenizer", now - self._decoded_at, requests)
+        if stuck_since is not None:
+            return Hang("scheduler", now - stuck_since, requests)
+        # The schedulers have done what there was to do and are idle, and the requests are still open.
+        idle = self._idle_at is not None and now - self._idle_at >= IDLE_SECONDS
+        if idle and self._scheduled and self._open_at is not None and now - self._open_at >= HANG_SECONDS:
+            return Hang("detokenizer", now - self._open_at, requests)
+        return self._unchecked(now, requests)
+
+    def _unchecked(self, now: float, requests: float | None) -> Hang | None:
+        if self._vain is None or now - self._vain[1] > VAIN_SECONDS or self._vain[1] - self._vain[0] < HANG_SECONDS:
+            return None
+        since = self._vain[0]
+        worked = self._scheduled or (self.batch_at is not None and self.batch_at >= since + CHECK_SECONDS)
+        return Hang("detokenizer" if worked else "scheduler", now - since, requests)

@@ -1,0 +1,449 @@
+"""Which stage of a server hangs: scrapes and log lines in, the stage or nothing out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import (
+    NO_RANK,
+    DecodeBatch,
+    Liveness,
+    PrefillBatch,
+    RankFigures,
+    Scrape,
+    ServerArgs,
+)
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+
+STEP = 5.0
+CHECK_FAILED = (
+    b"[2026-11-22 10:12:02] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
+    b" tic start time: 10:11:42. last_heartbeat time: 10:11:41\n"
+)
+RETRACTION = (
+    b"[2026-11-22 10:12:02] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950,"
+    b" #new_token_ratio: 0.3002 -> 0.5783\n"
+)
+
+
+@dataclass
+class Server:
+    """A server whose stages can be stopped; `new` releases count passes and open requests, old ones only what comes out."""
+
+    new: bool = True
+    has_metrics: bool = True
+    logs: bool = True
+    now: float = 0.0
+    running: float = 24.0
+    queued: float = 0.0
+    open: float = 24.0
+    sent: float = 1000.0
+    scheduled: float = 5000.0
+    passes: float = 100.0
+    aborted: float = 0.0
+    grammar: float = 0.0
+    queues: dict[str, float] = field(default_factory=dict)
+    figures: float = 0.0  # what makes the gauges differ from scrape to scrape
+    args: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = ServerState(PROFILES["online"], 0.0)
+        self.state.facts.args = dict(self.args)
+        self.stages: list[tuple[float, str]] = []
+
+    def scrape(self) -> Scrape:
+        rank = RankFigures(
+            None,
+            running=self.running,
+            queued=self.queued,
+            grammar_queued=self.grammar,
+            full_usage=0.5,
+            used_tokens=self.figures,
+            generation_throughput=100.0 + self.figures if self.running else 0.0,
+            queues=dict(self.queues),
+        )
+        if self.new:
+            rank.graph_passes, rank.eager_passes = self.passes, 0.0
+        scheduled = self.scheduled if self.new else None
+        return Scrape(
+            [rank],
+            progress=self.sent + (scheduled or 0.0),
+            sent=self.sent,
+            scheduled=scheduled,
+            aborted_requests=self.aborted,
+            open_requests=self.open if self.new else None,
+        )
+
+    def tick(self) -> None:
+        self.now += STEP
+        if self.has_metrics:
+            self.state.observe_scrape(self.scrape(), self.now)
+        self.state.advance(self.now)
+        hang = self.state.hang(self.now)
+        self.stages.append((self.now, "" if hang is None else hang.stage))
+
+    def computes(self, tokens: float = 200.0, steps: float = 40.0) -> None:
+        """The scheduler decodes."""
+        self.scheduled += tokens
+        self.passes += steps
+        self.figures += 1.0
+        if self.logs:
+            line = DecodeBatch(
+                None, NO_RANK, int(self.running), int(self.queued), 500, 0.5, graph=True, graph_device="cuda"
+            )
+            self.state.observe(line, self.now)
+
+    def prefills(self) -> None:
+        """The scheduler computes the next chunk of a prompt."""
+        self.scheduled += 8192.0
+        self.figures += 1.0
+        if self.logs:
+            self.state.observe(PrefillBatch(None, NO_RANK, 1, 8192, 0, int(self.running), int(self.queued)), self.now)
+
+    def serves(self, seconds: float) -> None:
+        for _ in range(int(seconds / STEP)):
+            self.computes()
+            self.sent += 150.0
+            self.tick()
+
+    def check_fails(self) -> None:
+        for event in LogReader().feed(CHECK_FAILED):
+            self.state.observe(event, self.now)
+
+    def found(self) -> tuple[float, str] | None:
+        """Since when which stage is said to hang."""
+        return next(((at, stage) for at, stage in self.stages if stage), None)
+
+
+@pytest.fixture(params=["new", "old"])
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server(new=request.param == "new")
+
+
+def test_a_server_that_serves_hangs_nowhere(server: Server) -> None:
+    server.serves(600)
+    assert server.found() is None
+
+
+def test_a_detokenizer_that_hangs_while_the_scheduler_decodes_on_is_found_within_ninety_seconds(server: Server) -> None:
+    server.serves(60)
+    for _ in range(20):
+        server.computes()
+        server.tick()
+    at, stage = server.found() or (0.0, "")
+    assert stage == "detokenizer"
+    assert 60 < at - 60 <= 90
+
+
+def test_a_detokenizer_is_found_though_its_clients_give_up_again_and_again(server: Server) -> None:
+    server.serves(60)
+    for number in range(24):
+        if number % 6 == 0:
+            server.aborted += 24.0
+        if number % 6 in {1, 2, 3, 4}:
+            server.computes()
+        server.tick()
+    at, stage = server.found() or (0.0, "")
+    assert stage == "detokenizer"
+    assert at - 60 <= 90
+
+
+def test_a_detokenizer_is_found_after_the_scheduler_has_done_all_there_was_to_do() -> None:
+    server = Server(logs=False)
+    server.serves(60)
+    server.computes(steps=20)
+    server.tick()
+    server.running = 0.0
+    for _ in range(20):
+        server.tick()
+    at, stage = server.found() or (0.0, "")
+    assert (stage, at - 60 <= 90) == ("detokenizer", True)
+
+
+def test_a_scheduler_that_hangs_under_load_is_found_within_ninety_seconds(server: Server) -> None:
+    server.serves(60)
+    for _ in range(20):
+        server.tick()
+    at, stage = server.found() or (0.0, "")
+    assert stage == "scheduler"
+    assert 60 <= at - 60 <= 90
+
+
+def test_the_verdict_names_stage_seconds_and_requests() -> None:
+    server = Server()
+    server.serves(60)
+    for _ in range(15):
+        server.computes()
+        server.tick()
+    judgement = judge(past_of(server.state, server.now))
+    found = judgement.findings[0]
+    assert judgement.verdict == "scheduler_stuck"
+    assert found.headline == "The detokenizer hangs: tokens are generated and not sent for 70 s (24 requests)."
+    assert found.sentence == "the detokenizer hangs: tokens are generated and not sent for 70 s (24 requests)"
+
+
+def test_it_is_over_with_the_first_token_that_comes_out(server: Server) -> None:
+    server.serves(60)
+    for _ in range(20):
+        server.computes()
+        server.tick()
+    assert server.stages[-1][1] == "detokenizer"
+    server.serves(STEP)
+    assert server.stages[-1][1] == ""
+
+
+def test_a_restart_ends_it(server: Server) -> None:
+    server.serves(60)
+    for _ in range(20):
+        server.computes()
+        server.tick()
+    server.state.observe(ServerArgs(None, NO_RANK, {"tp_size": 1}), server.now)
+    assert server.state.hang(server.now) is None
+
+
+def test_a_long_prompt_in_prefill_is_no_hang(server: Server) -> None:
+    server.serves(60)
+    server.running, server.queued = 0.0, 1.0
+    for _ in range(60):
+        server.prefills()
+        server.tick()
+    assert server.found() is None
+
+
+def test_an_idle_server_that_is_probed_hangs_nowhere(server: Server) -> None:
+    server.serves(60)
+    server.running = server.open = 0.0
+    for _ in range(120):
+        server.scheduled += 3.0  # a check's prefill moves the scheduler's counters, and none of what comes out
+        server.tick()
+    assert server.found() is None
+
+
+def test_what_the_scheduler_counts_late_is_no_hang() -> None:
+    """Its counters are written every forty steps: those of a load that is over may come with the next check."""
+    server = Server()
+    server.serves(60)
+    server.running = server.open = 0.0
+    server.computes(steps=39)
+    for _ in range(120):
+        server.tick()
+    assert server.found() is None
+
+
+def test_answers_that_are_not_streamed_come_out_now_and_then(server: Server) -> None:
+    """Every request gives its tokens out after fifty steps, streamed or not."""
+    server.serves(60)
+    for number in range(60):
+        server.computes(steps=10)
+        if number % 5 == 4:
+            server.sent += 50.0
+        server.tick()
+    assert server.found() is None
+
+
+def test_a_stream_interval_of_a_thousand_steps_is_waited_for() -> None:
+    server = Server(args={"stream_interval": 1000.0})
+    server.serves(60)
+    for number in range(60):
+        server.computes(steps=40)
+        if number % 25 == 24:
+            server.sent += 1000.0
+        server.tick()
+    assert server.found() is None
+
+
+def test_clients_that_all_left_are_no_hang(server: Server) -> None:
+    server.serves(60)
+    server.aborted += 24.0
+    server.running = server.open = 0.0
+    for _ in range(60):
+        server.tick()
+    assert server.found() is None
+
+
+def test_clients_that_give_up_before_the_first_tokens_are_due_are_no_hang(server: Server) -> None:
+    """A slow server: each of them is gone after twenty steps."""
+    server.logs = False
+    server.serves(60)
+    for _ in range(60):
+        server.computes(steps=20)
+        server.aborted += 24.0
+        server.tick()
+    assert server.found() is None
+
+
+def test_a_grammar_that_is_compiled_is_no_hang(server: Server) -> None:
+    server.serves(60)
+    server.running, server.open, server.grammar = 0.0, 2.0, 2.0
+    for _ in range(60):
+        server.tick()
+    assert server.found() is None
+
+
+@pytest.mark.parametrize("queue", ["bootstrap", "prealloc", "transfer", "inflight"])
+def test_the_other_half_of_a_pair_that_is_waited_for_is_no_hang(server: Server, queue: str) -> None:
+    server.serves(60)
+    server.running, server.open, server.queues = 0.0, 8.0, {queue: 8.0}
+    for _ in range(60):
+        server.tick()
+    assert server.found() is None
+
+
+def test_a_release_whose_tokens_come_out_at_the_end_is_not_judged_by_them() -> None:
+    """Before 0.4.3 nothing is told of a request that is not streamed before it ends."""
+    page = "sglang:generation_tokens_total 10\nsglang:num_running_reqs 3\n"
+    assert facts.read(page).sent is None
+    later = page + "sglang:inter_token_latency_seconds_count 5\n"
+    assert facts.read(later).sent == 15
+
+
+def test_only_requests_that_generate_are_open() -> None:
+    page = "".join(
+        f'sglang:http_requests_active{{endpoint="{endpoint}",method="{method}"}} {count}\n'
+        for endpoint, method, count in (
+            ("/generate", "POST", 3),
+            ("/v1/chat/completions", "POST", 4),
+            ("/metrics", "GET", 1),
+            ("/update_weights_from_disk", "POST", 1),
+            ("/health_generate", "GET", 2),
+        )
+    )
+    assert facts.read(page).open_requests == 7
+
+
+class TestFromTheLogAlone:
+    """Health checks that somebody makes are all there is: SGLang prints each that is in vain, twenty seconds after its begin."""
+
+    @pytest.fixture
+    def server(self) -> Server:
+        server = Server(has_metrics=False)
+        server.serves(60)
+        server.now += 25.0
+        return server
+
+    def fails(self, server: Server, times: int, every: float = 20.0, *, batch: bool = False) -> list[str]:
+        """Give the stage that is said after each check."""
+        told: list[str] = []
+        for _ in range(times):
+            server.check_fails()
+            if batch:
+                server.state.observe(PrefillBatch(None, NO_RANK, 1, 1, 0, 0, 0), server.now + 1)
+            hang = server.state.hang(server.now)
+            told.append("" if hang is None else hang.stage)
+            server.now += every
+        return told
+
+    def test_checks_in_vain_for_a_minute_mean_a_hang(self, server: Server) -> None:
+        assert self.fails(server, 4) == ["", "", "scheduler", "scheduler"]
+
+    def test_batch_lines_between_them_tell_that_the_scheduler_works(self, server: Server) -> None:
+        assert self.fails(server, 4, batch=True) == ["", "", "detokenizer", "detokenizer"]
+
+    def test_checks_every_minute_tell_as_much(self, server: Server) -> None:
+        assert self.fails(server, 3, every=60.0)[1:] == ["scheduler", "scheduler"]
+
+    def test_several_routers_that_check_at_once_prove_nothing_earlier(self, server: Server) -> None:
+        assert set(self.fails(server, 4, every=5.0)) == {""}
+
+    def test_one_check_in_vain_is_no_hang(self, server: Server) -> None:
+        assert self.fails(server, 1) == [""]
+        server.now += 300.0
+        assert self.fails(server, 1) == [""]
+
+    def test_it_is_over_when_no_check_has_been_in_vain_for_long(self, server: Server) -> None:
+        self.fails(server, 4)
+        assert server.state.hang(server.now + 100.0) is None
+
+    def test_a_new_start_ends_it(self, server: Server) -> None:
+        self.fails(server, 4)
+        server.state.observe(ServerArgs(None, NO_RANK, {"tp_size": 1}), server.now)
+        assert server.state.hang(server.now) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        (b"Watchdog timeout (self.watchdog_timeout=300)", "scheduler"),
+        (b"Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)", "scheduler"),
+        (b"DetokenizerManager watchdog timeout (self.watchdog_timeout=300, self.soft=True)", "detokenizer"),
+        (b"TokenizerManager watchdog timeout (self.watchdog_timeout=300, self.soft=True)", "tokenizer"),
+    ],
+)
+def test_a_watchdog_names_its_stage(line: bytes, stage: str) -> None:
+    (event,) = LogReader().feed(b"[2026-11-22 10:12:02] " + line + b"\n")
+    assert isinstance(event, Liveness)
+    assert (event.what, event.stage) == ("watchdog_timeout", stage)
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe(event, 1.0)
+    (found,) = judge(past_of(state, 2.0)).findings
+    assert found.sentence == f"the watchdog of the {stage} saw no progress for --watchdog-timeout seconds"
+
+
+class TestASilentLog:
+    """How long after its last batch line the server was still at work."""
+
+    @staticmethod
+    def silent(server: Server) -> float:
+        return server.state.log_silent_seconds
+
+    def test_while_lines_come_it_is_not_silent(self, server: Server) -> None:
+        server.serves(600)
+        assert self.silent(server) <= STEP
+
+    def test_it_grows_while_tokens_come_without_a_line(self, server: Server) -> None:
+        server.serves(60)
+        server.logs = False
+        server.serves(600)
+        assert self.silent(server) >= 590
+
+    def test_bursts_make_it_grow_as_well(self, server: Server) -> None:
+        server.serves(60)
+        server.logs = False
+        for _ in range(6):
+            server.serves(10)
+            for _ in range(22):
+                server.tick()
+        assert self.silent(server) > 300
+
+    def test_it_stays_while_the_server_is_idle_and_ends_with_a_line(self, server: Server) -> None:
+        server.serves(60)
+        server.logs = False
+        server.serves(300)
+        for _ in range(100):
+            server.tick()
+        assert self.silent(server) > 200
+        server.logs = True
+        server.computes()
+        assert self.silent(server) == 0
+
+    def test_a_night_without_load_after_the_last_line_is_not_silence(self, server: Server) -> None:
+        server.serves(60)
+        server.logs = False
+        server.serves(STEP)  # the last steps of a load print no line
+        for _ in range(1000):
+            server.tick()
+        assert self.silent(server) <= 2 * STEP
+
+    def test_health_checks_are_no_work(self, server: Server) -> None:
+        server.serves(60)
+        server.running = server.open = 0.0
+        for _ in range(1000):
+            server.scheduled += 3.0
+            server.tick()
+        assert self.silent(server) <= STEP
+
+    def test_retractions_are_no_batch_lines(self, server: Server) -> None:
+        """With --log-level warning they are all that is printed."""
+        server.logs = False
+        for _ in range(60):
+            for event in LogReader().feed(RETRACTION):
+                server.state.observe(event, server.now)
+            server.serves(STEP)
+        assert self.silent(server) > 200

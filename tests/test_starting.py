@@ -1,0 +1,246 @@
+"""A server that is not there yet: for how long it may be starting, and when it is down."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import DECODE, SERVING, config
+from sglang_tuning_exporter.metrics import WatcherCollector
+from sglang_tuning_exporter.sources.scrape import Outcome, Reason, ScrapeError
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.web.page import render
+
+START = "[2025-11-20 11:38:20] server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"
+CRASH = "[2025-11-20 11:39:20] Scheduler hit an exception: Traceback (most recent call last):\n"
+
+
+class Beside:
+    """An exporter whose clock is moved by hand beside a server that answers as it is told to."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, *, log: str | None) -> None:
+        self.now = time.monotonic()
+        patch.setattr(time, "monotonic", lambda: self.now)
+        self.path = directory / "server.log"
+        if log is not None:
+            self.path.write_text(log)
+        files = () if log is None else (str(self.path),)
+        self.watcher = Watcher(config(sglang_url="http://127.0.0.1:9", log_file=files))
+        if self.watcher.log is not None:
+            self.watcher.log._clock = lambda: self.now
+        self.read()
+
+    def read(self) -> None:
+        if self.watcher.log is not None:
+            self.watcher._read_log(self.watcher.log)
+
+    def prints(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(text)
+        self.read()
+
+    def fails(self, reason: Reason = "connection_refused", *, serves: bool = False) -> None:
+        self.watcher._take(Outcome(None, ScrapeError(reason, "as it is", serves=serves), 0.1))
+
+    def answers(self) -> None:
+        self.watcher._take(Outcome(SERVING.decode(), None, 0.1))
+
+    def verdict(self, *, after: float = 0.0, reason: Reason = "connection_refused") -> str:
+        """Give the verdict after so many seconds in which every scrape failed."""
+        for _ in range(int(after / 15.0)):
+            self.now += 15.0
+            self.fails(reason)
+        with self.watcher.view() as now:
+            return self.watcher.judge(now).verdict
+
+    def reason(self) -> str:
+        return self.watcher.health.reason
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
+    """No log."""
+    return Beside(tmp_path, monkeypatch, log=None)
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
+    """A log that is still empty."""
+    return Beside(tmp_path, monkeypatch, log="")
+
+
+def test_a_server_never_seen_up_is_starting_from_the_first_look(alone: Beside, beside: Beside) -> None:
+    for each in (alone, beside):
+        each.fails()
+        assert (each.verdict(), each.reason()) == ("starting", "not_ready")
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(300.0, "starting"), (885.0, "starting"), (930.0, "server_down")])
+def test_it_is_down_after_a_quarter_of_an_hour_without_a_sign_of_a_start(
+    alone: Beside, seconds: float, verdict: str
+) -> None:
+    alone.fails()
+    assert alone.verdict(after=seconds) == verdict
+
+
+def test_then_the_reason_is_told_to_prometheus(alone: Beside) -> None:
+    alone.fails()
+    alone.verdict(after=930.0)
+    told = {
+        sample.labels.get("reason")
+        for family in WatcherCollector(alone.watcher).collect()
+        for sample in family.samples
+        if sample.name == "sglang_tuning_scrape_error_info"
+    }
+    assert told == {"connection_refused"}
+
+
+def test_a_start_in_the_log_is_waited_for_half_an_hour(beside: Beside) -> None:
+    beside.fails()
+    beside.prints(START)
+    assert beside.verdict(after=1700.0) == "starting"
+    assert beside.verdict(after=150.0) == "server_down"
+
+
+def test_a_start_that_was_printed_before_the_exporter_came_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(tmp_path, monkeypatch, log=START)
+    beside.fails()
+    assert beside.verdict(after=1500.0) == "starting"
+
+
+def test_an_end_in_the_log_wins_at_once(beside: Beside) -> None:
+    beside.fails()
+    beside.prints(START)
+    assert beside.verdict() == "starting"
+    beside.prints(CRASH)
+    beside.fails()
+    assert (beside.verdict(), beside.reason()) == ("server_down", "connection_refused")
+
+
+def test_an_end_that_was_printed_before_the_exporter_came_wins_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(tmp_path, monkeypatch, log=START + CRASH)
+    beside.fails()
+    assert beside.verdict() == "server_down"
+
+
+def test_a_server_that_served_before_the_exporter_came_is_not_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(tmp_path, monkeypatch, log=START + DECODE.decode())
+    beside.fails()
+    assert beside.verdict() == "server_down"
+
+
+def test_a_server_that_was_up_is_down_at_once(alone: Beside) -> None:
+    alone.answers()
+    alone.now += 15.0
+    alone.fails()
+    assert (alone.verdict(), alone.reason()) == ("server_down", "connection_refused")
+
+
+def test_a_server_that_is_up_is_not_starting(alone: Beside) -> None:
+    alone.fails()
+    alone.answers()
+    assert alone.verdict() not in {"starting", "server_down"}
+
+
+@pytest.mark.parametrize("reason", ["timeout", "http_status", "invalid", "too_large"])
+def test_what_takes_connections_is_not_starting(alone: Beside, reason: Reason) -> None:
+    alone.fails(reason)
+    assert (alone.verdict(), alone.reason()) == ("server_down", reason)
+
+
+def test_a_server_that_takes_connections_and_does_not_answer_hangs_at_its_tokenizer(alone: Beside) -> None:
+    alone.answers()
+    alone.now += 15.0
+    alone.fails("timeout")
+    with alone.watcher.view() as now:
+        judgement = alone.watcher.judge(now)
+    assert judgement.past.stage == "tokenizer"
+    assert judgement.findings[0].sentence == (
+        "it takes connections and does not answer (as it is): its HTTP server or its tokenizer hangs"
+    )
+
+
+def test_not_ready_is_believed_for_a_quarter_of_an_hour(alone: Beside) -> None:
+    """A proxy says 503 for a server that is dead as well."""
+    alone.answers()
+    alone.fails("not_ready")
+    assert alone.verdict(after=600.0, reason="not_ready") == "starting"
+    assert alone.verdict(after=400.0, reason="not_ready") == "server_down"
+    assert alone.reason() == "http_status"
+
+
+def test_a_page_without_a_figure_is_no_server_that_starts_or_is_down(alone: Beside) -> None:
+    """Up to 0.4 a server without a request so far has an empty page, for days."""
+    for _ in range(200):
+        alone.now += 15.0
+        alone.fails("not_ready", serves=True)
+    assert alone.verdict() == "not_enough_data"
+
+
+def test_an_answer_in_between_begins_the_time_anew(alone: Beside) -> None:
+    alone.fails("not_ready")
+    alone.verdict(after=800.0, reason="not_ready")
+    alone.answers()
+    alone.fails("not_ready")
+    assert alone.verdict(after=600.0, reason="not_ready") == "starting"
+
+
+def test_the_page_and_the_metrics_say_that_it_is_starting(alone: Beside) -> None:
+    alone.fails()
+    assert "SGLang is starting." in render(alone.watcher)
+    (family,) = (f for f in WatcherCollector(alone.watcher).collect() if f.name == "sglang_tuning_verdict")
+    assert [sample.labels for sample in family.samples] == [{"verdict": "starting", "severity": "none"}]
+
+
+class TestASilentLog:
+    """Of an exporter that has both, the metrics show what the log leaves out."""
+
+    @staticmethod
+    def found(beside: Beside) -> list[str]:
+        with beside.watcher.view() as now:
+            return [f.sentence for f in beside.watcher.judge(now).findings if f.diagnosis.id == "log_silent"]
+
+    @staticmethod
+    def serves(beside: Beside, seconds: float) -> None:
+        begin = beside.now
+        while beside.now < begin + seconds:
+            beside.now += 15.0
+            page = SERVING.decode() + f'\nsglang:num_requests_total{{n="mine"}} {beside.now}\n'
+            beside.watcher._take(Outcome(page, None, 0.1))
+
+    def test_a_log_that_died_under_load_is_found(self, beside: Beside) -> None:
+        beside.prints(DECODE.decode())
+        self.serves(beside, 600.0)
+        assert self.found(beside) == ["no batch line has come from the log for 10 minutes, and tokens were generated"]
+
+    def test_the_level_of_the_log_is_named_where_it_is_why(self, beside: Beside) -> None:
+        beside.watcher.state.facts.args["log_level"] = "warning"
+        self.serves(beside, 600.0)
+        assert self.found(beside)[0].endswith("; the server runs with --log-level warning")
+
+    def test_a_log_that_is_written_is_not_silent(self, beside: Beside) -> None:
+        for _ in range(40):
+            beside.prints(DECODE.decode())
+            self.serves(beside, 15.0)
+        assert self.found(beside) == []
+
+    def test_a_log_of_an_idle_server_is_not_silent(self, beside: Beside) -> None:
+        beside.prints(DECODE.decode())
+        self.serves(beside, 15.0)
+        for _ in range(200):
+            beside.now += 15.0
+            beside.answers()
+        assert self.found(beside) == []
+
+    def test_without_metrics_nobody_can_tell(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        beside = Beside(tmp_path, monkeypatch, log=DECODE.decode())
+        beside.watcher._scraper = None
+        assert beside.watcher.log_silent_seconds is None
