@@ -116,7 +116,7 @@ def test_the_page_says_what_the_text_says(tmp_path: Path) -> None:
         "Retractions per minute of serving time",
         "--schedule-conservativeness 1.3 --device cpu",
         "starting",
-        "warm-up",
+        "idle",
         "recovering",
         "Confidence: high.",
     ):
