@@ -95,7 +95,7 @@ class Analysis:
         self._last: dict[int | None, LastLine] = {}
         self._restarted = False
         self._seen = Sightings()
-        self.course = Course()
+        self.course = Course(lambda: self.state.served_seconds)
         self._sampler = Sampler(self.state)
         self._runs = Runs(self.state, profile, self._sampler, self.course)
         self._judged: Judged | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from sglang_tuning_exporter.report.comparison import Arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
     from sglang_tuning_exporter.server import ServerFacts
@@ -127,7 +127,9 @@ class Kept(Generic[_Item]):
 class Course:
     """Takes what happened, in time order, and gives phases and runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, serving_seconds: Callable[[], float]) -> None:
+        """`serving_seconds` gives how long the server has served until now."""
+        self._serving_seconds = serving_seconds
         self.phases: Kept[Phase] = Kept()
         self.runs: Kept[Run] = Kept()
         self.run: Run | None = None
@@ -138,7 +140,7 @@ class Course:
         self._kind: PhaseKind | None = None  # of the phase that goes on
         self._since = 0.0
         self._detail = ""
-        self._pauses = 0.0  # of the load that goes on, seconds
+        self._served_before = 0.0  # the phase that goes on
         self._bursts = 0
         self._own_lines = 0
         self._node_ranks: set[object] = set()
@@ -218,10 +220,7 @@ class Course:
     def go_on(self, now: float, *, waits: bool) -> None:
         """The load goes on with a batch line, not long after the last one."""
         if self._served_until is not None:
-            pause = now - self._end_of_load(now)
-            if pause > 0:
-                self._pauses += pause
-                self._bursts += 1
+            self._bursts += now > self._end_of_load(now)
             self._served_until = None
         self.last_load, self._waited = now, waits
 
@@ -263,7 +262,7 @@ class Course:
 
     def _enter(self, kind: PhaseKind, now: float, detail: str = "") -> None:
         self._kind, self._since, self._detail = kind, now, detail
-        self._pauses, self._bursts = 0.0, 1
+        self._served_before, self._bursts = self._serving_seconds(), 1
 
     def _end_of_load(self, now: float) -> float:
         """Give until when the load that goes on was served."""
@@ -284,7 +283,7 @@ class Course:
     def _end_phase(self, now: float) -> None:
         kind, detail, length = self._kind, self._detail, max(now - self._since, 0.0)
         if kind is not None and self.run is not None and (length or kind != "idle"):
-            served = max(length - self._pauses, 0.0) if kind == "load" else 0.0
+            served = min(self._serving_seconds() - self._served_before, length) if kind == "load" else 0.0
             if kind == "load" and self._bursts > 1 and served < _STEADY_SHARE * length:
                 bursts = f"in {self._bursts} bursts, serving {served:.0f} s of them together"
                 detail = f"{bursts}; {detail}" if detail else bursts
