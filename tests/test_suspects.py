@@ -369,3 +369,23 @@ def test_prompts_are_measured_in_the_log_alone() -> None:
     story = repeated(line, 10.0, end=END) + decoding(0.0, END, running=30, queued=18, usage=0.95, every=9.0)
     past = lived(story, page_size=512, max_running_requests=512)
     assert {each.flag for row in ids(past) for each in advice_of(past, row)} == {"--page-size"}
+
+
+def test_a_larger_pool_is_not_advised_while_its_pages_are_empty() -> None:
+    past = lived(FULL + scrapes(), prompt=70, page_size=512, max_total_tokens=400_000)
+    assert "--max-total-tokens" not in {each.flag for row in ids(past) for each in advice_of(past, row)}
+
+
+@pytest.mark.parametrize("profile", ["online", "offline"])
+def test_a_capped_pool_is_raised_before_anybody_is_asked_for_fewer_requests(profile: str) -> None:
+    # Three prompts of 1,100 tokens fit in --max-total-tokens 4200, and 21 wait.
+    story = decoding(0.0, END, running=3, queued=2100, usage=0.95) + scrapes(first=9.0)
+    advised = advice_of(lived(story, profile, max_total_tokens=400_000), "queue_too_long")
+    assert [each.flag for each in advised] == ["--max-total-tokens", ""]
+    assert advised[0].suggested == 800_000
+
+
+def test_a_pool_that_memory_limits_is_not_raised_by_its_cap() -> None:
+    story = decoding(0.0, END, running=3, queued=2100, usage=0.95)
+    advised = advice_of(lived(story, max_total_tokens=900_000), "queue_too_long")
+    assert [each.flag for each in advised] == [""]

@@ -165,7 +165,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "The KV cache holds no more than this, also where memory for more is free.",
         "no more fits into the GPU's memory: then SGLang takes what fits",
         "",
-        "srt/model_executor/model_runner.py, init_memory_pool",
+        "srt/mem_cache/kv_cache_configurator.py", "pool_cap",
     ),
     Suspect(
         "mem_fraction_static", Below(0.7), _POOL,

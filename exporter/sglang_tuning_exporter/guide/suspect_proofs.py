@@ -24,6 +24,8 @@ SMALL_CHUNK = 1024.0
 USUAL_CHUNK = 4096.0
 LONG_PROMPT = 1024.0
 AIR = 0.25
+IN_FORCE = 0.95  # a pool is whole pages, so a little less than its cap
+CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
 PAGE_SIZES = (64, 32, 16, 1)
 AIR_ALLOWED = 0.1
 LARGE_BATCH = 32.0
@@ -167,6 +169,14 @@ def _request_tokens(past: Past) -> float | None:
     return prompt + answer / 2 if prompt is not None else None
 
 
+def _pool_cap(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """The pool is as large as the flag allows, and full."""
+    pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
+    if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or "pool" not in load.seen:
+        return None
+    return Named(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
+
+
 def _adapters(suspect: Suspect, current: float | str, load: Load) -> Named | None:
     """Requests of an adapter that has no slot wait, whatever room there is."""
     paths = load.typed.get("lora_paths")
@@ -221,6 +231,7 @@ PROOFS: dict[str, Callable[[Suspect, float | str, Load], Named | None]] = {
     "small_chunk": _small_chunk,
     "no_chunks": _no_chunks,
     "pages": _pages,
+    "pool_cap": _pool_cap,
     "adapters": _adapters,
     "prefill_requests": _prefill_requests,
     "padding": _padding,

@@ -27,7 +27,7 @@ BUDGETS_LATE = 10.0  # times the error budget: as the latency rows
 
 def explaining(row: str, past: Past) -> list[Named]:
     """Give the suspects that figures show to explain a row, most likely first."""
-    return [named for named in suspects(past, troubles(past)) if row in named.rows]
+    return _instead([named for named in suspects(past, troubles(past)) if row in named.rows])
 
 
 def unexplained(past: Past) -> list[Named]:
@@ -36,7 +36,13 @@ def unexplained(past: Past) -> list[Named]:
     if _is_served(past, seen):
         return []
     named = [each for each in suspects(past, seen) if each.rows or not seen.isdisjoint(each.suspect.troubles)]
-    return sorted(named, key=lambda each: not each.rows)[:MOST_NAMED]
+    return _instead(sorted(named, key=lambda each: not each.rows))[:MOST_NAMED]
+
+
+def _instead(named: list[Named]) -> list[Named]:
+    """Leave out what cannot work while another suspect is as it is."""
+    first = [each for each in named if each.rows and each.place == "instead"]
+    return first or named
 
 
 def suspects(past: Past, seen: frozenset[Trouble]) -> list[Named]:
@@ -71,8 +77,9 @@ def troubles(past: Past) -> frozenset[Trouble]:
         evidence = late_share(latency, past)
         if evidence is not None and evidence.holds:
             seen.add(trouble)
-    if not past.enough:
-        return frozenset(seen)
+    # Late answers are a finding as soon as there are some, and so is why they are late.
+    if not past.enough and not seen:
+        return frozenset()
     profile, bound = past.profile, min(OFTEN, past.profile.frequent_share)
     admission: tuple[tuple[Trouble, float], ...] = (
         ("pool", admission_share(past, "pool_full")),
