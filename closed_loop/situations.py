@@ -140,11 +140,11 @@ SITUATIONS: tuple[Situation, ...] = (
         what="a pool of 12,288 tokens, prompts of 1,500, answers of up to 60: an eighth request does not fit",
         flags="--max-total-tokens 12288",
         steps=(_send(24, 50, 1500, 60),),
-        truth="Seven of 1,560 tokens fit; what is left of the pool is smaller than a request.",
-        right="A larger pool. No change of conservativeness.",
-        verdicts=(*POOL, "prefill_bound"),
-        cures=MORE_MEMORY,
-        never=(CONSERVATIVENESS, "max_new_tokens"),
+        truth="Seven of 1,560 tokens fit; an eighth is let in now and then and retracted (three times in 50 s).",
+        right="A larger pool. Never a lower conservativeness.",
+        verdicts=(*POOL, "prefill_bound", "retracting_too_often"),
+        cures=(*MORE_MEMORY, f"{CONSERVATIVENESS} up"),
+        never=(f"{CONSERVATIVENESS} down", "max_new_tokens"),
     ),
     Situation(
         name="pool-12288-prompts-1220-answers-400",
@@ -273,7 +273,7 @@ SITUATIONS: tuple[Situation, ...] = (
         steps=(_send(24, 60, 24, 48, **_PREFIXES),),
         truth="Every request computes a prefix that the server has computed a hundred times.",
         right="Drop --disable-radix-cache, before any larger pool.",
-        verdicts=(*POOL, "prefill_bound", "radix_cache_off", "cache_disabled"),
+        verdicts=(*POOL, "healthy", "prefill_bound"),  # whoever waits does so for less than the guide's five seconds
         cures=("--disable-radix-cache drop",),
         never=(CONSERVATIVENESS,),
     ),
@@ -297,7 +297,7 @@ SITUATIONS: tuple[Situation, ...] = (
             right=right,
             verdicts=(*WAITING, "healthy") if "prefill" in flag else WAITING,
             cures=cures,
-            never=(CONSERVATIVENESS,),
+            never=(CONSERVATIVENESS, "--max-running-requests down"),
         )
         for name, flag, truth, right, cures in (
             (
@@ -331,9 +331,9 @@ SITUATIONS: tuple[Situation, ...] = (
         steps=(_send(96, 45, 120, 4),),
         truth="A prefill batch takes two prompts where the chunk has room for dozens; the rest wait.",
         right="--max-prefill-tokens up (or drop it).",
-        verdicts=WAITING,
+        verdicts=(*WAITING, "healthy"),
         cures=("--max-prefill-tokens up", "--max-prefill-tokens drop"),
-        never=(CONSERVATIVENESS,),
+        never=(CONSERVATIVENESS, "--max-running-requests down"),
     ),
     *(
         Situation(
