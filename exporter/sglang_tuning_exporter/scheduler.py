@@ -631,12 +631,13 @@ class RankState:
                 self._keep_prefill(event, time)
             counts["observations"] += decodes + prefills
             self.running, self.queued, self._joined = running, queued, joined
-            self._count_waiting(time)
+            if time == self._pending_at:
+                self._pending_for = queued
             usages = self.usages
             usages["full"] = usage
             if len(usages) > 1:
                 usage = max(usages.values())
-            full = self._ends(new_tokens, running)
+            full = self._ends(new_tokens, running) if new_tokens or self._cadence.full else False
             if prefills:
                 counts["cached_tokens"] += cached
                 counts["computed_tokens"] += computed

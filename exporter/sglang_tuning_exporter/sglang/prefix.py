@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, NO_RANK, Rank
@@ -87,6 +88,12 @@ def zone_seconds(zone: bytes | None) -> int:
     return (-1 if zone[:1] == b"-" else 1) * (int(digits[:2]) * 3600 + int(digits[2:4]) * 60)
 
 
+@lru_cache(maxsize=4 * MOST_RANKS)
+def _rank(dp: int | None, tp: int | None, pp: int | None) -> Rank:
+    """Give the same object for the same ranks: who prints again and again is known by it."""
+    return NO_RANK if dp is None and tp is None and pp is None else Rank(dp=dp, tp=tp, pp=pp)
+
+
 def parse_rank(text: bytes) -> Rank:
     """Read the ranks of ` DP1 PP0 TP3 EP0` or `gpu_id=0` (0.2: the GPU is the tensor parallel rank)."""
     dp = tp = pp = None
@@ -100,7 +107,7 @@ def parse_rank(text: bytes) -> Rank:
             pp = number
         else:
             tp = number
-    return NO_RANK if dp is None and tp is None and pp is None else Rank(dp=dp, tp=tp, pp=pp)
+    return _rank(dp, tp, pp)
 
 
 def parse_plain_prefix(line: bytes, start: int = 0) -> Prefix | None:
