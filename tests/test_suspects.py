@@ -389,3 +389,29 @@ def test_a_pool_that_memory_limits_is_not_raised_by_its_cap() -> None:
     story = decoding(0.0, END, running=3, queued=2100, usage=0.95)
     advised = advice_of(lived(story, max_total_tokens=900_000), "queue_too_long")
     assert [each.flag for each in advised] == [""]
+
+
+def test_late_tokens_between_small_chunks_are_not_the_batch() -> None:
+    # Seen on a real engine: prompts of 2,000 tokens in chunks of 256, with first tokens and tokens late.
+    story = decoding(0.0, END, running=12) + scrapes(first=9.0, between=0.3)
+    advised = advice_of(lived(story, prompt=2000, chunked_prefill_size=256), "latency_batch_too_large")
+    assert [(each.flag, each.suggested) for each in advised] == [("--chunked-prefill-size", 1024.0)]
+
+
+def test_every_row_that_would_ask_for_fewer_requests_has_the_flag_that_cures() -> None:
+    story = decoding(0.0, END, running=100, queued=2100, usage=0.95) + scrapes(first=9.0)
+    past = lived(story, prompt=70, page_size=512, max_running_requests=512)
+    assert {"queue_too_long", "latency_queue"} <= ids(past)
+    assert first_flag(past, "queue_too_long") == first_flag(past, "latency_queue") == "--page-size"
+
+
+def test_late_tokens_of_a_large_batch_are_the_batch() -> None:
+    story = decoding(0.0, END, running=40) + scrapes(between=0.3)
+    advised = advice_of(lived(story, prompt=2000), "latency_batch_too_large")
+    assert [each.flag for each in advised] == ["--max-running-requests"]
+
+
+def test_a_server_that_computes_prompts_all_the_time_is_not_called_slow_for_its_batch() -> None:
+    past = lived(prefilling(0.0, END, queued=200) + scrapes(between=0.3))
+    assert "prefill_bound" in ids(past)
+    assert "latency_batch_too_large" not in ids(past)

@@ -25,6 +25,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the batch is small already: then the model is too slow for this GPU",
             cost="Throughput falls, and requests may queue.",
         ),
+        unless=("prefill_bound",),
         no_alert=_SLO_TELLS,
     ),
     Diagnosis(

@@ -109,7 +109,7 @@ def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
 def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     """Give the diagnoses that hold, causes first; none that another explains better, no flag set two ways."""
     found: dict[str, Finding] = {}
-    turned: set[str] = set()
+    turned: dict[str, float | str | None] = {}
     changes: dict[str, object] = {}  # of all that is advised together
     case = Case(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
@@ -123,9 +123,15 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         because = tuple(cause for cause in causes_of(row_id, held) if cause in found)
         advice = _borrowed(row, [found[cause] for cause in because])
         if not advice:
-            advice = tuple(a for a in advise(row.id, case) if a.arg not in turned and _may_turn(a, held, case))
+            # Where a row would ask people for less, the flag that cures may be said again.
+            again = turned.items() if row.borrows else ()
+            advice = tuple(
+                a
+                for a in advise(row.id, case)
+                if (a.arg not in turned or (a.arg, a.suggested) in again) and _may_turn(a, held, case)
+            )
             advice = advice if row.is_chance else _accepted_beside(changes, advice, case)
-        turned.update(a.arg for a in advice if a.arg)
+        turned.update((a.arg, a.suggested) for a in advice if a.arg)
         # Without advice the flag is where the guide wants it, or a more urgent finding sets it: nothing to say, unless
         # what was seen is bad by itself.
         if advice or not row.needs_advice:

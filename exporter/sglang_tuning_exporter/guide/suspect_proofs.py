@@ -117,7 +117,8 @@ def _small_chunk(suspect: Suspect, current: float | str, load: Load) -> Named | 
     if prompt is not None and prompt <= chunk:
         return None
     gain = f"a mean prompt takes {ceil(prompt / chunk)} chunks" if prompt is not None else ""
-    rows = _PREFILL_ROWS - {"admission_too_conservative"}
+    # Running requests pause while a prompt goes through its chunks.
+    rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
     return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
 
 

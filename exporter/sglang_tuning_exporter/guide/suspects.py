@@ -74,7 +74,7 @@ def troubles(past: Past) -> frozenset[Trouble]:
     seen: set[Trouble] = {"hang"} if past.marks.get(WATCHDOG) else set()
     late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))
     for trouble, latency in late:
-        evidence = late_share(latency, past)
+        evidence = late_share(latency, past, 1.0)
         if evidence is not None and evidence.holds:
             seen.add(trouble)
     # Late answers are a finding as soon as there are some, and so is why they are late.
@@ -119,12 +119,12 @@ def how_many(past: Past) -> Evidence | None:
     return Evidence("flags away from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
 
 
-def late_share(latency: Latency, past: Past) -> Evidence | None:
-    """Give the share of a latency's observations beyond the objective, against what the latency rows allow; None where it is not known."""
+def late_share(latency: Latency, past: Past, budgets: float = BUDGETS_LATE) -> Evidence | None:
+    """Give the share of a latency's observations beyond the objective against so many error budgets; None where it is not known."""
     recent, profile = past.latency.get(latency), past.profile
     if recent is None or recent.breach_share is None or recent.observations < profile.enough_observations:
         return None
-    bound = min(BUDGETS_LATE * (1 - profile.latency_objective), profile.frequent_share)
+    bound = min(budgets * (1 - profile.latency_objective), profile.frequent_share)
     return Evidence(f"share of {latency.replace('_', ' ')} above the objective", recent.breach_share, bound, "share")
 
 
