@@ -30,7 +30,6 @@ from sglang_tuning_exporter.sglang.flags import (
     flag_of,
     is_before,
     nearest_flag,
-    release_of,
     releases,
 )
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, is_secret
@@ -135,7 +134,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
     `changes` maps arguments to flag values (numbers, words, switches): what is typed, not what the server makes of it.
     An argument that the release renamed may have either name. None where the server's arguments are not known.
     """
-    release = release_of(facts.version, facts.args)
+    release = facts.release
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
     server = _Server(facts.args, release, release != releases()[-1])
@@ -167,7 +166,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
 
 def typed_args(facts: ServerFacts) -> dict[str, object] | None:
     """Give the arguments that somebody must have typed to get this server's, by name; None where they are not known."""
-    release = release_of(facts.version, facts.args)
+    release = facts.release
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
     return _given(_Server(facts.args, release, release != releases()[-1]))
