@@ -222,3 +222,30 @@ def test_of_a_server_that_starts_without_end_the_first_and_the_last_are_kept() -
         kept.append(number)
     assert list(kept) == [0, 1, 2, 997, 998, 999]
     assert kept.left_out == 994
+
+
+VAIN = (
+    "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 10:01:00"
+)
+
+
+def test_a_hang_that_is_over_is_found_and_its_silence_is_not_idle(tmp_path: Path) -> None:
+    hang = "".join(at(second, VAIN) for second in range(120, 240, 30))
+    text = start(0) + at(30, READY) + load(40, 100, running=2) + hang + load(240, 900, running=2)
+    found = document(tmp_path, text)
+    assert found["verdict"] == "scheduler_stuck"
+    assert "The scheduler hangs" in found["findings"][0]["summary"]
+    silence = [phase["detail"] for phase in found["phases"] if phase["phase"] == "silence"]
+    assert silence == ["the scheduler hung"]
+    assert found["findings"][0]["last_seen"] is not None
+
+
+def test_one_health_check_in_vain_is_no_hang(tmp_path: Path) -> None:
+    text = start(0) + at(30, READY) + load(40, 100, running=2) + at(101, VAIN) + load(105, 400, running=2)
+    assert document(tmp_path, text)["verdict"] != "scheduler_stuck"
+
+
+def test_a_real_hang_of_the_detokenizer_is_named_by_the_report() -> None:
+    found = report(Logs([str(HERE / "recordings" / "stop-detokenizer" / "server.log.gz")]), PROFILES["online"])
+    assert found["verdict"] == "scheduler_stuck"
+    assert found["findings"][0]["summary"].startswith("The detokenizer hangs")

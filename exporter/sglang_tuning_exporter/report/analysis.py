@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.evidence import RESERVE
+from sglang_tuning_exporter.guide.evidence import RESERVE, WATCHDOG
 from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
 from sglang_tuning_exporter.report.runs import Judged, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
@@ -120,6 +120,11 @@ class Analysis:
             return
         self._see_end_of_service(moment)
         self.state.advance(moment)
+        hang = self.state.hang(moment)
+        if hang is not None:
+            self._runs.see_hang(hang)
+            self.course.hangs(hang.stage)
+            self._seen.see(WATCHDOG, moment)
 
     def _see_end_of_service(self, moment: float) -> None:
         """Note until when the server serves, before time passes in which it may become idle."""

@@ -136,6 +136,7 @@ class Course:
         self.last_load = -inf  # when a request was last seen running or waiting
         self._served_until: float | None = None  # after `last_load`, where that lies back
         self._waited = False  # requests were waiting then
+        self._hung = ""
         self._starts = 0
         self._kind: PhaseKind | None = None  # of the phase that goes on
         self._since = 0.0
@@ -228,6 +229,10 @@ class Course:
         """Nothing was printed for seconds: by what was seen last, the server serves until this moment, and no longer."""
         self._served_until = moment
 
+    def hangs(self, stage: str) -> None:
+        """A stage of the server hangs, whatever the load looks like."""
+        self._hung = stage
+
     def ran_out_of_memory(self, phase: str) -> None:
         """Memory was exhausted: if the server ends now, that is why."""
         self._out_of_memory = phase
@@ -262,7 +267,7 @@ class Course:
 
     def _enter(self, kind: PhaseKind, now: float, detail: str = "") -> None:
         self._kind, self._since, self._detail = kind, now, detail
-        self._served_before, self._bursts = self._serving_seconds(), 1
+        self._served_before, self._bursts, self._hung = self._serving_seconds(), 1, ""
 
     def _end_of_load(self, now: float) -> float:
         """Give until when the load that goes on was served."""
@@ -275,7 +280,9 @@ class Course:
         if self._kind != "load" or now - end <= _TAIL_SECONDS:
             return
         self._end_phase(end)
-        if self._waited:
+        if self._hung:
+            self._enter("silence", end, f"the {self._hung} hung")
+        elif self._waited:
             self._enter("silence", end, "requests were waiting, and nothing was printed")
         else:
             self._enter("idle", end)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.sampling import Sampler
     from sglang_tuning_exporter.report.sightings import Sightings
     from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.stages import Hang
     from sglang_tuning_exporter.state import ServerState
 
 
@@ -65,11 +66,13 @@ class Runs:
         self._state, self._profile, self._sampler, self._course = state, profile, sampler, course
         self._base = _Base()
         self._last: Run | None = None
+        self._hang: Hang | None = None  # the longest of the run
         self.judged: Judged | None = None
 
     def begin(self, now: float, served: float) -> None:
         """A run begins; `served`: seconds of serving time until now."""
         state, sampler = self._state, self._sampler
+        self._hang = None
         self._base = _Base(
             now,
             served,
@@ -79,6 +82,11 @@ class Runs:
             {dp: rank.totals.copy() for dp, rank in state.ranks.items()},
             state.out_of_memory + state.liveness,
         )
+
+    def see_hang(self, hang: Hang) -> None:
+        """Take which stage hangs at this moment: at the end it may be over. What goes on again blurs which it was."""
+        if self._hang is None or hang.stage == self._hang.stage:
+            self._hang = hang
 
     def end(self, last: float, served: float, sightings: Sightings, *, restarted: bool) -> None:
         """The run ends, its last line printed at `last`."""
@@ -126,7 +134,7 @@ class Runs:
             self._profile.for_edition(first=facts.is_first_edition),
             by_rank,
             self._starts_before(last) if not restarted else 0,
-            hang=state.hang(last) if not restarted else None,
+            hang=self._hang or (state.hang(last) if not restarted else None),
             watchdog=state.watchdog,
             words=ended(state.died),
             troubles=frozenset({"server_down"} if state.died and not restarted else ()),

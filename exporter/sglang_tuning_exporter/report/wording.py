@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.guide.evidence import RESERVE
+from sglang_tuning_exporter.guide.evidence import RESERVE, WATCHDOG
 from sglang_tuning_exporter.guide.findings import (
     HEALTHY,
     IDLE,
@@ -51,6 +51,7 @@ CHANGES = {
 }
 # What was not seen for so long before the end is over; an alert on it has been resolved by then.
 OVER_SECONDS = 300.0
+HANG_OVER_SECONDS = 30.0  # a hang is looked for every quarter of a minute
 _LASTING = frozenset({RESERVE, START})  # told once, at a start
 _UNITS = {"GB": " GB", "seconds": " s", "per_minute": "/min", "per_second": "/s"}
 
@@ -66,17 +67,17 @@ def sentence(document: Document) -> str:
 
 def summary(document: Document, finding: Document) -> str:
     """Say a finding in words: how the server ended, or when it was last seen where it is over."""
-    row = BY_ID[finding["diagnosis"]]
+    row, said = BY_ID[finding["diagnosis"]], str(finding["summary"])
     if row.id == "server_down":
         crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
-        return row.summary if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
-    last, end = finding["last_seen"], document["judged"]["end"]
-    if last is None or end is None or not _LASTING.isdisjoint(traces(row.condition)):
-        return row.summary
+        return said if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
+    last, end, rests_on = finding["last_seen"], document["judged"]["end"], traces(row.condition)
+    if last is None or end is None or not _LASTING.isdisjoint(rests_on):
+        return said
     since = (_parsed(end) - _parsed(last)).total_seconds()
-    if since < OVER_SECONDS:
-        return row.summary
-    return f"{row.summary} Last seen at {_printed(last)}, {duration(since)} before the end."
+    if since < (HANG_OVER_SECONDS if WATCHDOG in rests_on else OVER_SECONDS):
+        return said
+    return f"{said} Last seen at {_printed(last)}, {duration(since)} before the end."
 
 
 def _parsed(time: str) -> datetime:
