@@ -228,9 +228,10 @@ def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: Fa
     log = tmp_path / "server.log"
     log.touch()
     with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
-        wait_for(lambda: watcher.health.reason == "connection_refused")
+        wait_for(lambda: watcher.health.starting)
         append(log, SERVER_ARGS)
-        wait_for(lambda: watcher.health.reason == "not_ready")
+        wait_for(lambda: watcher.state.starting(time.monotonic()))
+        assert watcher.health.reason == "not_ready"
         sglang.start()
         wait_for(lambda: watcher.health.up is True)
         sglang.stop()

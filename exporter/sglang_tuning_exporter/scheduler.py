@@ -529,6 +529,7 @@ class RankState:
                 kind = "replayed" if line.graph else "eager"
                 self.totals.counts[kind] += self._interval
                 self._passes_logged[kind] += self._interval
+        self.totals.counts["decoded"] += line.running or 0
         self._see(now, serving=True)
 
     def see_prefill(self, line: PrefillBatch, now: float) -> None:
@@ -555,6 +556,7 @@ class RankState:
             self._others.prefilled(self.dp, now)
         self._prefilled(now, now if line.time is None else line.time, tokens, self._joined, 1)
         self._ends(tokens, self.running or 0.0)
+        self.totals.counts["joined"] += line.new_sequences or 0
         self._see(now, serving=not line.is_health_probe)
 
     def _count_waiting(self, now: float) -> None:
@@ -630,6 +632,8 @@ class RankState:
             else:
                 self._keep_prefill(event, time)
             counts["observations"] += decodes + prefills
+            counts["decoded"] += decodes * running
+            counts["joined"] += sequences
             self.running, self.queued, self._joined = running, queued, joined
             if time == self._pending_at:
                 self._pending_for = queued

@@ -12,6 +12,7 @@ Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 HANG_SECONDS = 60.0
+PROVEN_SECONDS = 20.0  # so long nothing may come out after tokens that must have, where nothing has for a minute
 IDLE_SECONDS = 10.0  # so long the schedulers must have had nothing to do while requests were open
 # Decode steps after which every running request must have given tokens out: the forced interval, and some more.
 STEPS_TO_OUTPUT = 60.0
@@ -54,6 +55,8 @@ class Look:
     scheduled: float | None
     steps: float = 0.0
     lag: float = 0.0
+    tokens: float = 0.0  # decoded since the look before, for all requests together
+    joined: float = 0.0  # requests that began to run since the look before
     interval: float = 0.0  # decode steps after which a running request gives out tokens, where an argument sets it
     aborted: float | None = None
     requests: float | None = None  # that the HTTP server has open
@@ -74,12 +77,16 @@ class Stages:
 
     def _forget(self) -> None:
         self._stretch = 0.0  # decode steps without a request being given up
-        self._proven = False  # requests were decoded so long that they must have given out tokens
+        self._tokens = self._joined = self._works = 0.0  # decoded; requests that began to run; most that ran or waited
+        self._proven_at: float | None = (
+            None  # since when requests are known to have decoded so long that they must have given out tokens
+        )
         self._decoded_at: float | None = None  # the first decode step of which nothing came out
         self._open_at: float | None = None  # since when requests are open and nothing comes out
         self._idle_at: float | None = None  # since when the schedulers have nothing to do, and requests are open
         self._scheduled = False  # the scheduler has moved since something came out
         self._gave_up = 0.0
+        self._busy = False  # requests ran or waited when something came out last
 
     def restarted(self) -> None:
         """Begin anew with a new server."""
@@ -97,10 +104,8 @@ class Stages:
         self._vain = (self._vain[0] if goes_on and self._vain else now - CHECK_SECONDS, now)
 
     def answered_check(self) -> None:
-        """Note a health check that was answered: scheduler and tokenizer work, and requests wait for something else."""
+        """Note a health check that was answered."""
         self._vain = None
-        self._open_at = self._idle_at = None
-        self._gave_up = 0.0
 
     def came_out(self, sent: float | None) -> bool:
         """Whether the detokenizer has given something out since the last look; health checks count nowhere."""
@@ -117,20 +122,29 @@ class Stages:
             if before is not None and before.sent is not None:
                 self._vain = None
             self._forget()
+            self._busy = bool(look.works)
             return
         aborted = (look.aborted or 0.0) - (before.aborted or 0.0)
         moved = look.scheduled is not None and before.scheduled is not None and look.scheduled != before.scheduled
         self._scheduled = self._scheduled or moved or look.steps > 0
-        if aborted > 0:
-            # Those that decode now may be others, which have not decoded long enough.
-            self._stretch = 0.0
-            self._gave_up += aborted
-        elif look.steps > 0:
-            self._stretch += look.steps
+        self._gave_up += max(aborted, 0.0)
+        if look.steps > 0 or look.tokens > 0:
             self._decoded_at = now if self._decoded_at is None else self._decoded_at
-            least = max(STEPS_TO_OUTPUT, 1.2 * look.interval) + look.lag
-            self._proven = self._proven or self._stretch >= least
+            if self._must_have_sent(look, gave_up=aborted > 0) and self._proven_at is None:
+                self._proven_at = now
         self._see_open(look, now)
+
+    def _must_have_sent(self, look: Look, *, gave_up: bool) -> bool:
+        """Say whether a request has decoded so long that it must have given out tokens."""
+        least = max(STEPS_TO_OUTPUT, 1.2 * look.interval)
+        # Those that decode after others gave up may be younger.
+        self._stretch = 0.0 if gave_up else self._stretch + look.steps
+        self._tokens += look.tokens
+        self._joined += look.joined
+        self._works = max(self._works, look.works or 0.0)
+        # More tokens than all requests together may have had before any of them gave one out.
+        enough = least * (self._joined + self._works) + look.lag * self._works
+        return self._stretch >= least + look.lag or self._tokens > enough > 0
 
     def _see_open(self, look: Look, now: float) -> None:
         waits = bool(look.requests) and not look.excused
@@ -148,8 +162,10 @@ class Stages:
         """Say which stage hangs, if any; `stuck_since` is since when a scheduler's own figures stand still beside work."""
         look = self._seen
         requests = None if look is None else look.requests or look.works
-        if self._proven and self._decoded_at is not None and now - self._decoded_at >= HANG_SECONDS:
-            return Hang("detokenizer", now - self._decoded_at, requests)
+        if self._proven_at is not None and self._decoded_at is not None and self._sent_at is not None:
+            long = now - self._sent_at >= HANG_SECONDS and now - self._proven_at >= PROVEN_SECONDS
+            if long or now - self._decoded_at >= HANG_SECONDS:
+                return Hang("detokenizer", now - (self._sent_at if self._busy else self._decoded_at), requests)
         if stuck_since is not None:
             return Hang("scheduler", now - stuck_since, requests)
         # The schedulers have done what there was to do and are idle, and the requests are still open.

@@ -87,7 +87,7 @@ class ServerState:
         self._worked_at: float | None = (
             None  # the beginning of the last interval between scrapes in which tokens came out
         )
-        self._decoded: dict[int | None, float] = {}  # decode batches counted by then, for each scheduler
+        self._decoded: dict[int | None, tuple[float | None, ...]] = {}  # what each scheduler had counted by then
         self.watchdog = ""  # the stage whose watchdog spoke last
         self._marks: deque[tuple[float, str]] = deque(maxlen=1024)  # failures by phase, starts, what `Liveness` tells
         self.died: str = ""  # how the log says that the server ended; empty while it may run
@@ -412,13 +412,17 @@ class ServerState:
             self._worked_at = self._looked_at
         self._looked_at = now
         interval = self.facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL
-        steps, before = 0.0, self._decoded
-        self._decoded = {}
+        steps = tokens = joined = 0.0
+        before, self._decoded = self._decoded, {}
         for dp, rank in self.ranks.items():
             counts = rank.totals.counts
-            self._decoded[dp] = counts["replayed"] + counts["eager"]
-            batches = self._decoded[dp] - before.get(dp, 0.0)
+            of_server = rank.last_told("decoded_tokens"), rank.last_told("admitted_requests")
+            told = (counts["replayed"] + counts["eager"], counts["decoded"], counts["joined"], *of_server)
+            batches, lines, sequences, decoded, admitted = map(gained, before.get(dp, told), told)
+            self._decoded[dp] = told
             steps = max(steps, batches * (1.0 if rank.passes_told else interval))
+            tokens += lines * interval if of_server[0] is None else decoded
+            joined += sequences if of_server[1] is None else admitted
         figures = scrape.ranks
         outside = sum((f.grammar_queued or 0) + sum(f.queues.values()) for f in figures)
         works = sum((f.running or 0) + (f.queued or 0) for f in figures)
@@ -428,6 +432,8 @@ class ServerState:
             scrape.scheduled,
             steps,
             interval,
+            tokens,
+            joined,
             max(self.facts.arg("stream_interval") or 0.0, SPECULATED_STEPS if speculates else 0.0),
             scrape.aborted_requests,
             scrape.open_requests,
@@ -451,7 +457,7 @@ class ServerState:
     def _keep_counters(self, figures: RankFigures) -> None:
         """Put the last believed counters in place of those of a spoiled page: what grew meanwhile is counted at the next."""
         known = self.ranks.get(figures.dp)
-        for name in ("graph_passes", "eager_passes", "retracted_requests", "admitted_requests"):
+        for name in ("graph_passes", "eager_passes", "decoded_tokens", "retracted_requests", "admitted_requests"):
             setattr(figures, name, None if known is None else known.last_told(name))
 
     def _count_requests(self, scrape: Scrape, now: float) -> None:

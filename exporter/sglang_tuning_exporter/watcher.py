@@ -193,7 +193,7 @@ class Watcher:
             troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
         words = {}
         if "server_down" in troubles:
-            words["server_down"] = f"its /metrics could not be scraped: {self.health.message}"
+            words["server_down"] = f"its /metrics could not be scraped ({self.health.message})"
             if self.health.reason == "timeout":
                 troubles.add("hung")
                 words["server_down"] = (

@@ -226,6 +226,7 @@ class RankFigures:
     new_token_ratio: float | None = None
     graph_passes: float | None = None  # decode passes that replayed a captured graph, cumulative
     eager_passes: float | None = None  # decode passes that did not, cumulative
+    decoded_tokens: float | None = None  # cumulative
     retracted_requests: float | None = None  # cumulative
     admitted_requests: float | None = None  # cumulative: left the queue for the first time
     available_gpu_memory_gb: float | None = None  # at start-up; host memory on a CPU server

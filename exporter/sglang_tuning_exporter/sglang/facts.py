@@ -133,6 +133,7 @@ SOURCES: tuple[Source, ...] = (
         where=("mode", "decode_none"),
         zero_with=("cuda_graph_passes_total",),
     ),
+    Source("decoded_tokens", "realtime_tokens_total", "0.5.7-0.5.23", where=("mode", "decode")),
     Source("retracted_requests", "num_retracted_requests_total", "0.5.7-0.5.23", zero_with=_COUNTS_RETRACTIONS),
     # A gauge by type, cumulative by value, refreshed by decode logs only.
     Source("retracted_requests", "total_retracted_reqs", "0.4.9.post6-0.5.2"),
@@ -228,7 +229,16 @@ _CUMULATIVE = frozenset(
     source.metric
     for source in SOURCES + SERVER_SOURCES
     if source.fact
-    in {"graph_passes", "eager_passes", "retracted_requests", "admitted_requests", "sent", "scheduled", *SERVER_COUNTS}
+    in {
+        "graph_passes",
+        "eager_passes",
+        "decoded_tokens",
+        "retracted_requests",
+        "admitted_requests",
+        "sent",
+        "scheduled",
+        *SERVER_COUNTS,
+    }
 )
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
