@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scenarios import Story, decoding, failed, repeated, retraction, started
 from sglang_tuning_exporter.guide.evidence import Evidence, past_of
 from sglang_tuning_exporter.guide.findings import Judgement, causes_of, judge
+from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID, DIAGNOSES, causes_first
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, Rejection
@@ -144,3 +145,54 @@ def test_retractions_come_before_the_waits_that_they_cause() -> None:
     story = started(max_running_requests=20) + decoding(0.0, 200.0, running=20, queued=9, usage=0.5)
     judgement = judged(story + repeated(retraction(), 15.0, end=200.0), 200.0)
     assert judgement.verdict == "retracting_too_often"
+
+
+# 2025-11-20 07:00 UTC
+SEVEN = 1_763_622_000.0
+
+
+def at(seconds: float, story: Story) -> Story:
+    return [(seconds + moment, event) for moment, event in story]
+
+
+def test_retractions_of_minutes_ago_are_told_in_the_past_tense_with_their_time() -> None:
+    story = at(SEVEN, started() + decoding(0.0, 500.0, usage=0.8) + repeated(retraction(), 9.0, end=118.0))
+    (finding,) = judged(story, SEVEN + 500.0).findings
+    assert finding.ago is not None
+    assert finding.summary(SEVEN + 500.0 - finding.ago) == (
+        "SGLang retracted running requests 13 times until 07:01: the KV cache was full."
+    )
+
+
+def test_retractions_that_go_on_are_told_in_the_present_tense() -> None:
+    story = started() + decoding(0.0, 500.0, usage=0.95) + repeated(retraction(), 30.0, end=500.0)
+    (finding,) = judged(story, 500.0).findings
+    assert finding.summary(1.0) == BY_ID["retracting_too_often"].summary
+
+
+def test_a_wait_that_ended_minutes_ago_is_told_in_the_past_tense() -> None:
+    story = (
+        started()
+        + decoding(0.0, 200.0, running=64, queued=20, usage=0.3)
+        + decoding(200.0, 350.0, running=8, usage=0.1)
+    )
+    (finding,) = judged(story, 350.0).findings
+    assert finding.summary(SEVEN) == "Until 07:00 requests waited because SGLang ran as many as it is allowed to."
+
+
+def test_what_goes_on_comes_before_what_is_over() -> None:
+    story = (
+        started() + decoding(0.0, 500.0, running=64, queued=3000, usage=0.92) + repeated(retraction(), 5.0, end=200.0)
+    )
+    judgement = judged(story, 500.0, profile="offline")
+    assert [(finding.diagnosis.id, finding.is_over) for finding in judgement.findings][:2] == [
+        ("queue_too_long", False),
+        ("retracting_too_often", True),
+    ]
+    assert judgement.verdict == "queue_too_long"
+
+
+def test_only_what_a_past_can_date_is_told_in_the_past_tense() -> None:
+    for row in DIAGNOSES:
+        assert bool(row.summary_past) <= bool(traces(row.condition)), row.id
+        assert "{until}" in (row.summary_past or "{until}"), row.id

@@ -41,7 +41,7 @@ def finding(document: dict[str, Any], diagnosis: str) -> dict[str, Any]:
 
 
 def test_it_has_the_keys_of_the_report_but_the_sources_and_adds_the_checks(address: str) -> None:
-    of_a_whole_log = {"sources", "starts", "phases", "alerts", "comparison", "notes"}
+    of_a_whole_log = {"sources", "starts", "phases", "alerts", "comparison", "notes", "judged", "earlier"}
     assert set(findings(address)) == set(SCHEMA["required"]) - of_a_whole_log | {"checks"}
 
 

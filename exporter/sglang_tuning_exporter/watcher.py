@@ -228,12 +228,17 @@ class Watcher:
             f"no batch line has come from the log for {(now - last) / 60:.0f} minutes, and tokens were generated{why}"
         )
 
+    @staticmethod
+    def unix(moment: float) -> float:
+        """Give a moment on the state's clock as unix seconds, whole ones: the two clocks are read one after the other."""
+        return float(int(time.time() - (time.monotonic() - moment)))
+
     def judge(self, now: float) -> Judgement:
         """Say what limits the server; call it inside `view`."""
         judgement = judge(self.past(now))
-        clock = time.time()
         self.found_since = {
-            found.diagnosis.id: self.found_since.get(found.diagnosis.id, clock) for found in judgement.findings
+            found.diagnosis.id: self.found_since.get(found.diagnosis.id, self.unix(now - (found.ago or 0.0)))
+            for found in judgement.findings
         }
         return judgement
 

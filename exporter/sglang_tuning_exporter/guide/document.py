@@ -69,8 +69,9 @@ def finding_document(finding: Finding, first: float | None, last: float | None) 
     """Write a finding; `first` and `last` are when it was seen, unix seconds."""
     return {
         "diagnosis": finding.diagnosis.id,
+        "summary": finding.summary(last),
+        "because": list(finding.because),
         "severity": finding.diagnosis.severity,
-        "summary": finding.headline,
         "confidence": finding.confidence,
         "evidence": [_evidence(evidence) for evidence in finding.evidence],
         "advice": [_advice(advice) for advice in finding.advice],

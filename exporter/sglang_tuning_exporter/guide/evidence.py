@@ -57,6 +57,7 @@ class Evidence:
     good: float | None = None
     text: str = ""  # what is said in place of the value, where a figure says too little
     headline: str = ""  # what is said in place of the row's summary, where more is known
+    times: float | None = None  # how often, of what is a rate
 
     @property
     def holds(self) -> bool:
@@ -202,11 +203,14 @@ class Past:
         return self.recent.counts["new_token_ratio"] / told if told else None
 
     @property
+    def retractions(self) -> float:
+        """Retractions; requests where only the metrics tell."""
+        return self.recent.counts["retraction_events"] or self.recent.counts["native_retracted_requests"]
+
+    @property
     def retractions_per_minute(self) -> float:
-        """Retractions over the serving time watched; requests where only the metrics tell."""
-        return self.per_minute(
-            self.recent.counts["retraction_events"] or self.recent.counts["native_retracted_requests"]
-        )
+        """Retractions over the serving time watched."""
+        return self.per_minute(self.retractions)
 
     def per_minute(self, count: float) -> float:
         """Spread a count over the serving time; less than a minute of it is judged as a minute: one burst is no rate."""

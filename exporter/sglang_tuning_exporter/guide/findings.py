@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from sglang_tuning_exporter.guide.acceptance import objection_to
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
-from sglang_tuning_exporter.guide.evidence import Evidence, Past, explained
-from sglang_tuning_exporter.guide.measurement import measure, supporting
+from sglang_tuning_exporter.guide.evidence import OVER_SECONDS, Evidence, Past, explained
+from sglang_tuning_exporter.guide.measurement import last_seen, measure, supporting
 from sglang_tuning_exporter.guide.sizing import tolerated
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
 
@@ -33,6 +33,19 @@ class Finding:
     confidence: Confidence
     advice: tuple[Advice, ...]
     because: tuple[str, ...] = ()  # the findings whose consequence it is
+    ago: float | None = None  # seconds since what it rests on was last seen
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has not been seen for so long that it is told in the past tense."""
+        return bool(self.diagnosis.summary_past) and self.ago is not None and self.ago > OVER_SECONDS
+
+    def summary(self, last: float | None) -> str:
+        """Say it in a sentence; `last` is when it was last seen, unix seconds as printed."""
+        if not self.is_over or last is None:
+            return self.headline
+        times = self.evidence[0].times
+        return self.diagnosis.summary_past.format(until=time_of_day(last), times=f"{times or 0:,.0f} times")
 
     @property
     def sentence(self) -> str:
@@ -77,6 +90,12 @@ class Judgement:
     def severity(self) -> str:
         """How bad the verdict is: `critical`, `warning`, `info` or `none`."""
         return BY_ID[self.verdict].severity if self.verdict in BY_ID else "none"
+
+
+def time_of_day(moment: float) -> str:
+    """Write a moment, unix seconds, as `07:33`."""
+    minutes = int(moment // 60) % (24 * 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def judge(past: Past) -> Judgement:
@@ -136,8 +155,11 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         # what was seen is bad by itself.
         if advice or not row.needs_advice:
             seen = (evidence, *supporting(row.condition, past))
-            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because)
-    return list(found.values())
+            last = last_seen(row.condition, past)
+            ago = None if last is None else past.now - last
+            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago)
+    # What goes on now before what is over, and chances last.
+    return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
 
 
 def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:

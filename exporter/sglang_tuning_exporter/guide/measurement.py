@@ -176,7 +176,8 @@ def _retractions(condition: RetractionRate, past: Past) -> Evidence | None:
     rate = past.retractions_per_minute
     if condition.capped and (past.facts.conservativeness or 0.0) <= CONSERVATIVENESS_CEILING:
         return None
-    return Evidence("retractions per minute of serving time", rate, past.profile.retractions_tolerated, "per_minute")
+    name, limit = "retractions per minute of serving time", past.profile.retractions_tolerated
+    return Evidence(name, rate, limit, "per_minute", times=past.retractions)
 
 
 def _rejections(condition: Rejections, past: Past) -> Evidence | None:

@@ -27,7 +27,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import REJECTION, RETRACTION, START, ServerState
+from sglang_tuning_exporter.state import REJECTION, RETRACTION, START, WORK, ServerState
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
@@ -222,6 +222,7 @@ class Analysis:
         rank = self.state.ranks.get(dp)
         if rank is not None:
             self._seen.see_states(rank, None if self._begin is None else self._now)
+            self._see(WORK)
 
     def _see(self, what: str) -> None:
         self._seen.see(what, None if self._begin is None else self._now)

@@ -72,7 +72,8 @@ def summary(document: Document, finding: Document) -> str:
         crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
         return said if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
     last, end, rests_on = finding["last_seen"], document["judged"]["end"], traces(row.condition)
-    if last is None or end is None or not _LASTING.isdisjoint(rests_on):
+    is_past = bool(row.summary_past) and said != row.summary
+    if is_past or last is None or end is None or not _LASTING.isdisjoint(rests_on):
         return said
     since = (_parsed(end) - _parsed(last)).total_seconds()
     if since < (HANG_OVER_SECONDS if WATCHDOG in rests_on else OVER_SECONDS):

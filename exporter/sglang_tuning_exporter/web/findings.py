@@ -69,7 +69,11 @@ def document(watcher: Watcher) -> Document:
             "verdict": judgement.verdict,
             "command": command_document(judgement, state.facts),
             "findings": [
-                finding_document(finding, watcher.found_since.get(finding.diagnosis.id), clock)
+                finding_document(
+                    finding,
+                    watcher.found_since[finding.diagnosis.id],
+                    max(watcher.found_since[finding.diagnosis.id], watcher.unix(now - (finding.ago or 0.0))),
+                )
                 for finding in judgement.findings
             ],
             "checks": checks_document(judgement),

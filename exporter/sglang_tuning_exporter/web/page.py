@@ -20,6 +20,8 @@ from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.web.figures import figures, ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sglang_tuning_exporter.guide.evidence import Evidence, Past
     from sglang_tuning_exporter.signals import Signal
     from sglang_tuning_exporter.watcher import Watcher
@@ -38,6 +40,7 @@ _NO_FINDING = {
     IDLE: "The server is idle.",
     NO_CLEAR_BOTTLENECK: "No clear bottleneck: nothing in the guide explains what is seen.",
 }
+_NO_SUMMARIES: Mapping[str, str] = {}
 # Over the headline, for those who cannot see its colour.
 WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "Healthy", "calm": "No verdict"}
 # A word of a shell's line, with what is quoted in it.
@@ -73,10 +76,10 @@ class Piece:
     changed: bool
 
 
-def headline(word: str) -> str:
-    """Write the verdict as a sentence."""
+def headline(word: str, summaries: Mapping[str, str] = _NO_SUMMARIES) -> str:
+    """Write the verdict as a sentence; `summaries` are those of what was found."""
     if word in BY_ID:
-        return BY_ID[word].summary
+        return summaries.get(word, BY_ID[word].summary)
     return _NO_FINDING.get(word, "Not enough has been seen yet to say what limits this server.")
 
 
@@ -151,10 +154,10 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         command = command_document(judgement, facts)
         tiles, rows = figures(watcher.state, past, watcher.history, now), ranks(watcher.state)
     follow = [finding for finding in judgement.findings if finding.because]
+    summaries = {f.diagnosis.id: f.summary(watcher.unix(now - (f.ago or 0.0))) for f in judgement.findings}
     return _ENVIRONMENT.get_template("index.html").render(
-        title=next(
-            (f.headline for f in judgement.findings if f.diagnosis.id == judgement.verdict), headline(judgement.verdict)
-        ),
+        title=headline(judgement.verdict, summaries),
+        summaries=summaries,
         tone=_tone(judgement),
         word=_word(judgement),
         remark=remark(judgement, past),
