@@ -242,7 +242,7 @@ def test_a_long_prompt_that_the_gauges_do_not_show_is_load() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(0), progress=0), 0.0)
     state.observe_scrape(scrape(figures(0), progress=8192), 15.0)
-    assert state.ranks[None].states["activity"] == "serving"
+    assert seconds(state) == {"serving": 15.0}
 
 
 def test_a_probes_few_tokens_are_no_load() -> None:
@@ -256,14 +256,16 @@ def test_one_ranks_progress_does_not_wake_another() -> None:
     state = new_state()
     for now, progress in ((0.0, 0.0), (15.0, 9000.0), (30.0, 18_000.0)):
         state.observe_scrape(scrape(figures(8, dp=0, used_tokens=now), figures(0, dp=1), progress=progress), now)
-    assert [state.ranks[dp].states["activity"] for dp in (0, 1)] == ["serving", "idle"]
+    served = [state.ranks[dp].totals.seconds["activity", "serving"] for dp in (0, 1)]
+    assert served == [15.0, 0.0]
 
 
 def test_a_rank_that_decoded_between_two_scrapes_was_serving() -> None:
     state = new_state()
     for now in (0.0, 15.0):
         state.observe_scrape(scrape(figures(0, dp=0, graph_passes=40 * now), figures(0, dp=1, graph_passes=1)), now)
-    assert [state.ranks[dp].states["activity"] for dp in (0, 1)] == ["serving", "idle"]
+    served = [state.ranks[dp].totals.seconds["activity", "serving"] for dp in (0, 1)]
+    assert served == [15.0, 0.0]
 
 
 def test_requests_in_another_queue_are_load() -> None:
@@ -727,11 +729,35 @@ def test_a_prefill_that_the_gauges_do_not_show_is_work_while_its_line_speaks() -
     assert state.ranks[None].states["activity"] == "serving"
 
 
-def test_without_a_log_a_scrape_between_two_bursts_counts_what_was_done() -> None:
+def test_work_that_no_scrape_caught_was_done_before_the_scrape_that_counts_it() -> None:
     state = new_state()
     for step in range(5):
         state.observe_scrape(scrape(figures(running=0, queued=0), progress=9000.0 * step), 15.0 * step)
-    assert seconds(state)["serving"] == 45.0
+    state.advance(70.0)
+    assert seconds(state) == {"serving": 60.0, "idle": 10.0}
+
+
+def test_a_burst_that_a_scrape_caught_ends_with_the_next_one() -> None:
+    state = new_state()
+    state.observe_scrape(scrape(figures(running=0, queued=0), progress=0.0), 0.0)
+    state.observe_scrape(scrape(figures(running=4, queued=9), progress=9000.0), 10.0)
+    state.observe_scrape(scrape(figures(running=0, queued=0), progress=18000.0), 20.0)
+    state.advance(50.0)
+    assert seconds(state) == {"serving": 10.0, "idle": 40.0}
+
+
+def test_a_small_limit_is_reached_while_one_of_its_requests_is_being_replaced() -> None:
+    state = new_state()
+    state.observe(args(max_running_requests=6), 0.0)
+    state.observe_scrape(scrape(figures(running=5, queued=18, full_usage=0.3)), 1.0)
+    assert admission(state) == "running_limit"
+
+
+def test_below_a_small_limit_the_kv_cache_is_full_where_the_next_request_would_not_fit() -> None:
+    state = new_state()
+    state.observe(args(max_running_requests=2), 0.0)
+    state.observe_scrape(scrape(figures(running=1, queued=18, full_usage=0.6)), 1.0)
+    assert admission(state) == "pool_full"
 
 
 def test_full_prefill_batches_that_follow_each_other_are_the_limit_all_the_time() -> None:

@@ -687,22 +687,22 @@ class RankState:
         nothing of the whole server moves (it `stands`) is a hang; releases that tell the grammar queue (0.4.6 on) would
         set the gauges of an idle server to zero (CENSUS §1).
         """
-        self.advance(now)
         old = self._native or base
-        passes = self._count(old, new, now)
-        self._scraped_at = now
         moved = None if progress is None or self._progress is None else progress - self._progress
+        queues = sum(new.queues.values()) + (new.grammar_queued or 0)
+        serving = bool(new.running or new.queued or queues)
+        worked = _passes(old, new) >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS)
+        if not serving and worked and now - self._cadence.heard_at > HOLD_SECONDS:
+            self._was_busy(now)
+        self.advance(now)
+        self._count(old, new, now)
+        self._scraped_at = now
         self._native, self._progress = new, progress
         if new.running is None and new.queued is None:
             return
         fresh = old is None or bool(moved) or _evidence(old) != _evidence(new)
-        queues = sum(new.queues.values()) + (new.grammar_queued or 0)
-        serving = bool(new.running or new.queued or queues)
         if not serving and self._log_speaks(now):
             return  # a prefill, which the gauges do not show
-        if not serving and now - self._cadence.heard_at > HOLD_SECONDS:
-            # Only the counters say what was done since the last scrape.
-            serving = passes >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS)
         if serving and not fresh:
             if self._told_at is not None:
                 self._told_at = now
@@ -725,16 +725,22 @@ class RankState:
         self._told_by_log = False
         self._see(now, serving=serving)
 
+    def _was_busy(self, now: float) -> None:
+        """Count the time since the last scrape as serving where only the counters say so: both found nothing to do."""
+        self.advance(max(self._integrated_to, now - HOLD_SECONDS))
+        if self._held[0][0] == "serving":
+            return
+        states = self._judge().serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)  # noqa: FBT003
+        self._stages, self._planned, self._holds_until = [(now, (states, 0.0, None, None))], True, -inf
+        self.totals.counts["observations"] += 1
+
     def _log_speaks(self, now: float) -> bool:
         """Whether the last thing that was heard is a prefill line, and the next line is not overdue yet."""
         heard = self._told_by_log and self._joined > 0 and self._held[0][0] == "serving"
         return heard and self.seen_at is not None and now < self.seen_at + self._cadence.hold_seconds()
 
-    def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> float:
-        """Add what the server's own counters gained since the last scrape: how many decode batches ran since.
-
-        The first scrape only gives the base.
-        """
+    def _count(self, old: RankFigures | None, new: RankFigures, now: float) -> None:
+        """Add what the server's own counters gained since the last scrape. The first one only gives the base."""
         passes_told_now = not self.passes_told and (new.graph_passes is not None or new.eager_passes is not None)
         self.passes_told = self.passes_told or passes_told_now
         self._admitted_told = self._admitted_told or new.admitted_requests is not None
@@ -742,7 +748,7 @@ class RankState:
         if old is None:
             if self._admitted_told:
                 self.admission.add(now, 0)
-            return 0.0
+            return
         replayed = gained(old.graph_passes, new.graph_passes)
         eager = gained(old.eager_passes, new.eager_passes)
         # What the server counted from its first batch on holds the batches that were counted from the log until now.
@@ -756,7 +762,13 @@ class RankState:
         self.totals.counts["native_retracted_requests"] += int(gained(old.retracted_requests, new.retracted_requests))
         if self._admitted_told:
             self.admission.add(now, gained(old.admitted_requests, new.admitted_requests))
-        return replayed + eager
+
+
+def _passes(old: RankFigures | None, new: RankFigures) -> float:
+    """Count the decode batches between two scrapes."""
+    if old is None:
+        return 0.0
+    return gained(old.graph_passes, new.graph_passes) + gained(old.eager_passes, new.eager_passes)
 
 
 def _evidence(figures: RankFigures) -> tuple[float | None, ...]:

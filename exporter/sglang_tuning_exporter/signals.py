@@ -93,7 +93,7 @@ class Judge:
     """
 
     __slots__ = (
-        "_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_waits_by", "_without_graph",
+        "_all_but_one", "_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_waits_by", "_without_graph",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +108,8 @@ class Judge:
         self._objective = profile.queue_wait_seconds
         self._target = profile.token_usage_target
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
+        # One has just ended, and the next would fit: of a small limit that is more than the share above.
+        self._all_but_one = (running_limit or inf) - 1.0
         self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
         self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line is no finding
         self._waits_by = waits_by
@@ -196,4 +198,5 @@ class Judge:
         if elsewhere.recovering and not self._waits_by:
             return "recovering"
         fits = None if running is None or self._waits_by else next_fits(running, usage, self._target)
-        return UNKNOWN if fits is None else "held_back" if fits else "pool_full"
+        near = running is not None and running >= self._all_but_one
+        return UNKNOWN if fits is None else "pool_full" if not fits else "running_limit" if near else "held_back"

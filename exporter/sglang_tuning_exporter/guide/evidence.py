@@ -117,6 +117,7 @@ class Past:
     watchdog: str = ""  # the stage whose watchdog spoke last
     words: Mapping[str, str] = field(default_factory=dict)  # what is known of a trouble, by its id
     starting: bool = False  # it is not there yet
+    serves: bool = False  # at this moment
 
     @property
     def stage(self) -> str:
@@ -259,6 +260,7 @@ def past_of(
         state.watchdog,
         {**(words or {}), **ended(state.died)},
         starting,
+        any(rank.states["activity"] == "serving" for rank in state.schedulers),
     )
 
 

@@ -230,5 +230,5 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         fine = sum(past.recent.share("queue", state) or 0.0 for state in past.good_queues)
         return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK
     # Load that is too little to judge is no idleness.
-    idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds
+    idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds and not past.serves
     return IDLE if idle and past.served_seconds < past.profile.enough_serving_seconds else NOT_ENOUGH_DATA
