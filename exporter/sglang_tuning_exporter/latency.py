@@ -61,6 +61,11 @@ class LatencyLedger:
             tally.see(told(scrape, latency), now, first=not self._scraped)
         self._scraped = True
 
+    def begin_window(self) -> None:
+        """Leave out of what is recent everything up to now."""
+        for tally in (self._answers, *self._tallies.values()):
+            tally.begin_window()
+
     def objective(self, latency: Latency) -> float | None:
         """Seconds that an observation may take."""
         return self._tallies[latency].objective
@@ -123,6 +128,10 @@ class _Tally:
             self._marks.append((now, self._seen))
             while len(self._marks) > 2 and self._marks[1][0] <= now - self._length:
                 self._marks.popleft()
+
+    def begin_window(self) -> None:
+        self._marks = deque([(-inf, self._seen)])
+        self._due = -inf
 
     def _add(self, gained: Histogram) -> None:
         self.observations += gained.observations

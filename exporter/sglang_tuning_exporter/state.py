@@ -39,12 +39,13 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.facts import SERVER_COUNTS
+from sglang_tuning_exporter.sglang.serverargs import are_same_settings
 from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.stages import Hang, Look, Stages
 from sglang_tuning_exporter.window import Totals, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from sglang_tuning_exporter.guide.profiles import Profile
 
@@ -79,6 +80,9 @@ class ServerState:
         self._failures = OutOfMemoryLedger()
         self._stats_ranks = StatsRanks()
         self._attention = AttentionRanks()
+        self._settings: Mapping[str, object] = {}  # the arguments of the last start that told any
+        self._settings_told: Mapping[str, object] = {}  # where they were read
+        self._settings_since = -inf
         self._progress: float | None = None
         self._log_tells_starts = False
         self._scraped = False
@@ -221,7 +225,9 @@ class ServerState:
             self._start(now)
         self._take_life(event, now)
         self._learn(event)
-        if isinstance(event, Liveness):
+        if isinstance(event, ServerArgs):
+            self._compare_settings(now)
+        elif isinstance(event, Liveness):
             self.liveness[event.what] += 1
             self._mark(now, event.what)
             self.watchdog = event.stage or self.watchdog
@@ -232,6 +238,18 @@ class ServerState:
         if isinstance(event, (KvPool, Memory, Limits)):
             self._stats_ranks.exists(event.rank)  # every rank prints these before its first batch
         self.facts.apply(event)
+
+    def _compare_settings(self, now: float) -> None:
+        """Look at a server with other arguments as at a new one: what the one before did is no ground to advise on its flags."""
+        before = self._remember_settings()
+        if not are_same_settings(before, self._settings):
+            self._settings_since = now
+            self.begin_window(now)
+
+    def _remember_settings(self) -> Mapping[str, object]:
+        before, self._settings_told = self._settings, self.facts.args
+        self._settings = dict(self.facts.args)  # a start's later lines fill in what its arguments left open
+        return before
 
     def _believes_start(self, event: _Start, now: float) -> bool:
         """After raw words a start is believed for the mass of its arguments, and the lines that follow it for following it."""
@@ -265,6 +283,8 @@ class ServerState:
         self._take_life(event, now)
         self._end_recalled = bool(self.died)
         self._learn(event)
+        if isinstance(event, ServerArgs):
+            self._remember_settings()
 
     def _take_life(self, event: _Start, now: float) -> None:
         """Learn whether the server is starting, or has ended."""
@@ -546,6 +566,7 @@ class ServerState:
         """
         self.begun = now
         self._server_window.begin(self.server_totals)
+        self.latency.begin_window()
         for rank in self.ranks.values():
             rank.window.begin(rank.totals)
 
@@ -553,6 +574,8 @@ class ServerState:
         """Bring the seconds up to `now`."""
         self._now = max(now, self._now)
         self._wait_over(now)
+        if not self._log_tells_starts and self.facts.args and self.facts.args is not self._settings_told:
+            self._compare_settings(now)  # `/server_info` told them
         if len(self.ranks) != len(self._served_by):
             self._add_served()  # of those that were there before a new one came
         for rank in self.ranks.values():
@@ -594,8 +617,16 @@ class ServerState:
         return total
 
     def recent_marks(self, now: float, seconds: float) -> Counter[str]:
-        """Count what happened in the last `seconds`: out-of-memory failures by phase, `start`, and liveness by its kind."""
-        return Counter(what for at, what in self._marks if at >= now - seconds)
+        """Count what happened in the last `seconds`: out-of-memory failures by phase, `start`, and liveness by its kind.
+
+        A failure that was followed by a start with other arguments is not counted: it says nothing about those.
+        """
+        since = now - seconds
+        return Counter(
+            what
+            for at, what in self._marks
+            if at >= (max(since, self._settings_since) if what in OUT_OF_MEMORY_PHASES else since)
+        )
 
     def _mark(self, now: float, what: str) -> None:
         self._marks.append((now, what))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.command import typed_args
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.sglang.serverargs import VARYING_ARGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,13 +32,7 @@ _CACHE_ARGS = frozenset(
     }
 )  # fmt: skip
 _LONGEST_VALUE = 80
-# What changes from start to start without anybody tuning.
-_VARY = frozenset(
-    {
-        "random_seed", "port", "host", "nccl_port", "dist_init_addr", "node_rank", "log_level", "log_level_http",
-        "grpc_port", "file_storage_path", "crash_dump_folder", "watchdog_timeout", "served_model_name", "tokenizer_path",
-    }
-)  # fmt: skip
+
 
 Direction: TypeAlias = Literal["better", "worse", "same", "different"]
 Overall: TypeAlias = Literal["better", "worse", "mixed", "same", "not_comparable"]
@@ -166,7 +161,7 @@ def changed_args(before: Arguments, after: Arguments) -> tuple[ArgChange, ...]:
     return tuple(
         ArgChange(arg, _text(old[arg]), _text(new[arg]))
         for arg in names
-        if arg in old and arg in new and arg not in _VARY and old[arg] != new[arg]
+        if arg in old and arg in new and arg not in VARYING_ARGS and old[arg] != new[arg]
     )
 
 

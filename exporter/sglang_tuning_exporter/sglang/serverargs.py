@@ -10,6 +10,10 @@ from __future__ import annotations
 import ast
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 REDACTED = "<redacted>"
 LONGEST_TEXT = 262_144
@@ -65,6 +69,22 @@ _SECRET_HINTS = (
     "auth",
     "token",
 )  # one is in every secret's name
+
+
+# What changes from start to start without anybody tuning.
+VARYING_ARGS = frozenset(
+    {
+        "random_seed", "port", "host", "nccl_port", "dist_init_addr", "node_rank", "log_level", "log_level_http",
+        "grpc_port", "file_storage_path", "crash_dump_folder", "watchdog_timeout", "served_model_name", "tokenizer_path",
+    }
+)  # fmt: skip
+
+
+def are_same_settings(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
+    """Say whether two starts had the same arguments, of those that both tell as a number, a switch or a word."""
+    told = ((value, after[arg]) for arg, value in before.items() if arg in after and arg not in VARYING_ARGS)
+    plain = (int, float, str, type(None))
+    return all(old == new or not isinstance(old, plain) or not isinstance(new, plain) for old, new in told)
 
 
 @lru_cache(maxsize=2048)  # a server's arguments have the same names at every start
