@@ -256,8 +256,7 @@ def test_one_ranks_progress_does_not_wake_another() -> None:
     state = new_state()
     for now, progress in ((0.0, 0.0), (15.0, 9000.0), (30.0, 18_000.0)):
         state.observe_scrape(scrape(figures(8, dp=0, used_tokens=now), figures(0, dp=1), progress=progress), now)
-    served = [state.ranks[dp].totals.seconds["activity", "serving"] for dp in (0, 1)]
-    assert served == [15.0, 0.0]
+    assert [state.ranks[dp].states["activity"] for dp in (0, 1)] == ["serving", "idle"]
 
 
 def test_a_rank_that_decoded_between_two_scrapes_was_serving() -> None:
