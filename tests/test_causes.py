@@ -118,6 +118,17 @@ def test_a_long_queue_names_the_flag_that_shortens_it() -> None:
     assert judgement.findings[0].advice == judgement.findings[1].advice
 
 
+def test_refused_requests_of_a_hung_scheduler_say_what_to_do_about_that() -> None:
+    stopped = Liveness(None, NO_RANK, "watchdog_timeout")
+    story = (
+        started() + decoding(0.0, 200.0, queued=3000, usage=0.5) + repeated(Rejection(None, NO_RANK), 5.0, end=200.0)
+    )
+    judgement = judged([*story, (190.0, stopped)], 200.0)
+    rejected = next(finding for finding in judgement.findings if finding.diagnosis.id == "requests_rejected")
+    assert judgement.verdict == "scheduler_stuck"
+    assert rejected.advice == judgement.findings[0].advice
+
+
 def test_the_relation_of_causes_has_no_circle() -> None:
     order = causes_first(BY_ID, lambda row: BY_ID[row].causes)
     places = {row: place for place, row in enumerate(order)}

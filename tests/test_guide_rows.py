@@ -415,6 +415,21 @@ def test_given_up_requests_are_trouble_only_with_a_reason_to_give_up(
     assert ("requests_rejected" in found(judged(story, profile))) is expected
 
 
+@pytest.mark.parametrize("end", [30.0, 50.0])
+def test_a_consequence_is_not_found_before_its_cause_can_be(end: float) -> None:
+    story = slow(9.0, 0.04, running=64, queued=30, usage=0.3)
+    ids = found(judged(story, end=end))
+    assert "latency_queue" not in ids or "running_at_limit" in ids
+
+
+def test_a_latency_whose_objective_is_missed_is_no_health() -> None:
+    # Every gap between tokens is three times as long as the objective.
+    judgement = judged(slow(0.5, 0.3))
+    assert judgement.verdict == "latency_batch_too_large"
+    small = judged(slow(0.5, 0.3, running=4, usage=0.2))
+    assert small.verdict == "no_clear_bottleneck"  # no flag would help, and it is not healthy
+
+
 @pytest.mark.parametrize("every", [50.0, 60.0, 59.7])
 def test_about_one_retraction_a_minute_is_fine(every: float) -> None:
     story = started() + load(queued=5, usage=0.95)

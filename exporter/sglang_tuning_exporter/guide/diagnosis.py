@@ -173,8 +173,8 @@ class Diagnosis:
     `alert` is empty where none is deserved, and `no_alert` says why. `seen` is one sentence with the figures, as a
     template over the evidence. `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
     explain the same evidence better. `causes` are those whose consequence it can be: it comes after them, and is not
-    notified while one of them is, unless it is `notified_beside` them. A row that `borrows` advises people where no cause
-    has a flag to set, and else that flag. `kind` is that of its condition unless it is given. `summary_past` says the same
+    notified while one of them is, unless it is `notified_beside` them. A row that `borrows` asks people for less where no cause
+    has advice, and else gives that. `kind` is that of its condition unless it is given. `summary_past` says the same
     of what has not been seen for minutes, as a template over `until` and `times`; empty where that is not told.
     """
 

@@ -177,13 +177,12 @@ def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], cas
 
 
 def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
-    """Give the flags that the first cause with any says to set, where the row itself advises people."""
+    """Give the advice of the first cause with a flag to set, or of the first with any, where the row itself asks people for less."""
     if not row.borrows:
         return ()
-    flags = (
-        tuple(advice for advice in cause.advice if advice.flag) for cause in causes if not cause.diagnosis.is_chance
-    )
-    return next((given for given in flags if given), ())
+    given = [cause.advice for cause in causes if cause.advice and not cause.diagnosis.is_chance]
+    flags = [flags for advice in given if (flags := tuple(each for each in advice if each.flag))]
+    return next(iter(flags or given), ())
 
 
 def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:

@@ -220,7 +220,8 @@ def _spread(condition: Spread, past: Past) -> Evidence | None:
 def _slow(condition: Slow, past: Past) -> Evidence | None:
     profile, recent = past.profile, past.latency.get(condition.latency)
     breaches = recent.breach_share if recent is not None else None
-    if recent is None or breaches is None or recent.observations < profile.enough_observations:
+    # Not before what could be the cause can be judged.
+    if recent is None or breaches is None or recent.observations < profile.enough_observations or not past.enough:
         return None
     name = f"share of {condition.latency.replace('_', ' ')} observations above the objective"
     bound = _late_share(condition.times, profile)

@@ -39,7 +39,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "clients send refused requests again at once",
         ),
         keep_firing="5m",
-        causes=(*WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
+        causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
         notified_beside=True,
         borrows=True,
     ),

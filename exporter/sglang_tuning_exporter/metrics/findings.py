@@ -61,7 +61,7 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
                 advised.add_metric([advice.arg, row.id], advice.suggested)
                 if isinstance(advice.current, (int, float)):
                     now_set.add_metric([advice.arg, row.id], advice.current)
-            elif row.turn.arg and not advice.arg:
+            elif (row.turn.arg or found[row.id].because) and not advice.arg:
                 words.add_metric(["", advice.suggestion, row.id], 1.0)
     yield active
     yield advised
