@@ -187,6 +187,7 @@ def capture(
     args = engine.arguments(installation, port, *shlex.split(situation.flags), stream_interval=None)
     command = " ".join(f"{name}={value}" for name, value in situation.env) + " " + shlex.join([*engine.PROGRAM, *args])
     (folder / "cmd.txt").write_text(command.strip() + "\n", encoding="utf-8")
+    engine.prefer(0)  # clients that wait for a core are no truth
     server = engine.start(installation, args, port=port, log=folder / "server.log", env=dict(situation.env))
     done = _Capture(situation, folder, server, say)
     try:

@@ -185,7 +185,7 @@ def table(
 ) -> list[Row]:
     """Judge every capture that is there with each revision; gives situation → revision → way of seeing."""
     exporters = {name: revision(name, folder) for name in revisions}
-    chosen = [s for s in SITUATIONS if (captures / s.name).is_dir() and (not names or s.name in names)]
+    chosen = [s for s in SITUATIONS if (captures / s.name / "NOTE.md").exists() and (not names or s.name in names)]
 
     rows: list[Row] = []
     for situation in chosen:
