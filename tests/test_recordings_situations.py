@@ -29,7 +29,7 @@ HEADLINE: dict[tuple[str, str], str] = {
     ("refused-streams", "both"): "`latency_queue` at times",
     ("refused-streams", "metrics"): "`latency_queue` is false",
     ("stop-detokenizer", "both"): "`requests_rejected` at times",
-    ("v0.4.9.post6-stop-detokenizer", "both"): "`healthy` is false; `requests_rejected` at times",
+    ("v0.4.9.post6-stop-detokenizer", "both"): "`requests_rejected` at times",
     ("v0.4.9.post6-stop-detokenizer", "log"): "`healthy` is false",
     ("v0.4.9.post6-stop-detokenizer", "metrics"): "`latency_long_prompts` at times",
     ("v0.4.9.post6-stop-detokenizer", "report"): "`healthy` is false",
@@ -46,11 +46,7 @@ ADVICE: dict[tuple[str, str], str] = {
     ("stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
     ("v0.4.9.post6-stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
 }
-CURE: dict[str, str] = {
-    "pool-12288-ignore-eos": "the flag is not named",
-    "pool-4200-prompts-1100": "the flag is not named",
-    "pool-600-prompts-300": "the flag is not named",
-}
+CURE: dict[str, str] = {}
 
 
 def cases(known: dict[tuple[str, str], str]) -> list[Any]:
