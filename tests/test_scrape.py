@@ -218,3 +218,23 @@ def test_a_scraper_that_is_stopped_lets_its_callers_go(sglang: FakeSGLang) -> No
 )
 def test_the_scrapers_patience_less_a_margin_is_ours(announced: str | None, most: float, seconds: float) -> None:
     assert patience(announced, most) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("answer", "healthy"),
+    [
+        (reply(b""), True),
+        (reply(b"", "503 Service Unavailable"), False),
+        (hang, False),
+        (reply(b"{}", "404 Not Found"), None),
+        (reply(b"", "401 Unauthorized"), None),
+    ],
+    ids=["200", "503", "no answer", "404", "401"],
+)
+def test_a_health_check_is_answered_in_vain_or_not_made(answer: Answer, healthy: bool | None) -> None:  # noqa: FBT001 - a case
+    server = FakeSGLang({"/health_generate": answer})
+    server.start()
+    try:
+        assert Client(server.url, server.url + "/metrics").health(0.5) is healthy
+    finally:
+        server.stop()

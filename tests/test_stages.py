@@ -477,3 +477,74 @@ class TestASilentLog:
                 server.state.observe(event, server.now)
             server.serves(STEP)
         assert self.silent(server) > 200
+
+
+class TestHealthChecksOfItsOwn:
+    """Made only where requests are there and nothing moves; each takes ten seconds when it is in vain."""
+
+    @staticmethod
+    def waits(server: Server, seconds: float, *, answered: bool | None) -> int:
+        """Let time pass, and checks be made as the watcher makes them; gives how many there were."""
+        asked, last = 0, -100.0
+        for _ in range(int(seconds / STEP)):
+            server.tick()
+            if server.now - last >= 25.0 and server.state.stages.suspicious(server.now):
+                asked, last = asked + 1, server.now
+                if answered:
+                    server.state.stages.answered_check()
+                elif answered is False:
+                    server.state.stages.vain_check(server.now + 10.0, 10.0)
+        return asked
+
+    @pytest.fixture
+    def idle(self) -> Server:
+        """An old release without a log: its clients give up, and no figure shows why."""
+        server = Server(new=False, logs=False)
+        server.serves(60)
+        server.running = 0.0
+        return server
+
+    def test_a_scheduler_that_stopped_while_it_was_idle_is_found(self, idle: Server) -> None:
+        idle.tick()
+        idle.aborted += 3.0
+        assert self.waits(idle, 120, answered=False) >= 3
+        assert (idle.found() or (0, ""))[1] == "scheduler"
+
+    def test_a_detokenizer_is_told_by_gauges_that_went_on(self, idle: Server) -> None:
+        idle.running = 10.0
+        idle.figures += 1.0
+        idle.tick()
+        idle.running = 0.0
+        idle.aborted += 3.0
+        self.waits(idle, 120, answered=False)
+        assert (idle.found() or (0, ""))[1] == "detokenizer"
+
+    def test_a_check_that_is_answered_ends_the_suspicion(self, idle: Server) -> None:
+        idle.aborted += 3.0
+        assert self.waits(idle, 3600, answered=True) == 1
+        assert idle.found() is None
+
+    def test_an_idle_server_is_never_asked(self, server: Server) -> None:
+        server.serves(60)
+        server.running = server.open = 0.0
+        assert self.waits(server, 3600, answered=True) == 0
+
+    def test_a_server_that_serves_is_never_asked(self, server: Server) -> None:
+        asked = 0
+        for _ in range(100):
+            server.serves(STEP)
+            asked += server.state.stages.suspicious(server.now)
+        assert asked == 0
+
+    def test_requests_that_wait_outside_of_all_stages_are_no_hang(self) -> None:
+        """A tokenizer that fetches an image: the request is open, and a token is generated on demand."""
+        server = Server(logs=False)
+        server.serves(60)
+        server.running, server.open = 0.0, 1.0
+        assert self.waits(server, 300, answered=True) > 3
+        assert server.found() is None
+
+    def test_a_server_without_such_a_check_is_not_judged_by_it(self, idle: Server) -> None:
+        idle.aborted += 3.0
+        self.waits(idle, 600, answered=None)
+        assert idle.found() is None

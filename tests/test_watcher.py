@@ -22,6 +22,7 @@ from conftest import (
     wait_for,
 )
 from sglang_tuning_exporter import watcher as watching_module
+from sglang_tuning_exporter.stages import Stages
 from sglang_tuning_exporter.watcher import Inquiry, Watcher
 
 if TYPE_CHECKING:
@@ -282,6 +283,19 @@ def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: 
         wait_for(lambda: sglang.count("/server_info") == 1)
         seen = sglang.count("/metrics")
         wait_for(lambda: sglang.count("/metrics") > seen)
+
+
+def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_the_time(
+    sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watching(sglang_url=sglang.url) as watcher:
+        wait_for(lambda: watcher.health.up is True)
+        time.sleep(0.5)
+        assert sglang.count("/health_generate") == 0
+        monkeypatch.setattr(Stages, "suspicious", lambda _self, _now: True)
+        wait_for(lambda: sglang.count("/health_generate") == 1)
+        time.sleep(1.0)
+        assert sglang.count("/health_generate") == 1
 
 
 def test_the_pauses_between_vain_questions_grow() -> None:

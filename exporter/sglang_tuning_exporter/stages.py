@@ -61,6 +61,7 @@ class Look:
     aborted: float | None = None
     requests: float | None = None  # that the HTTP server has open
     works: float | None = None  # requests that run or wait, as the schedulers say
+    figures: tuple[float | None, ...] = ()  # gauges that a scheduler refreshes while it works
     idle: bool = False
     excused: bool = False  # what the requests wait for lies outside: a grammar, the other half of a pair
 
@@ -98,14 +99,19 @@ class Stages:
         """Note a batch line: the scheduler works, and the log is written."""
         self.batch_at = now
 
-    def vain_check(self, now: float) -> None:
+    def vain_check(self, now: float, lasted: float = CHECK_SECONDS) -> None:
         """Note a health check that got no answer from the detokenizer, in the log or of the exporter's own."""
         goes_on = self._vain is not None and now - self._vain[1] <= VAIN_SECONDS
-        self._vain = (self._vain[0] if goes_on and self._vain else now - CHECK_SECONDS, now)
+        self._vain = (self._vain[0] if goes_on and self._vain else now - lasted, now)
 
     def answered_check(self) -> None:
-        """Note a health check that was answered."""
-        self._vain = None
+        """Note a health check that was answered.
+
+        A scheduler that is busy answers it alone; one that is idle hands it through all stages.
+        """
+        self._vain, self._gave_up = None, 0.0
+        if self._idle_at is not None or self._open_at is None:
+            self._open_at = self._idle_at = None
 
     def came_out(self, sent: float | None) -> bool:
         """Whether the detokenizer has given something out since the last look; health checks count nowhere."""
@@ -126,7 +132,8 @@ class Stages:
             return
         aborted = (look.aborted or 0.0) - (before.aborted or 0.0)
         moved = look.scheduled is not None and before.scheduled is not None and look.scheduled != before.scheduled
-        self._scheduled = self._scheduled or moved or look.steps > 0
+        refreshed = bool(look.works) and look.figures != before.figures
+        self._scheduled = self._scheduled or moved or refreshed or look.steps > 0
         self._gave_up += max(aborted, 0.0)
         if look.steps > 0 or look.tokens > 0:
             self._decoded_at = now if self._decoded_at is None else self._decoded_at
@@ -156,7 +163,8 @@ class Stages:
         if self._sent_at is None or now - self._sent_at < SUSPECT_SECONDS:
             return False
         opened = self._open_at is not None and now - self._open_at >= SUSPECT_SECONDS
-        return opened or self._gave_up > 0 or self._vain is not None
+        failing = self._vain is not None and now - self._vain[1] <= VAIN_SECONDS
+        return opened or self._gave_up > 0 or failing
 
     def hang(self, now: float, stuck_since: float | None = None) -> Hang | None:
         """Say which stage hangs, if any; `stuck_since` is since when a scheduler's own figures stand still beside work."""

@@ -458,6 +458,7 @@ class ServerState:
             scrape.aborted_requests,
             scrape.open_requests,
             works,
+            tuple(figure for f in figures for figure in (f.running, f.used_tokens, f.generation_throughput)),
             idle=not works and any(f.running is not None for f in figures),
             excused=outside > 0,
         )

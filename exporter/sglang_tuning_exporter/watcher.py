@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -47,6 +48,8 @@ UNSEEN_SECONDS = 900.0
 # A log has gone silent when the server was seen at work so long after its last batch line, and none has come for five minutes.
 LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 300.0
 QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
+# Between two health checks of our own, made only while requests stand still; and how long one may take.
+CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
 # Another server may answer next time.
 AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})
 
@@ -117,6 +120,7 @@ class Watcher:
         self.running = False
         self._inquiry = Inquiry()
         self._was_away = False
+        self._checked_at = -inf  # the last health check of our own
         self._said = ""  # why scrapes fail, as logged last
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
@@ -321,6 +325,27 @@ class Watcher:
                 for load in loads:
                     self.state.facts.apply_load(load.dp, load.max_running_requests)
 
+    def _check_health(self) -> None:
+        """Ask for a token where requests are there and nothing moves: the counters alone do not tell a hang from a wait."""
+        with self._lock:
+            begin = time.monotonic()
+            due = begin - self._checked_at >= CHECK_PAUSE_SECONDS
+            if (
+                self._informant is None
+                or not due
+                or self.health.up is not True
+                or not self.state.stages.suspicious(begin)
+            ):
+                return
+            self._checked_at = begin
+        answered = self._informant.health(CHECK_PATIENCE_SECONDS)
+        with self._lock:
+            now = time.monotonic()
+            if answered:
+                self.state.stages.answered_check()
+            elif answered is False and not self._stopping.is_set():
+                self.state.stages.vain_check(now, now - begin)
+
     def _scrape_when_alone(self) -> None:
         pause = FIRST_LOOK_SECONDS
         while not self._stopping.wait(pause):
@@ -328,6 +353,7 @@ class Watcher:
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= self._self_scrape_seconds:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
+            self._check_health()
             self._remember()
 
     def _remember(self) -> None:

@@ -114,6 +114,14 @@ class Client:
                     return None
         return None
 
+    def health(self, timeout: float) -> bool | None:
+        """Have it generate a token; False when none comes within `timeout` seconds, None when it does not do such a check."""
+        try:
+            self._get(self._base_url + "/health_generate", timeout, "application/json")
+        except ScrapeError as error:
+            return False if error.reason in {"timeout", "not_ready"} else None
+        return True
+
     def loads(self, timeout: float) -> list[Load]:
         """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on); none when it does not tell."""
         try:
