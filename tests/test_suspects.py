@@ -398,6 +398,19 @@ def test_late_tokens_between_small_chunks_are_not_the_batch() -> None:
     assert [(each.flag, each.suggested) for each in advised] == [("--chunked-prefill-size", 1024.0)]
 
 
+def test_late_tokens_between_small_prefill_batches_are_not_the_batch() -> None:
+    # Seen on a real engine: three prompts of 120 tokens in each prefill batch, and 30 waiting.
+    story = decoding(0.0, END, running=60) + scrapes(between=0.3)
+    advised = advice_of(lived(story, prompt=120, max_prefill_tokens=256), "latency_batch_too_large")
+    assert [(each.flag, each.suggested) for each in advised] == [("--max-prefill-tokens", 16384.0)]
+
+
+def test_late_tokens_beside_prefill_batches_of_many_prompts_are_the_batch() -> None:
+    story = decoding(0.0, END, running=60) + scrapes(between=0.3)
+    advised = advice_of(lived(story, prompt=120, max_prefill_tokens=4096), "latency_batch_too_large")
+    assert [each.flag for each in advised] == ["--max-running-requests"]
+
+
 def test_every_row_that_would_ask_for_fewer_requests_has_the_flag_that_cures() -> None:
     story = decoding(0.0, END, running=100, queued=2100, usage=0.95) + scrapes(first=9.0)
     past = lived(story, prompt=70, page_size=512, max_running_requests=512)

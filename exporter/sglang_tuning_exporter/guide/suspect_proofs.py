@@ -23,6 +23,7 @@ SHORT_PROMPT = 64.0
 SMALL_CHUNK = 1024.0
 USUAL_CHUNK = 4096.0
 LONG_PROMPT = 1024.0
+FEW_PROMPTS = 4.0  # that fit a prefill batch
 AIR = 0.25
 IN_FORCE = 0.95  # a pool is whole pages, so a little less than its cap
 CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
@@ -98,12 +99,13 @@ def _prefill_limit(suspect: Suspect, current: float | str, load: Load) -> Named 
         return None
     wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
     prompt = mean_prompt(load.past)
-    # Several prompts that fit each batch are held back by something else.
-    alone = current <= 2 * (SMALL_CHUNK if prompt is None else prompt)
-    if current >= wanted or not ("prefill" in load.seen or ("held" in load.seen and alone)):
+    # Where many prompts fit a batch, something else holds requests back or makes answers late.
+    fit = current / (SMALL_CHUNK if prompt is None else max(prompt, 1.0))
+    late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
+    if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
         return None
     gain = f"a prefill batch ends at {current:,.0f} tokens, a chunk has {wanted:,.0f}"
-    return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS, "instead")
+    return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead")
 
 
 def _small_chunk(suspect: Suspect, current: float | str, load: Load) -> Named | None:
