@@ -134,9 +134,10 @@ def test_larger_graphs_are_estimated_by_those_of_decode_batches() -> None:
     recent.running_seconds[60] = 100.0
     facts = started(STARTS["0.5.9"])
     facts.available_gb[None] = 7.0
-    larger, paid = graphs(Case(Past(recent, {}, 100.0, facts, PROFILES["online"])))
+    (larger,) = graphs(Case(Past(recent, {}, 100.0, facts, PROFILES["online"])))
     assert larger.suggested == 64
-    assert "the larger graphs take about 2.7 GB" in paid.gain
+    (paid,) = larger.beside
+    assert "2.7 GB" in paid.gain
 
 
 def loaded(facts: ServerFacts) -> Past:
