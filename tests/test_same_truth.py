@@ -26,7 +26,7 @@ import yaml
 from conftest import wait_for
 from nights import failing, imbalanced, prolonged, restarted, started
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS
+from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.stack import free_port
 
 ROOT = Path(__file__).parent.parent

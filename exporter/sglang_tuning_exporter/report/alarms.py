@@ -1,20 +1,17 @@
 """When the committed alerts would have fired over a log, told without a Prometheus. Pure.
 
-The rules' PromQL is followed figure by figure: `increase()` with its extrapolation over the samples that a Prometheus
-would hold, `for`, `keep_firing_for`, `unless`. Inhibition is Alertmanager's.
+The rules' PromQL is followed: `increase()` (`samples`), `for`, `keep_firing_for`, `unless`. Inhibition is Alertmanager's.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from dataclasses import dataclass
-from math import floor, inf
-from typing import TYPE_CHECKING, Generic, TypeVar
+from math import inf
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.diagnosis import (
     SERVING_SECONDS,
-    Beside,
     Condition,
     Diagnosis,
     Failures,
@@ -32,32 +29,26 @@ from sglang_tuning_exporter.guide.evidence import WATCHDOG, past_of
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
-from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN
+from sglang_tuning_exporter.report.samples import (
+    COUNTED,
+    EVALUATION_SECONDS,
+    Samples,
+    Shares,
+    increase_of,
+    whole_events,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sglang_tuning_exporter.guide.profiles import Profile
-    from sglang_tuning_exporter.signals import Signal
     from sglang_tuning_exporter.state import ServerState
 
-EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
-# A Prometheus evaluates some fixed time after it scrapes, less than an interval; what it rounds in a range that is not yet
-# full depends on it.
-DELAY_SECONDS = 5.0
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
 _LONG, _SHORT = 600.0, 120.0  # the two windows of a share
 _RETRACTIONS, _LATELY, _HALF_HOUR, _DRIFT = 300.0, 120.0, 1800.0, 3600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_TOLD = tuple((signal, state) for signal in SIGNALS for state in STATES[signal])
-_OF_SIGNAL = {
-    signal: [place for place, (of, state) in enumerate(_TOLD) if of == signal and state not in {IDLE, UNKNOWN}]
-    for signal in SIGNALS
-}
-_WAITED = [place for place in _OF_SIGNAL["queue"] if _TOLD[place][1] != "empty"]
-_WATCHED = [place for place, (of, state) in enumerate(_TOLD) if of == "queue" and state != UNKNOWN]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,78 +66,6 @@ class Span:
     end: float
     pending_since: float
     ongoing: bool = False
-
-
-class _Series(Generic[_T]):
-    """Samples of a series, or of several that are always told together, as far back as anybody asks."""
-
-    __slots__ = ("_kept", "samples")
-
-    def __init__(self, kept: float) -> None:
-        self._kept = kept
-        self.samples: deque[tuple[float, _T]] = deque()
-
-    def add(self, now: float, value: _T) -> None:
-        self.samples.append((now, value))
-        self.prune(now)
-
-    def prune(self, now: float) -> None:
-        while self.samples and self.samples[0][0] <= now - self._kept:
-            self.samples.popleft()
-
-    def within(self, window: float, now: float) -> _Range[_T] | None:
-        """Give first and last sample of the window, and how many there are; None for less than two. Sampled at `now`, evaluated soon after."""
-        start, end = now + DELAY_SECONDS - window, now + DELAY_SECONDS
-        samples = self.samples
-        if not samples:
-            return None
-        # Samples are evenly spaced but for gaps, so the place of the first is close to where it is reckoned.
-        place = max(0, len(samples) - round(window / EVALUATION_SECONDS))
-        while place > 0 and samples[place - 1][0] > start:
-            place -= 1
-        while place < len(samples) and samples[place][0] <= start:
-            place += 1
-        count = len(samples) - place
-        if count < 2:
-            return None
-        return _Range(*samples[place], *samples[-1], count, start, end)
-
-
-@dataclass(frozen=True, slots=True)
-class _Range(Generic[_T]):
-    """What a range selector found: its first and last sample."""
-
-    first_at: float
-    first: _T
-    last_at: float
-    last: _T
-    count: int
-    start: float
-    end: float
-
-    def increase(self, first: float, last: float) -> float:
-        """Stretch what a counter gained between the samples to the window, as Prometheus does (promql/functions.go, extrapolatedRate)."""
-        gained = last - first
-        sampled = self.last_at - self.first_at
-        between = sampled / (self.count - 1)
-        before, after = self.first_at - self.start, self.end - self.last_at
-        if gained > 0 and first >= 0:
-            before = min(before, sampled * (first / gained))  # it cannot have been below 0
-        limit = 1.1 * between
-        before = before if before < limit else between / 2
-        after = after if after < limit else between / 2
-        return gained * (sampled + before + after) / sampled
-
-
-def _increase(series: _Series[float], window: float, now: float) -> float | None:
-    found = series.within(window, now)
-    return None if found is None else found.increase(found.first, found.last)
-
-
-def _whole(series: _Series[float], window: float, now: float) -> float | None:
-    """Count whole events in the window, as the recording rules do: `increase` with its stretch undone."""
-    found = series.within(window, now)
-    return None if found is None else floor(found.increase(found.first, found.last) * (1 - 1 / found.count) + 0.5)
 
 
 def duration(text: str) -> float:
@@ -205,42 +124,6 @@ class _Alert:
         return Span(row.alert, row.id, row.severity, self._fired, now, self._pending, ongoing)
 
 
-class _Shares:
-    """Seconds in each state over one window, of every scheduler and of all of them together."""
-
-    def __init__(self, seconds: dict[int | None, _Series[tuple[float, ...]]], window: float, now: float) -> None:
-        self._gained = [0.0] * len(_TOLD)
-        self._serving: dict[Signal, float] = {}
-        self.waiting: dict[int, float] = {}  # by DP rank
-        for dp, series in seconds.items():
-            found = series.within(window, now)
-            if found is None:
-                continue
-            own = {
-                place: found.increase(first, last)
-                for place, (first, last) in enumerate(zip(found.first, found.last, strict=True))
-                if first != last
-            }
-            for place, gained in own.items():
-                self._gained[place] += gained
-            watched = 0.0 if dp is None else sum(own.get(place, 0.0) for place in _WATCHED)
-            if dp is not None and watched > 0:
-                self.waiting[dp] = sum(own.get(place, 0.0) for place in _WAITED) / watched
-
-    def serving(self, signal: Signal) -> float:
-        known = self._serving.get(signal)
-        if known is None:
-            known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
-        return known
-
-    def share(self, condition: Share | Beside) -> float | None:
-        serving = self.serving(condition.signal)
-        if serving <= 0:
-            return None
-        wanted = [place for place in _OF_SIGNAL[condition.signal] if _TOLD[place][1] in condition.states]
-        return sum(self._gained[place] for place in wanted) / serving
-
-
 class Evaluations:
     """The moments at which Prometheus looks: every 15 s of the log's time, from before its first line to after its last."""
 
@@ -295,10 +178,10 @@ class AlarmClock(Evaluations):
         self._forget()
 
     def _forget(self) -> None:
-        self._seconds: dict[int | None, _Series[tuple[float, ...]]] = {}
-        self._retractions: dict[int | None, _Series[float]] = {}
-        self._counts: dict[str, _Series[float]] = {}
-        self._rates: _Series[float] = _Series(_LONG)  # retractions a minute, as recorded
+        self._seconds: dict[int | None, Samples[tuple[float, ...]]] = {}
+        self._retractions: dict[int | None, Samples[float]] = {}
+        self._counts: dict[str, Samples[float]] = {}
+        self._rates: Samples[float] = Samples(_LONG)  # retractions a minute, as recorded
 
     def skipped(self, since: float) -> None:
         """End what fires: without samples no alert holds."""
@@ -329,8 +212,8 @@ class AlarmClock(Evaluations):
         """Keep what a Prometheus would have scraped just now."""
         for rank in state.schedulers:
             seconds = rank.totals.seconds
-            told = self._seconds.setdefault(rank.dp, _Series(_LONG))
-            told.add(now, tuple([seconds[place] for place in _TOLD]))
+            told = self._seconds.setdefault(rank.dp, Samples(_LONG))
+            told.add(now, tuple([seconds[place] for place in COUNTED]))
             self._counted(rank.dp, now, rank.totals.counts["retraction_events"])
         if not state.ranks:
             self._counted(None, now, 0.0)
@@ -350,10 +233,10 @@ class AlarmClock(Evaluations):
             **{phase: (_LONG, state.out_of_memory[phase]) for phase in _PHASES},
         }
         for name, (kept, value) in counts.items():
-            self._counts.setdefault(name, _Series(kept)).add(now, value)
+            self._counts.setdefault(name, Samples(kept)).add(now, value)
 
     def _counted(self, dp: int | None, now: float, retractions: float) -> None:
-        self._retractions.setdefault(dp, _Series(_RETRACTIONS)).add(now, retractions)
+        self._retractions.setdefault(dp, Samples(_RETRACTIONS)).add(now, retractions)
 
 
 _PHASES = sorted(
@@ -368,7 +251,7 @@ class _Evaluation:
     def __init__(self, clock: AlarmClock, state: ServerState, now: float) -> None:
         self._clock, self._state, self._now = clock, state, now
         self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
-        self._windows: dict[float, _Shares] = {}
+        self._windows: dict[float, Shares] = {}
         self._rate = self._retraction_rate(_RETRACTIONS)
         self._lately = self._retraction_rate(_LATELY)
         if self._rate is not None:
@@ -410,7 +293,7 @@ class _Evaluation:
             return often and (self._capped or not condition.capped)
         if isinstance(condition, Rejections):
             rejected = self._clock._counts["rejected"]  # noqa: SLF001
-            rate, lately = (_whole(rejected, window, self._now) or 0.0 for window in (_RETRACTIONS, _LATELY))
+            rate, lately = (whole_events(rejected, window, self._now) or 0.0 for window in (_RETRACTIONS, _LATELY))
             return rate / 5 > limits.rejections_per_minute and lately > 0
         if isinstance(condition, Reserve):
             reserves = self._reserves
@@ -425,7 +308,7 @@ class _Evaluation:
         if isinstance(condition, Stuck):
             return self._state.hang(self._now) is not None or self._grew(WATCHDOG, _LONG)
         if isinstance(condition, Starts):
-            started = _increase(self._clock._counts["starts"], _HALF_HOUR, self._now)  # noqa: SLF001
+            started = increase_of(self._clock._counts["starts"], _HALF_HOUR, self._now)  # noqa: SLF001
             return started is not None and started > condition.at_least - 0.5
         if isinstance(condition, Spread):
             return self._spread(condition)
@@ -440,10 +323,10 @@ class _Evaluation:
         shares = (self._over(window).share(condition) for window in (_LONG, _SHORT))
         return all(share is not None and share > limit for share in shares)
 
-    def _over(self, window: float) -> _Shares:
+    def _over(self, window: float) -> Shares:
         known = self._windows.get(window)
         if known is None:
-            known = self._windows[window] = _Shares(self._clock._seconds, window, self._now)  # noqa: SLF001
+            known = self._windows[window] = Shares(self._clock._seconds, window, self._now)  # noqa: SLF001
         return known
 
     def _spread(self, condition: Spread) -> bool:
@@ -457,11 +340,11 @@ class _Evaluation:
         return max(waiting) > limit and min(waiting) < condition.hardly and max(lately) > limit
 
     def _grew(self, name: str, window: float) -> bool:
-        grown = _increase(self._clock._counts[name], window, self._now)  # noqa: SLF001
+        grown = increase_of(self._clock._counts[name], window, self._now)  # noqa: SLF001
         return grown is not None and grown > 0
 
     def _retraction_rate(self, window: float) -> float | None:
-        every = [_whole(series, window, self._now) for series in self._clock._retractions.values()]  # noqa: SLF001
+        every = [whole_events(series, window, self._now) for series in self._clock._retractions.values()]  # noqa: SLF001
         told = [count for count in every if count is not None]
         return sum(told) / (window / 60) if told else None
 

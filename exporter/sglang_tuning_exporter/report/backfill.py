@@ -20,11 +20,12 @@ from sglang_tuning_exporter.guide.evidence import past_of
 from sglang_tuning_exporter.guide.findings import Judgement, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.metrics import WatcherCollector
-from sglang_tuning_exporter.report.alarms import EVALUATION_SECONDS, AlarmClock
+from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
+from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.sglang.prefix import day_seconds
 from sglang_tuning_exporter.sources.tail import FileStatus
 from sglang_tuning_exporter.watcher import ScrapeHealth, Watcher
@@ -65,6 +66,8 @@ class _Book:
 
 class Night:
     """Stands in for the running sidecar while a log is read: the same state, at the log's own time."""
+
+    log_silent_seconds = None  # only the metrics could say that the server worked meanwhile
 
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
         self.profile = profile

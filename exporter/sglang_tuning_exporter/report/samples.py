@@ -1,0 +1,143 @@
+"""What a Prometheus would hold of the counters of a server, and what its `increase()` makes of it. Pure.
+
+The extrapolation over the samples of a range is followed figure by figure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import floor
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.diagnosis import Beside, Share
+    from sglang_tuning_exporter.signals import Signal
+
+EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
+# A Prometheus evaluates some fixed time after it scrapes, less than an interval; what it rounds in a range that is not yet
+# full depends on it.
+DELAY_SECONDS = 5.0
+COUNTED = tuple((signal, state) for signal in SIGNALS for state in STATES[signal])
+_OF_SIGNAL = {
+    signal: [place for place, (of, state) in enumerate(COUNTED) if of == signal and state not in {IDLE, UNKNOWN}]
+    for signal in SIGNALS
+}
+_WAITED = [place for place in _OF_SIGNAL["queue"] if COUNTED[place][1] != "empty"]
+_WATCHED = [place for place, (of, state) in enumerate(COUNTED) if of == "queue" and state != UNKNOWN]
+_T = TypeVar("_T")
+
+
+class Samples(Generic[_T]):
+    """Samples of a series, or of several that are always told together, as far back as anybody asks."""
+
+    __slots__ = ("_kept", "samples")
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self.samples: deque[tuple[float, _T]] = deque()
+
+    def add(self, now: float, value: _T) -> None:
+        """Take what was scraped just now."""
+        self.samples.append((now, value))
+        self.prune(now)
+
+    def prune(self, now: float) -> None:
+        """Drop what nobody asks for any more."""
+        while self.samples and self.samples[0][0] <= now - self._kept:
+            self.samples.popleft()
+
+    def within(self, window: float, now: float) -> Range[_T] | None:
+        """Give first and last sample of the window, and how many there are; None for less than two. Sampled at `now`, evaluated soon after."""
+        start, end = now + DELAY_SECONDS - window, now + DELAY_SECONDS
+        samples = self.samples
+        if not samples:
+            return None
+        # Samples are evenly spaced but for gaps, so the place of the first is close to where it is reckoned.
+        place = max(0, len(samples) - round(window / EVALUATION_SECONDS))
+        while place > 0 and samples[place - 1][0] > start:
+            place -= 1
+        while place < len(samples) and samples[place][0] <= start:
+            place += 1
+        count = len(samples) - place
+        if count < 2:
+            return None
+        return Range(*samples[place], *samples[-1], count, start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Generic[_T]):
+    """What a range selector found: its first and last sample."""
+
+    first_at: float
+    first: _T
+    last_at: float
+    last: _T
+    count: int
+    start: float
+    end: float
+
+    def increase(self, first: float, last: float) -> float:
+        """Stretch what a counter gained between the samples to the window, as Prometheus does (promql/functions.go, extrapolatedRate)."""
+        gained = last - first
+        sampled = self.last_at - self.first_at
+        between = sampled / (self.count - 1)
+        before, after = self.first_at - self.start, self.end - self.last_at
+        if gained > 0 and first >= 0:
+            before = min(before, sampled * (first / gained))  # it cannot have been below 0
+        limit = 1.1 * between
+        before = before if before < limit else between / 2
+        after = after if after < limit else between / 2
+        return gained * (sampled + before + after) / sampled
+
+
+def increase_of(series: Samples[float], window: float, now: float) -> float | None:
+    """Give what a counter gained in the window, as `increase()` does; None for less than two samples."""
+    found = series.within(window, now)
+    return None if found is None else found.increase(found.first, found.last)
+
+
+def whole_events(series: Samples[float], window: float, now: float) -> float | None:
+    """Count whole events in the window, as the recording rules do: `increase` with its stretch undone."""
+    found = series.within(window, now)
+    return None if found is None else floor(found.increase(found.first, found.last) * (1 - 1 / found.count) + 0.5)
+
+
+class Shares:
+    """Seconds in each state over one window, of every scheduler and of all of them together."""
+
+    def __init__(self, seconds: dict[int | None, Samples[tuple[float, ...]]], window: float, now: float) -> None:
+        self._gained = [0.0] * len(COUNTED)
+        self._serving: dict[Signal, float] = {}
+        self.waiting: dict[int, float] = {}  # by DP rank
+        for dp, series in seconds.items():
+            found = series.within(window, now)
+            if found is None:
+                continue
+            own = {
+                place: found.increase(first, last)
+                for place, (first, last) in enumerate(zip(found.first, found.last, strict=True))
+                if first != last
+            }
+            for place, gained in own.items():
+                self._gained[place] += gained
+            watched = 0.0 if dp is None else sum(own.get(place, 0.0) for place in _WATCHED)
+            if dp is not None and watched > 0:
+                self.waiting[dp] = sum(own.get(place, 0.0) for place in _WAITED) / watched
+
+    def serving(self, signal: Signal) -> float:
+        """Give the seconds in which a signal was known while something ran or waited, of all schedulers together."""
+        known = self._serving.get(signal)
+        if known is None:
+            known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
+        return known
+
+    def share(self, condition: Share | Beside) -> float | None:
+        """Give the part of them in the states of a condition, 0-1; None without any."""
+        serving = self.serving(condition.signal)
+        if serving <= 0:
+            return None
+        wanted = [place for place in _OF_SIGNAL[condition.signal] if COUNTED[place][1] in condition.states]
+        return sum(self._gained[place] for place in wanted) / serving
