@@ -99,7 +99,7 @@ class Night:
 
     def judge(self, now: float) -> Judgement:
         """Say what limits the server, as the exporter would have."""
-        return judge(past_of(self.state, now))
+        return judge(past_of(self.state, now, starting=self.state.starting(now)))
 
     def moments(self) -> Iterator[tuple[float, list[Metric]]]:
         """Give every scrape: unix seconds, and what it would have got. Raises `UsageError` as `Logs.events` does."""

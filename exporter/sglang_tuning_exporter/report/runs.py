@@ -141,6 +141,7 @@ class Runs:
             now=last,
             last_seen=sightings.last,
             knows_waits=state.knows_waits(last),
+            starting=not restarted and state.starting(last),
         )
         return Judged(run, judge(past), totals, figures, served, sightings)
 
