@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, get_args
 
@@ -318,6 +319,12 @@ def test_confidence_grows_with_the_time_served(served: float, expected: str) -> 
 def test_a_finding_says_what_is_seen_with_its_figure(of: Past, sentence: str) -> None:
     (finding,) = findings(of)
     assert finding.sentence == sentence
+
+
+def test_a_finding_names_the_threshold_in_force() -> None:
+    of = past(totals(shares={("admission", "held_back"): 0.91}))
+    of = replace(of, profile=of.profile.with_thresholds({"token_usage_target": 0.8}))
+    assert "token usage below 0.8" in findings(of)[0].sentence
 
 
 def judged(of: Past) -> str:

@@ -27,6 +27,7 @@ from sglang_tuning_exporter.guide.diagnosis import (
     Stuck,
 )
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 
 # Go templates own the curly braces, so ours are square.
@@ -248,7 +249,7 @@ class Rule:
             value = _with(stage, hangs, "a watchdog saw no progress for --watchdog-timeout seconds")
         elif isinstance(condition, Source):
             value = condition.words
-        seen = self.row.seen.format(value=value)
+        seen = self.row.sentence(value, PROFILES[DEFAULT_PROFILE])
         return f"{{{{ $labels.instance }}}}: {seen}."
 
     @property

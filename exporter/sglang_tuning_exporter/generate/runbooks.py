@@ -116,24 +116,24 @@ def when(row: Diagnosis) -> str:  # noqa: PLR0911 - one case for each kind
     """Say in words when the rule's condition holds, with the default profile's thresholds."""
     condition, profile = row.condition, PROFILES[row.profiles[0] if row.profiles else DEFAULT_PROFILE]
     if isinstance(condition, Share):
-        share = row.seen.format(value=f"more than {100 * profile.frequent_share:.0f} %")
+        share = row.sentence(f"more than {100 * profile.frequent_share:.0f} %", profile)
         return f"{share}, over the last ten minutes and over the last two"
     if isinstance(condition, RetractionRate):
-        return row.seen.format(value=f"more than {profile.retractions_per_minute:g}") + ", over five minutes"
+        return row.sentence(f"more than {profile.retractions_per_minute:g}", profile) + ", over five minutes"
     if isinstance(condition, Reserve):
         above = condition.side == "above"
         bound = profile.reserve_upper_gb if above else profile.reserve_lower_gb
-        return row.seen.format(value=f"{'more' if above else 'less'} than {bound:g} GB")
+        return row.sentence(f"{'more' if above else 'less'} than {bound:g} GB", profile)
     if isinstance(condition, Failures):
-        return row.seen.format(value="at least one") + " in the last ten minutes"
+        return row.sentence("at least one", profile) + " in the last ten minutes"
     if isinstance(condition, Spread):
-        return row.seen.format(value=f"more than {100 * profile.frequent_share:.0f} %") + ", over the last ten minutes"
+        return row.sentence(f"more than {100 * profile.frequent_share:.0f} %", profile) + ", over the last ten minutes"
     if isinstance(condition, Rejections):
-        rate = row.seen.format(value=f"more than {profile.rejections_per_minute:g}")
+        rate = row.sentence(f"more than {profile.rejections_per_minute:g}", profile)
         return f"{rate}, over five minutes (given up: also more than {100 * profile.aborted_share:.0f} % of those answered)"
     if isinstance(condition, Starts):
-        return row.seen.format(value=f"at least {condition.at_least}")
-    return row.seen.format(value="more than the limit")
+        return row.sentence(f"at least {condition.at_least}", profile)
+    return row.sentence("more than the limit", profile)
 
 
 def _in_words(duration: str) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
 from sglang_tuning_exporter.signals import Signal
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.profiles import Profile
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 # `limit`: it can be what limits the server, the verdict. `chance`: to be tried by itself, nothing is wrong. `remark`: neither.
@@ -196,6 +199,10 @@ class Diagnosis:
     kind: Kind | None = None
     summary_past: str = ""
     no_alert: str = ""
+
+    def sentence(self, value: str, profile: Profile) -> str:
+        """Say what is seen, with its figure and the thresholds of the profile."""
+        return self.seen.format(value=value, **profile.figures)
 
     @property
     def role(self) -> Kind:

@@ -11,6 +11,7 @@ from sglang_tuning_exporter.guide.advice import Advice, Case, advise
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
 from sglang_tuning_exporter.guide.evidence import OVER_SECONDS, Evidence, Past, explained
 from sglang_tuning_exporter.guide.measurement import last_seen, measure, supporting
+from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES, Profile
 from sglang_tuning_exporter.guide.sizing import tolerated
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
 
@@ -34,6 +35,7 @@ class Finding:
     advice: tuple[Advice, ...]
     because: tuple[str, ...] = ()  # the findings whose consequence it is
     ago: float | None = None  # seconds since what it rests on was last seen
+    profile: Profile = PROFILES[DEFAULT_PROFILE]
 
     @property
     def is_over(self) -> bool:
@@ -50,7 +52,7 @@ class Finding:
     @property
     def sentence(self) -> str:
         """What is seen, with its figure."""
-        return self.diagnosis.seen.format(value=self.evidence[0].words())
+        return self.diagnosis.sentence(self.evidence[0].words(), self.profile)
 
     @property
     def headline(self) -> str:
@@ -157,7 +159,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
             seen = (evidence, *supporting(row.condition, past))
             last = last_seen(row.condition, past)
             ago = None if last is None else past.now - last
-            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago)
+            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
     # What goes on now before what is over, and chances last.
     return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
 

@@ -50,7 +50,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="critical",
         condition=GraphMemory(),
         summary="CUDA graphs leave SGLang no GPU memory, or do not fit at all.",
-        seen="graph capture ran out of memory, or left less than 1 GB",
+        seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB",
         guide="any OOM: lower --mem-fraction-static (all editions), or capture fewer or smaller graphs (E5)",
         turn=Turn(
             MEM_FRACTION,

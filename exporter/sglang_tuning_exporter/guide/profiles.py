@@ -73,6 +73,11 @@ class Profile:
         return replace(made, reserve_aim_gb=(lower + upper) / 2)
 
     @property
+    def figures(self) -> dict[str, str]:
+        """The thresholds as they are written, by name."""
+        return {name: "-" if getattr(self, name) is None else f"{getattr(self, name):g}" for name in THRESHOLDS}
+
+    @property
     def reserve_good_gb(self) -> float:
         """The most memory left that is good; up to the upper bound no edition of the guide judges it."""
         return min(max(GOOD_RESERVE_GB, self.reserve_aim_gb), self.reserve_upper_gb)

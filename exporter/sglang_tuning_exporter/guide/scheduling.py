@@ -229,7 +229,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Share("admission", ("held_back",)),
         summary="Requests wait although the KV pool has room: SGLang reserves too much for those that run.",
         summary_past="Until {until} requests waited although the KV cache had room.",
-        seen="{value} of the serving time with requests waiting and token usage below 0.9",
+        seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
         guide="token usage below 0.9 and #queue-req above 0 frequently: lower --schedule-conservativeness to about 0.3 (all editions)",
         turn=Turn(
             CONSERVATIVENESS,
