@@ -358,8 +358,13 @@ def test_a_limit_on_the_kv_cache_is_no_suspect_for_full_prefill_batches() -> Non
     assert advice_of(lived(story, max_total_tokens=400_000), NAMED) == []
 
 
-def test_late_first_tokens_name_a_small_chunk_before_there_is_load_enough_to_judge_states() -> None:
+def test_late_first_tokens_name_no_flag_before_there_is_load_enough_to_judge() -> None:
     past = lived(decoding(0.0, 15.0, running=16) + scrapes(first=9.0), prompt=2000, chunked_prefill_size=256)
+    assert ids(past) == set()
+
+
+def test_late_first_tokens_name_a_small_chunk() -> None:
+    past = lived(decoding(0.0, END, running=16) + scrapes(first=9.0), prompt=2000, chunked_prefill_size=256)
     assert first_flag(past, "latency_long_prompts") == "--chunked-prefill-size"
 
 

@@ -128,6 +128,10 @@ class ServerFacts:
     ready: bool = False
     revision: int = field(default=0, compare=False)  # moves with every change, for those who remember what they derived
     _release: tuple[int, str | None] = field(default=(-1, None), compare=False, repr=False)
+    # What was typed, once found out (`guide.command.typed_args`): of which arguments, at which revision.
+    typed: tuple[Mapping[str, object], int, Mapping[str, object]] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def apply(self, event: Event) -> None:
         """Learn from one log event; events that say nothing lasting are ignored."""

@@ -109,7 +109,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="",
         severity="info",
         condition=Suits("flags_away_from_defaults", names_suspects=True),
-        summary="Flags were set away from SGLang's defaults, and nothing else explains why requests are slow or wait.",
+        summary="Some flags differ from SGLang's defaults and can make requests wait or answers late.",
         seen="{value} flag(s) away from the default that can cause this",
         guide="not in the guide: a flag that was set is the first suspect where nothing else explains what is seen",
         turn=Turn(

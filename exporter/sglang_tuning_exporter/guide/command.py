@@ -166,10 +166,13 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
 
 def typed_args(facts: ServerFacts) -> dict[str, object] | None:
     """Give the arguments that somebody must have typed to get this server's, by name; None where they are not known."""
-    release = facts.release
+    release, known = facts.release, facts.typed
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
-    return _given(_Server(facts.args, release, release != releases()[-1]))
+    if known is None or known[0] is not facts.args or known[1] != facts.revision:
+        given = _given(_Server(facts.args, release, release != releases()[-1]))
+        known = facts.typed = (facts.args, facts.revision, given)
+    return dict(known[2])
 
 
 def _given(server: _Server) -> dict[str, object]:

@@ -83,8 +83,8 @@ def _radix_cache(suspect: Suspect, current: float | str, load: Load) -> Named | 
     share = prompt / held if prompt is not None and held else None
     if "pool" in seen and (share is None or share >= PROMPTS_HELD):
         rows |= _POOL_ROWS
-        if share is not None:
-            gain = f"prompts take about {100 * min(share, 1.0):.0f} % of the KV cache, each request its own copy"
+        if share is not None and share < 1:  # shares above it are means of different moments
+            gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
     if "prefill" in seen or ("first_tokens" in seen and (prompt or 0.0) >= LONG_PROMPT):
         rows |= _PREFILL_ROWS - {"admission_too_conservative"}
         gain = gain or (f"a mean prompt has {prompt:,.0f} tokens, all computed" if prompt is not None else "")

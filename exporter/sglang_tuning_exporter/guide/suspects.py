@@ -72,14 +72,13 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> list[Named]:
 def troubles(past: Past) -> frozenset[Trouble]:
     """Name what can be seen of a load that is not served well."""
     seen: set[Trouble] = {"hang"} if past.marks.get(WATCHDOG) else set()
+    if not past.enough:
+        return frozenset(seen)
     late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))
     for trouble, latency in late:
         evidence = late_share(latency, past, 1.0)
         if evidence is not None and evidence.holds:
             seen.add(trouble)
-    # Late answers are a finding as soon as there are some, and so is why they are late.
-    if not past.enough and not seen:
-        return frozenset()
     profile, bound = past.profile, min(OFTEN, past.profile.frequent_share)
     admission: tuple[tuple[Trouble, float], ...] = (
         ("pool", admission_share(past, "pool_full")),
