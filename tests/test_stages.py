@@ -548,3 +548,20 @@ class TestHealthChecksOfItsOwn:
         idle.aborted += 3.0
         self.waits(idle, 600, answered=None)
         assert idle.found() is None
+
+
+def test_clients_who_gave_up_on_a_server_that_hung_had_no_other_reason() -> None:
+    server = Server()
+    server.serves(300)
+    for _ in range(30):
+        server.computes()
+        server.aborted += 4.0
+        server.decoded += 4000.0
+        server.tick()
+    server.queued = 300.0
+    for _ in range(20):
+        server.computes()
+        server.sent += 100.0
+        server.tick()
+    found = {finding.diagnosis.id for finding in judge(past_of(server.state, server.now)).findings}
+    assert "requests_rejected" not in found

@@ -128,7 +128,7 @@ class Stages:
             if before is not None and before.sent is not None:
                 self._vain = None
             self._forget()
-            self._busy = bool(look.works)
+            self._busy = bool(look.works or look.requests or (before is not None and before.works))
             return
         aborted = (look.aborted or 0.0) - (before.aborted or 0.0)
         moved = look.scheduled is not None and before.scheduled is not None and look.scheduled != before.scheduled

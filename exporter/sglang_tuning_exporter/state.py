@@ -59,6 +59,7 @@ MOST_SCHEDULERS = 384
 
 # Names of what is remembered beside failures, by their phase, and what `Liveness` tells.
 START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"
+HUNG = "hung"
 # With speculation several tokens come in a step, and the releases that send every fiftieth token may miss some of these.
 SPECULATED_STEPS = 250.0
 
@@ -463,6 +464,8 @@ class ServerState:
             excused=outside > 0,
         )
         self.stages.see(look, now)
+        if self.hang(now) is not None:
+            self._last_seen[HUNG] = now
 
     @property
     def log_silent_seconds(self) -> float:

@@ -144,7 +144,9 @@ class Rule:
                 f"  and {ON} (instance:sglang_tuning_given_up:ratio10m > {ON} {_threshold('aborted_share', 'upper')})",
                 f"  and {ON} (",
                 *(f"    {reason}" for reason in _gave_reason(condition.times)),
-                "  ))",
+                "  )",
+                # Those who gave up on a server that hung had no other reason.
+                f"  unless {ON} max by (job, instance) (max_over_time(sglang_tuning_stuck_stage[10m])) == 1)",
                 # Still going on, as with retractions.
                 "and instance:sglang_tuning_rejections:rate2m > 0",
             ]

@@ -31,7 +31,7 @@ from sglang_tuning_exporter.guide.evidence import (
 )
 from sglang_tuning_exporter.guide.suitability import beside, suits
 from sglang_tuning_exporter.sglang.events import ENDS
-from sglang_tuning_exporter.state import ABORTED, REJECTION, RETRACTION, START, WORK
+from sglang_tuning_exporter.state import ABORTED, HUNG, REJECTION, RETRACTION, START, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -186,7 +186,10 @@ def _rejections(condition: Rejections, past: Past) -> Evidence | None:
         return None
     limit = profile.rejections_per_minute
     rejected, given_up = (past.per_minute(counts[name]) for name in ("rejected_requests", "aborted_requests"))
-    if rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share and _gave_reason(condition, past):
+    hung = past.last_seen(HUNG)
+    if hung is not None and past.now - hung <= profile.window_seconds:
+        pass  # those who gave up on a server that hung had no other reason
+    elif rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share and _gave_reason(condition, past):
         return Evidence("requests given up a minute", given_up, limit, "per_minute")
     return Evidence("requests rejected a minute", rejected, limit, "per_minute")
 
