@@ -92,6 +92,7 @@ def test_the_exit_status_is_that_of_the_start_that_is_judged(tmp_path: Path, cap
     assert run([str(tmp_path / "server.log")], format="text", output=None, profile="online") == 0
     said = capfd.readouterr().out
     assert "This is of start 2 of 2" in said
+    assert "But for a part of the time" not in said  # the alert was that of start 1
     assert "Other starts, as each was judged\n   start 1: " in said
     assert "Fixed by --chunked-prefill-size 8192 → 4096." in said
 

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.guide.findings import (
 )
 from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.state import START
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def judged_words(document: Document) -> str:
 def in_part(document: Document) -> str:
     """Say that something was wrong for a part of the time, where the whole is called good; else nothing."""
     begin, end = document["judged"]["at"], document["judged"]["at"] + document["judged"]["seconds"]
-    of_start = [alert for alert in document["alerts"] if alert["at"] + alert["seconds"] > begin and alert["at"] <= end]
+    of_start = [alert for alert in document["alerts"] if begin <= alert["at"] <= end + EVALUATION_SECONDS]
     alerts = [alert for alert in of_start if alert["severity"] != "info"]
     if document["verdict"] in BY_ID or not alerts:
         return ""
