@@ -75,7 +75,9 @@ def test_cached_tokens_of_preempted_requests_are_no_shared_prefixes() -> None:
 
 def test_prompts_that_share_prefixes_are_found_beside_preemptions() -> None:
     story = MANY + requests(421.0, prompt=50.0)  # the first scrape is the base
-    assert UNUSED in ids(lived(story, "0.5.5", enable_priority_scheduling=True))
+    shared = sharing(lived(story, "0.5.5", enable_priority_scheduling=True))
+    assert shared is not None
+    assert shared.proven == pytest.approx(0.6, abs=0.05)
 
 
 def test_nothing_is_said_of_sharing_where_nothing_counts_preemptions() -> None:
@@ -85,7 +87,13 @@ def test_nothing_is_said_of_sharing_where_nothing_counts_preemptions() -> None:
 
 
 def test_priorities_without_preemption_bring_nobody_back() -> None:
-    assert UNUSED in ids(lived(batches(300), enable_priority_scheduling=True, disable_priority_preemption=True))
+    past = lived(batches(300), enable_priority_scheduling=True, disable_priority_preemption=True)
+    assert sharing(past) == Sharing(0.3, 0.0)
+
+
+def test_an_order_by_prefixes_is_not_advised_where_priorities_make_sglang_refuse_it() -> None:
+    past = lived(batches(300), enable_priority_scheduling=True, disable_priority_preemption=True)
+    assert UNUSED not in ids(past)
 
 
 def test_cached_tokens_of_retracted_requests_are_no_shared_prefixes() -> None:

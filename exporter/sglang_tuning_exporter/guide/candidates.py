@@ -164,7 +164,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Suits("prefill_graph_candidate"),
         summary="First tokens come late although nothing waits, and prefill runs without CUDA graphs.",
         seen="{value} of the first tokens came later than the objective",
-        guide="slow prompts: piecewise CUDA graphs (E5)",
+        guide="slow prompts: piecewise CUDA graphs (newest edition)",
         turn=Turn(
             "enable_piecewise_cuda_graph",
             "add",
@@ -182,7 +182,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Suits("profile_settings"),
         summary="The guide sets servers of this profile otherwise.",
         seen="{value} setting(s) that can matter here differ from the guide's for this profile",
-        guide="workload profiles: settings for online, offline, long-context and multi-turn servers (E5)",
+        guide="workload profiles: settings for online, offline, long-context and multi-turn servers (newest edition)",
         turn=Turn(
             "",
             "set",
