@@ -247,7 +247,7 @@ def test_nothing_served_has_no_shares(tmp_path: Path) -> None:
     log = write(tmp_path / "a.log", "[2025-11-20 10:00:00] server_args={'tp_size': 2}", "[2025-11-20 10:05:00] x")
     found = document(log)
     assert found["shares"] == {}
-    assert found["verdict"] == "not_enough_data"
+    assert found["verdict"] == "starting"
     assert found["last"] == {
         "running_requests": None,
         "queued_requests": None,
