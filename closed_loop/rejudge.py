@@ -65,9 +65,19 @@ class Past:
             return True
         return bisect_right(self.page_times, _NOW[0]) > bisect_right(self.page_times, since)
 
-    def answer(self, path: str) -> str:
+    def hangs(self) -> bool:
+        """Whether one of its processes is stopped now."""
+        signals = [
+            event["event"] for event in self.events if event["event"].startswith("SIG") and event["t"] <= _NOW[0]
+        ]
+        return bool(signals) and signals[-1].startswith("SIGSTOP")
+
+    def answer(self, path: str, patience: float) -> str:
         """What the server answered at the time that it is. Raises `ScrapeError` as the client of then would."""
         now = _NOW[0]
+        if path == "/health_generate" and self.hangs():  # nobody asked then; no token can have come
+            _NOW[0] += patience
+            raise scrape.ScrapeError("timeout", "a process is stopped")
         place = bisect_right(self.answers, now, key=lambda row: row[0])
         status = self.answers[place - 1][1] if place else "ClientConnectorError"
         if status != "200":
@@ -119,7 +129,7 @@ def _lines(text: bytes, begin: float) -> list[tuple[float, bytes]]:
 
 def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
     """Let the exporter watch the past; gives its judgement every few seconds, seconds from the server's readiness."""
-    scrape.Client._get = lambda _self, url, *_more: past.answer("/" + url.split("/", 3)[3])  # type: ignore[method-assign]
+    scrape.Client._get = lambda _self, url, timeout, *_more: past.answer("/" + url.split("/", 3)[3], timeout)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(prefix="rejudge-") as scratch:
         log = Path(scratch) / "server.log"
         log.touch()
@@ -152,6 +162,8 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                     scraped = _NOW[0]
                     watcher.scrape(5.0)
                     watcher._ask_server_info()
+                if watcher._scraper is not None and hasattr(watcher, "_check_health"):
+                    watcher._check_health()
                 if _NOW[0] - judged >= JUDGE_SECONDS:
                     judged = _NOW[0]
                     with watcher.view() as now:
