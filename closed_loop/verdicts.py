@@ -104,7 +104,8 @@ def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
         before = [each for each in times if each["at"] <= asked]
         last = before[-1]
     verdict = last["verdict"]
-    false = [f"`{verdict}` is false"] if verdict not in {*situation.verdicts, *_UNDECIDED} else []
+    silence = NEUTRAL if source in situation.cannot_tell else _UNDECIDED
+    false = [f"`{verdict}` is false"] if verdict not in {*situation.verdicts, *silence} else []
     others = [each["verdict"] for each in every if each["verdict"] not in {*situation.verdicts, *NEUTRAL}]
     if source != "report":
         share = len(others) / max(1, len(every))

@@ -21,31 +21,8 @@ EXPORTER = Path(__file__).parent.parent / "exporter"
 NAMES = sorted(path.name for path in RECORDINGS.iterdir() if path.name in BY_NAME)
 
 # (situation, way of seeing) → what is still wrong: the headline, an advice, or a cure that is missing.
-HEADLINE: dict[tuple[str, str], str] = {
-    ("early-chunks", "metrics"): "`idle` is false",
-    ("early-limit", "metrics"): "`idle` is false",
-    ("priorities-return", "both"): "`latency_queue` at times",
-    ("priorities-return", "metrics"): "`latency_queue` is false",
-    ("refused-streams", "both"): "`latency_queue` at times",
-    ("refused-streams", "metrics"): "`latency_queue` is false",
-    ("stop-detokenizer", "both"): "`requests_rejected` at times",
-    ("v0.4.9.post6-stop-detokenizer", "both"): "`requests_rejected` at times",
-    ("v0.4.9.post6-stop-detokenizer", "log"): "`healthy` is false",
-    ("v0.4.9.post6-stop-detokenizer", "metrics"): "`latency_long_prompts` at times",
-    ("v0.4.9.post6-stop-detokenizer", "report"): "`healthy` is false",
-}
-ADVICE: dict[tuple[str, str], str] = {
-    (
-        "refused-streams",
-        "both",
-    ): "advises send at most 5 requests at once (now about 11), or add a replica: 2.36 a second ar",
-    (
-        "refused-streams",
-        "metrics",
-    ): "advises send at most 7 requests at once (now about 11), or add a replica: 3.5 a second are",
-    ("stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
-    ("v0.4.9.post6-stop-detokenizer", "both"): "advises send fewer requests at once, or add a replica",
-}
+HEADLINE: dict[tuple[str, str], str] = {}
+ADVICE: dict[tuple[str, str], str] = {}
 CURE: dict[str, str] = {}
 
 
