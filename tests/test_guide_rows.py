@@ -422,6 +422,13 @@ def test_a_consequence_is_not_found_before_its_cause_can_be(end: float) -> None:
     assert "latency_queue" not in ids or "running_at_limit" in ids
 
 
+@pytest.mark.parametrize(("profile", "word"), [("multi_turn", "no_clear_bottleneck"), ("online", "healthy")])
+def test_without_the_radix_cache_a_multi_turn_server_is_not_healthy(profile: str, word: str) -> None:
+    judgement = judged(started(disable_radix_cache=True) + load(), profile)
+    assert judgement.verdict == word
+    assert judgement.changes == {}  # a chance, to be tried by itself
+
+
 def test_a_latency_whose_objective_is_missed_is_no_health() -> None:
     # Every gap between tokens is three times as long as the objective.
     judgement = judged(slow(0.5, 0.3))

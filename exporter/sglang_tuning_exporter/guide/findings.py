@@ -12,6 +12,7 @@ from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMem
 from sglang_tuning_exporter.guide.evidence import OVER_SECONDS, Evidence, Past, explained
 from sglang_tuning_exporter.guide.measurement import last_seen, measure, supporting
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES, Profile
+from sglang_tuning_exporter.guide.settings import differing
 from sglang_tuning_exporter.guide.sizing import tolerated
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
 
@@ -224,7 +225,7 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         return STARTING
     if past.enough:
         # A condition that holds and has no advice left is no health; where it is only a hint, if it holds for the most part.
-        pressed = any(
+        pressed = any(setting.needed for setting in differing(past)) or any(
             BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
             for row, evidence in held.items()
         )
