@@ -57,6 +57,10 @@ test: system install ## every test, with real Prometheus, Alertmanager and Chrom
 test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)
 
+.PHONY: acceptance
+acceptance: install ## ask released SGLang wheels' own parsers about every advice (PyPI, and an installed engine)
+	$(BIN)/python -m closed_loop acceptance $(ACCEPT)
+
 .PHONY: bench
 bench: bench-system install ## figures against peers, in one run of six minutes, into docs/benchmarks.md
 	$(BIN)/python -m bench --write

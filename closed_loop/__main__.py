@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from closed_loop import agreement, captures, cutting, liveness, verdicts
+from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
 from closed_loop.convergence import BY_NAME as STARTS
@@ -85,6 +86,8 @@ def main() -> int:
     documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
     documenting.add_argument("--results", type=Path, default=RESULTS)
     documenting.add_argument("--docs", type=Path, default=Path("docs"))
+    accepting = tasks.add_parser("acceptance", help="ask released wheels' own parsers about every advice (needs PyPI)")
+    accepting.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(ASKED)}")
     installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
     installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
     args = parser.parse_args()
@@ -103,12 +106,17 @@ def main() -> int:
             "situations": _situations,
             "cut": _cut,
             "document": _document,
+            "acceptance": _acceptance,
         }[args.task](args)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _acceptance(args: argparse.Namespace) -> int:
+    return accept(args.versions, say)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,8 +1,7 @@
 """Whether a release would refuse an argument's value, or start and ignore it. Pure.
 
-The facts lie beside this file: `choices.json` has the choices of the releases' own argument parsers (made by
-`python -m closed_loop choices`), `refusals.json` what their argument checks refuse and what their start-up code overrides,
-with the file in which it stands.
+The facts lie beside this file: `choices.json` has the choices of the releases' own argument parsers, `refusals.json` what
+their argument checks refuse and what their start-up code overrides, with the file in which it stands.
 """
 
 from __future__ import annotations

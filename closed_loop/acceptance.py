@@ -1,0 +1,196 @@
+"""Every advice that the table can give, asked of the real parsers and argument checks of released wheels.
+
+For each release servers of several kinds are described, every diagnosis gives its advice for them under several loads, and the
+command line with it is given to the release's own `ServerArgs`. A server whose own command line is refused is left out: it
+does not exist. The Python of an installed engine (`python -m closed_loop install`) runs the wheels; nothing is started.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from closed_loop.installation import HERE, default_home, installed
+from sglang_tuning_exporter.guide.advice import Case, advise
+from sglang_tuning_exporter.guide.command import command_line
+from sglang_tuning_exporter.guide.evidence import Past
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.table import DIAGNOSES
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.sglang.flags import flag_of
+from sglang_tuning_exporter.window import Totals, batch_size_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ASKED = ("0.3.0", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.5.post3", "0.5.9", "0.5.17", "0.5.23")
+ENGINE = "0.5.23"  # whose Python imports the wheels
+_SERVERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "eight GPUs": {"tp_size": 8},
+    "priorities": {"enable_priority_scheduling": True},
+    "no radix cache": {"disable_radix_cache": True},
+    "no graphs": {"disable_cuda_graph": True},
+    "pages": {"page_size": 64},
+    "ranks": {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "chunked_prefill_size": 1024},
+    "replicas": {"dp_size": 2},
+    "few at once": {"max_running_requests": 8, "max_total_tokens": 8192, "schedule_conservativeness": 3.0},
+    "large chunk": {"chunked_prefill_size": 16384, "mem_fraction_static": 0.6},
+}
+_USUAL: dict[str, Any] = {
+    "tp_size": 1,
+    "dp_size": 1,
+    "ep_size": 1,
+    "schedule_policy": "fcfs",
+    "schedule_conservativeness": 1.0,
+    "chunked_prefill_size": 4096,
+    "max_prefill_tokens": 16384,
+    "max_running_requests": 64,
+    "mem_fraction_static": 0.85,
+    "kv_cache_dtype": "auto",
+    "load_balance_method": "round_robin",
+    "quantization": None,
+    "enable_torch_compile": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One advice on one server: the words after the program, with it and without."""
+
+    server: str
+    diagnosis: str
+    changes: str
+    without: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a release says of a piece; `refusal` is empty where it accepts it."""
+
+    piece: Piece
+    refusal: str
+
+
+def pieces(release: str, model: Path) -> Iterator[Piece]:
+    """Give every advice for the servers of one release, each command line once."""
+    seen = set()
+    for name, own in _SERVERS.items():
+        if any(flag_of(arg, release) is None for arg in own):
+            continue
+        args = {arg: value for arg, value in _USUAL.items() if flag_of(arg, release) is not None} | own
+        for usage, ran in ((0.3, 50), (0.95, 300)):
+            past = _past(release, {"model_path": str(model), **args}, usage, ran)
+            for row in DIAGNOSES:
+                changes = {
+                    advice.arg: bool(advice.suggested) if advice.is_switch else _whole(advice.suggested)
+                    for advice in advise(row.id, Case(past))
+                    if advice.arg and advice.suggested is not None
+                }
+                before, after = command_line(past.facts, {}), command_line(past.facts, changes)
+                if not changes or before is None or after is None or after.words in seen:
+                    continue
+                seen.add(after.words)
+                told = ", ".join(change.text for change in after.changes)
+                yield Piece(name, row.id, told, before.words[3:], after.words[3:])
+
+
+def _whole(value: float | str | None) -> float | str | None:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _past(release: str, args: dict[str, Any], usage: float, ran: int) -> Past:
+    recent = Totals()
+    recent.integrals.update(
+        usage=100 * usage,
+        usage_seconds=100.0,
+        running=100.0 * ran / 4,
+        running_seconds=100.0,
+        queued=2000.0,
+        queued_seconds=100.0,
+    )
+    recent.running_seconds[batch_size_bucket(ran)] = 100.0
+    facts = ServerFacts(version=release, args=args)
+    facts.available_gb[None], facts.memory_before_weights_gb, facts.graph_gb = 13.5, 80.0, 1.0
+    return Past(recent, {}, 600.0, facts, PROFILES["offline"])
+
+
+def wheel(release: str, home: Path) -> Path:
+    """Give the folder of an unpacked wheel; asks PyPI the first time."""
+    folder = home / "wheels" / release
+    if not (folder / "sglang").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fetch = [
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary=:all:",
+            "-d",
+            str(folder),
+            f"sglang=={release}",
+        ]
+        subprocess.run([str(installed(ENGINE, home).python), *fetch], check=True)
+        with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+            archive.extractall(folder)
+    return folder
+
+
+def ask(release: str, home: Path, task: str, lines: str = "") -> str:
+    """Run a release's parser in the engine's Python; gives what it writes."""
+    engine = installed(ENGINE, home)
+    environment = {
+        "PYTHONPATH": str(wheel(release, home)),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(home),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [str(engine.python), str(HERE / "asked.py"), task]
+    done = subprocess.run(command, input=lines, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"release={release}: {done.stderr.strip()[-300:]}")
+    return done.stdout
+
+
+def answers(release: str, home: Path) -> list[Answer]:
+    """Ask one release about all advice; servers that it refuses without any are left out."""
+    found = list(pieces(release, installed(ENGINE, home).model))
+    bare = sorted({piece.without for piece in found})
+    words = [*bare, *(piece.words for piece in found)]
+    said = [
+        json.loads(line) for line in ask(release, home, "accept", "\n".join(map(json.dumps, words)) + "\n").splitlines()
+    ]
+    exists = {each for each, refusal in zip(bare, said, strict=False) if not refusal}
+    if not exists:
+        raise RuntimeError(
+            f"release={release}: it accepts no server at all here: {said[0][:200] if said else 'no answer'}"
+        )
+    return [
+        Answer(piece, refusal)
+        for piece, refusal in zip(found, said[len(bare) :], strict=True)
+        if piece.without in exists
+    ]
+
+
+def accept(versions: str, say: Callable[[str], None], home: Path | None = None) -> int:
+    """Ask the releases, say what they refuse, and give the exit status."""
+    home, refused, asked = home or default_home(), 0, 0
+    for release in ASKED if versions == "all" else versions.split(","):
+        try:
+            told = answers(release, home)
+        except RuntimeError as error:
+            say(str(error))
+            continue
+        bad = [answer for answer in told if answer.refusal]
+        asked, refused = asked + len(told), refused + len(bad)
+        say(f"{release}: {len(told)} pieces of advice, {len(bad)} refused")
+        for answer in bad:
+            say(f"  {answer.piece.diagnosis} on {answer.piece.server}: {answer.piece.changes}: {answer.refusal[:200]}")
+    say(f"{asked} pieces of advice, {refused} refused")
+    return 1 if refused else 0
