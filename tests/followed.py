@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conftest import Exporter, environment, wait_for
+from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,7 +112,7 @@ def counted(exporter: Exporter, events: int, seconds: float = 20.0) -> None:
     assert page.value(EVENTS) == events
     assert page.value(LINES, kind="retraction") == events
     assert page.value("sglang_tuning_retracted_requests_total") == 5 * events
-    assert page.value("sglang_tuning_decode_batches_total", graph="replayed") == events
+    assert page.value("sglang_tuning_decode_batches_total", graph="replayed") == DECODE_LOG_INTERVAL * events
     assert exporter.get("/api/v1/findings").json()["counts"]["retraction_events"] == events
 
 
