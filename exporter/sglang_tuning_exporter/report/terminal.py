@@ -125,6 +125,9 @@ def _turn(advice: dict[str, Any]) -> str:
     return f"change: {advice['typed']}{said}{now}{gain}"
 
 
+TOGETHER = "these changes go together: each answers another finding, and this release accepts them all"
+
+
 def _command(document: Document, style: Style) -> str:
     command = document["command"]
     if command is None:
@@ -133,7 +136,8 @@ def _command(document: Document, style: Style) -> str:
     secrets = (
         f"\n   (secrets are never read: add {', '.join(command['secrets'])} where set)" if command["secrets"] else ""
     )
-    return f"{_heading(f'The command line with {changes}:', style)}\n   {command['text']}{secrets}"
+    together = f"\n   ({TOGETHER})" if len(command["changes"]) > 1 else ""
+    return f"{_heading(f'The command line with {changes}:', style)}\n   {command['text']}{together}{secrets}"
 
 
 def _alerts(document: Document, style: Style) -> str:
