@@ -213,7 +213,7 @@ def _capture(args: argparse.Namespace) -> int:
 
 
 def _situations(args: argparse.Namespace) -> int:
-    revisions = args.revisions.split(",")
+    revisions = [verdicts.short(name) for name in args.revisions.split(",")]
     wanted = _chosen("--only", args.only, tuple(SITUATIONS))
     if args.live and _capture(args):
         return 1

@@ -81,18 +81,19 @@ def _nothing(seconds: float) -> Step:
 
 def _stage(process: Literal["main", "scheduler", "detokenizer"], version: str = "0.5.23") -> Situation:
     prefix = "" if version == "0.5.23" else f"v{version}-"
+    stage = "main process" if process == "main" else process
     headline = ("scheduler_stuck", "server_down") if process == "main" else ("scheduler_stuck",)
     # A stopped main process prints nothing, as one that nobody asks; 0.4.9 prints nothing of a detokenizer.
     silent = process == "main" or version == "0.4.9.post6"
     return Situation(
         name=f"{prefix}stop-{process}",
-        what=f"SIGSTOP of the {process} for 140 s under the load of 24 clients",
+        what=f"SIGSTOP of the {stage} for 140 s under the load of 24 clients",
         flags="--max-total-tokens 16384",
         steps=(_send(24, 190, (24, 60), 120, patience_seconds=30.0),),
         acts=(Act(30, "STOP", process), Act(170, "CONT", process)),
         asked_at=165,
-        truth=f"The {process} does nothing for 140 s: no request is answered. It serves before and after.",
-        right=f"The server is stuck, and the {process} is the stage that does not go on. No flag, and not fewer requests.",
+        truth=f"The {stage} does nothing for 140 s: no request is answered. It serves before and after.",
+        right=f"The server is stuck, and the {stage} is what does not go on. No flag, and not fewer requests.",
         verdicts=headline,
         never=("--max-running-requests", CONSERVATIVENESS, "requests at once"),
         version=version,

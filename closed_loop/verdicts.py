@@ -70,6 +70,14 @@ def revision(name: str, folder: Path) -> Path:
     return place / "exporter"
 
 
+def short(name: str) -> str:
+    """Give the short hash of that revision; `work` is itself."""
+    if name == "work":
+        return name
+    asked = subprocess.run(["git", "rev-parse", "--short", name], check=True, capture_output=True, text=True, cwd=HERE)
+    return asked.stdout.strip()
+
+
 def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
     """Have the capture judged by that exporter."""
     done = subprocess.run(
@@ -213,7 +221,9 @@ def is_wrong(rows: Iterable[Row], name: str) -> bool:
 def render(rows: Iterable[Row], revisions: Sequence[str]) -> str:
     """Write the page."""
     rows = list(rows)
-    head = "| situation | truth and right advice | " + " | ".join(f"at {name}" for name in revisions) + " |"
+    columns = ["before", *["between"] * (len(revisions) - 2), "now"] if len(revisions) > 1 else ["now"]
+    heads = [f"{column} ({name})" for column, name in zip(columns, revisions, strict=True)]
+    head = f"| situation | truth, *right advice* | {' | '.join(heads)} |"
     lines = [_INTRODUCTION, head, "|---|---|" + "---|" * len(revisions)]
     for situation, found in rows:
         cells = " | ".join(_cell(found[name]) for name in revisions)
@@ -228,12 +238,16 @@ def render(rows: Iterable[Row], revisions: Sequence[str]) -> str:
 def _cell(found: Mapping[str, Seen]) -> str:
     both = found["both"]
     words = [f"`{both.verdict}`"]
-    if both.advice:
-        words.append("; ".join(f"`{advice}`" if advice.startswith("--") else advice for advice in both.advice))
+    if both.advice:  # two findings may ask for the same
+        words.append("; ".join(f"`{said}`" if said.startswith("--") else said for said in dict.fromkeys(both.advice)))
     others = {source: found[source].verdict for source in SOURCES[1:] if found[source].verdict != both.verdict}
     if others:
         words.append(", ".join(f"{source}: `{verdict}`" for source, verdict in others.items()))
-    wrong = [f"{source}: {problem}" for source in SOURCES for problem in found[source].wrong]
+    problems = dict.fromkeys(problem for source in SOURCES for problem in found[source].wrong)
+    wrong = [
+        f"{problem} ({', '.join(source for source in SOURCES if problem in found[source].wrong)})"
+        for problem in problems
+    ]
     if wrong:
         words.append("**Wrong:** " + "; ".join(wrong))
     return "<br>".join(words).replace("|", "\\|")
