@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from conftest import Answer, Exporter, FakeSGLang, Page, reply, wait_for
-from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.config import Address
 from sglang_tuning_exporter.stack import free_port
 
@@ -69,7 +68,7 @@ def totals(page: Page) -> Totals:
 
     return Totals(
         summed("sglang_tuning_retracted_requests_total"),
-        summed("sglang_tuning_decode_batches_total", graph="replayed") / DECODE_LOG_INTERVAL,
+        summed("sglang_tuning_decode_batches_total", graph="replayed"),
         summed("sglang_tuning_server_starts_total"),
     )
 
