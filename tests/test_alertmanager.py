@@ -25,6 +25,7 @@ import yaml
 
 from sglang_tuning_exporter.config import Address
 from sglang_tuning_exporter.generate import alerts
+from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import DIAGNOSES
 from sglang_tuning_exporter.notifications import Receiver, as_text
 from sglang_tuning_exporter.stack import Process, free_port, program
@@ -127,7 +128,7 @@ def alert(
     now = datetime.now(timezone.utc)
     words = {
         "summary": row.summary,
-        "description": f"{instance}: {row.seen.format(value='4.0')}.",
+        "description": f"{instance}: {row.sentence('4.0', PROFILES['online'])}.",
         "suggested": row.turn.fallback,
         "why": row.turn.why,
         "will_not_help_if": row.turn.will_not_help_if,

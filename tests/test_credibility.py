@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FakeSGLang, Page, config, reply, wait_for, web
+from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.credibility import BASE_SECONDS, MOST_PENDING
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.findings import judge
@@ -597,7 +598,7 @@ def test_a_suspect_batch_line_in_a_log_without_its_start_is_compared_with_the_li
         for message in (decode(), TOOL, line):
             for event in reader.feed(f"[2025-11-20 11:00:30] {message}\n".encode()):
                 state.observe(event, 30.0)
-        assert state.totals().counts["replayed"] == 1 + believed
+        assert state.totals().counts["replayed"] == DECODE_LOG_INTERVAL * (1 + believed)
 
 
 def test_a_batch_line_that_nothing_made_suspect_is_not_asked() -> None:

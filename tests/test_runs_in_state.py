@@ -18,6 +18,7 @@ from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.usual import BatchRun
 from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.window import Totals
 
 RECORDED = sorted((Path(__file__).parent / "recordings").glob("*/server.log.gz"))
 ARGS = b"server_args=ServerArgs(model_path='m', chunked_prefill_size=%d, disable_cuda_graph=%b, page_size=1)\n"
@@ -41,6 +42,11 @@ def fed(events: list[Event] | list[Event | BatchRun], profile: str) -> ServerSta
     return state
 
 
+def counted(totals: Totals) -> dict[str, float]:
+    """The counts, without the estimate of decoded tokens: of a second's lines only the last one's batch is read for it."""
+    return {name: count for name, count in totals.counts.items() if count and name != "decoded"}
+
+
 def told(state: ServerState) -> dict[str, Any]:
     """All that anybody may ask a state for."""
     now = state._now
@@ -49,9 +55,9 @@ def told(state: ServerState) -> dict[str, Any]:
         "seconds": dict(totals.seconds),
         "running seconds": dict(totals.running_seconds),
         "integrals": dict(totals.integrals),
-        "counts": {name: count for name, count in totals.counts.items() if count},
+        "counts": counted(totals),
         "recent seconds": dict(recent.seconds),
-        "recent counts": {name: count for name, count in recent.counts.items() if count},
+        "recent counts": counted(recent),
         "failures": +state.out_of_memory,
         "starts": state.starts,
         "suspicious": +state.witness.suspicious,
