@@ -232,5 +232,7 @@ def _slow(condition: Slow, past: Past) -> Evidence | None:
     if empty is None and condition.because != "batch":
         return None
     waited = empty is not None and 1.0 - empty > profile.frequent_share
-    because = {"queue": waited, "prompts": not waited, "batch": True}[condition.because]
+    # A large batch makes every step slow. Where most tokens are in time, something else comes between: prompts, most often.
+    each = recent.p50_seconds > (profile.inter_token_seconds or 0.0)
+    because = {"queue": waited, "prompts": not waited, "batch": each}[condition.because]
     return Evidence(name, breaches if because else min(breaches, bound), bound, "share")
