@@ -2,7 +2,7 @@
 
 Queues beside the main one (grammar, PD disaggregation) and the new-token ratio, the share of `max_new_tokens` that
 admission keeps room for. SGLang raises the ratio at a retraction to a fresh estimate, lets it fall by
-(initial - least) / 600 a decode step and sets it back when idle (`schedule_policy.py`, from 0.3.6 on; GUIDE 17), so that
+(initial - least) / 600 a decode step and sets it back when idle (`schedule_policy.py`, from 0.3.6 on), so that
 between two tellings it is known well enough.
 """
 

@@ -1,6 +1,6 @@
 """Whether a line in the log is an event of the server or only looks like one. Pure; times are seconds on the caller's clock.
 
-SGLang prints some words of others raw: a tool's name that holds a newline puts a byte-perfect line into the log (CENSUS §5; the same f-string in every
+SGLang prints some words of others raw: a tool's name that holds a newline puts a byte-perfect line into the log (the same f-string in every
 release from 0.4.3 on). So a line that comes soon after such words is believed only for what a real event has: the server's own counter moves with it,
 other TP ranks repeat it, the pool can have been full at that moment, its rank exists. What is not believed moves no counter but is counted.
 

@@ -682,10 +682,10 @@ class RankState:
     ) -> None:
         """Take what a scrape says about this scheduler; `base` are the figures to count from at its first word.
 
-        A gauge is refreshed only by a batch line's printing or by idling (CENSUS §1), so figures equal to the last ones
+        A gauge is refreshed only by a batch line's printing or by idling (`log_decode_stats`, `self_check_during_idle`), so figures equal to the last ones
         are the old observation, not a new one; only zeros are believed again and again. Work that stays as it is while
         nothing of the whole server moves (it `stands`) is a hang; releases that tell the grammar queue (0.4.6 on) would
-        set the gauges of an idle server to zero (CENSUS §1).
+        set the gauges of an idle server to zero.
         """
         old = self._native or base
         moved = None if progress is None or self._progress is None else progress - self._progress

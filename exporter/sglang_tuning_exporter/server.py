@@ -160,7 +160,7 @@ class ServerFacts:
         if event.chunked_prefill_size is not None and self.args.get("chunked_prefill_size") is None:
             self.args["chunked_prefill_size"] = event.chunked_prefill_size
         self.memory_device = event.memory_device or self.memory_device
-        # Up to 0.4.6 this line tells no memory; what the last stage before it left is the same figure (CENSUS §4).
+        # Up to 0.4.6 this line tells no memory; what the last stage before it left is the same figure.
         available = event.available_gb if event.available_gb is not None else self.left_gb.get(event.rank)
         if available is not None:
             self.available_gb[event.rank.dp] = min(self.available_gb.get(event.rank.dp, available), available)
@@ -309,7 +309,7 @@ class ServerFacts:
 
     @property
     def is_first_edition(self) -> bool:
-        """Whether the guide's first edition is this server's: it calls `lpm` the default, which it was up to 0.4.1 (CENSUS §6)."""
+        """Whether the guide's first edition is this server's: it calls `lpm` the default, which it was up to 0.4.1 (srt/server_args.py)."""
         release = self.release
         return release is not None and is_before(release, (0, 4, 3))
 
@@ -335,7 +335,7 @@ class ServerFacts:
 
     @property
     def initial_new_token_ratio(self) -> float | None:
-        """Where the new-token ratio starts and to where it returns when idle: `min(0.7 x conservativeness, 1)` (from 0.3.6 on, CENSUS §6)."""
+        """Where the new-token ratio starts and to where it returns when idle: `min(0.7 x conservativeness, 1)` (srt/managers/scheduler.py, from 0.3.6 on)."""
         return None if self.conservativeness is None else min(0.7 * self.conservativeness, 1.0)
 
     @property
@@ -470,7 +470,7 @@ class ServerFacts:
         """The argument that sets the largest captured decode batch, spelled for this version.
 
         `--cuda-graph-max-bs` became `--cuda-graph-max-bs-decode` in 0.5.14 and is an argparse error from 0.5.20
-        (CENSUS §6).
+        (srt/server_args.py).
         """
         # The running server's own arguments know best: the version may still be that of the server before an upgrade.
         for name in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"):

@@ -395,7 +395,7 @@ class ServerState:
         self._progress = scrape.progress if scrape.progress is not None else self._progress
         self._count_requests(scrape, now)
         self.latency.observe(scrape, now)
-        # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen (CENSUS §1),
+        # 0.4.3-0.4.8 have no rank labels: all DP ranks share one series and only the last writer is seen,
         # so the log's ranks win.
         blurred = [r.dp for r in scrape.ranks] == [None] and self._this_start_has_dp_ranks
         # Progress is the whole server's: with several schedulers it says nothing of one.
@@ -418,7 +418,7 @@ class ServerState:
                         figures.dp,
                         now,
                         gained(before, told) if known else None,
-                        # From 0.5.7 on the counter is written with the line (CENSUS §1); before, with the next decode log.
+                        # From 0.5.7 on the counter is written with the line; before, with the next decode log.
                         counts=rank.passes_told,
                         confirms=told is not None,
                     ),

@@ -150,7 +150,7 @@ class Past:
 
     @property
     def enough(self) -> bool:
-        """Whether there was load enough to judge it: 20 s of serving time and 10 observations (GUIDE, "frequently")."""
+        """Whether there was load enough to judge it: 20 s of serving time and 10 observations; see docs/decisions.md."""
         seen = self.recent.counts["observations"]
         return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
 

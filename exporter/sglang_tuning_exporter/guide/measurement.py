@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.guide.profiles import Profile
 
-# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (since 0.3.6, CENSUS §6).
+# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (srt/managers/scheduler.py, since 0.3.6).
 CONSERVATIVENESS_CEILING = 1.43
 
 

@@ -210,7 +210,7 @@ LINE_KINDS = (
 class RankFigures:
     """What one scrape says about one scheduler (one DP rank, or the whole server without DP).
 
-    Counters are the server's own cumulative values. TP and PP ranks that repeat a figure are already folded (CENSUS §8.1).
+    Counters are the server's own cumulative values. TP and PP ranks that repeat a figure are already folded.
     """
 
     dp: int | None = None

@@ -1,6 +1,6 @@
 """Which lines somebody else's text could have put into the log.
 
-Some of SGLang's messages hold words of others raw (CENSUS §5): the name of a tool that the model made up, a request's
+Some of SGLang's messages hold words of others raw: the name of a tool that the model made up, a request's
 id. A newline in them ends the line, and what follows can look like any line. So whatever comes soon after such a
 message is suspect. Suspect lines are still events: whoever takes them asks for a second witness.
 
