@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|acceptance|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, cutting, liveness, verdicts
+from closed_loop import agreement, captures, cutting, liveness, quiet, verdicts
 from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
@@ -21,7 +21,7 @@ from closed_loop.convergence import BY_NAME as STARTS
 from closed_loop.convergence import converge, search
 from closed_loop.document import render
 from closed_loop.faults import FAULTS
-from closed_loop.installation import RELEASES, install
+from closed_loop.installation import RELEASES, install, installed
 from closed_loop.loops import BY_NAME
 from closed_loop.series import Bench, run_loop
 from closed_loop.situations import BY_NAME as SITUATIONS
@@ -36,8 +36,7 @@ def say(words: str) -> None:
     print(f"[{time.monotonic() - _BEGUN:5.0f} s] {words}", flush=True)
 
 
-def main() -> int:
-    """Run what the command line asks for; gives the exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m closed_loop", description=__doc__)
     tasks = parser.add_subparsers(dest="task", required=True)
     running = tasks.add_parser("run", help="run loops whose results are not there yet")
@@ -83,6 +82,12 @@ def main() -> int:
     for parsing in (capturing, judging, cutting_down):
         parsing.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(SITUATIONS)}")
         parsing.add_argument("--results", type=Path, default=RESULTS)
+    calming = tasks.add_parser("quiet", help="healthy loads in turn on one real server: every alert is a false one")
+    calming.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(quiet.HEALTHY)}")
+    calming.add_argument("--seconds", type=float, default=7200.0, help="of all loads together")
+    calming.add_argument("--time-scale", type=float, default=1.0, help="how much faster the rules' clocks run")
+    calming.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
+    calming.add_argument("--results", type=Path, default=RESULTS)
     documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
     documenting.add_argument("--results", type=Path, default=RESULTS)
     documenting.add_argument("--docs", type=Path, default=Path("docs"))
@@ -90,7 +95,12 @@ def main() -> int:
     accepting.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(ASKED)}")
     installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
     installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run what the command line asks for; gives the exit status."""
+    args = _parser().parse_args()
     # Also where a shell in the background has it ignored: an engine must not outlive what started it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
@@ -105,6 +115,7 @@ def main() -> int:
             "capture": _capture,
             "situations": _situations,
             "cut": _cut,
+            "quiet": _quiet,
             "document": _document,
             "acceptance": _acceptance,
         }[args.task](args)
@@ -234,6 +245,17 @@ def _cut(args: argparse.Namespace) -> int:
         if capture.is_dir() and not target.exists():
             say(f"{name}: {cutting.cut(SITUATIONS[name], capture, target, args.seconds)} bytes")
     return 0
+
+
+def _quiet(args: argparse.Namespace) -> int:
+    wanted = _chosen("--only", args.only, tuple(quiet.HEALTHY))
+    course = quiet.run(
+        wanted, args.seconds, installed(RELEASES[0]), Lane.of(args.lane), time_scale=args.time_scale, say=say
+    )
+    quiet.written(course, args.results / "quiet.json")
+    say(f"{course.seconds:.0f} s, {course.requests} requests, {course.answered} answered; verdicts {course.verdicts}")
+    say("no alert was pending or firing" if course.is_quiet else f"alerts: {course.alerts}")
+    return 0 if course.is_quiet else 1
 
 
 def _document(args: argparse.Namespace) -> int:
