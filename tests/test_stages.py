@@ -240,6 +240,17 @@ def test_what_the_scheduler_counts_late_is_no_hang() -> None:
     assert server.found() is None
 
 
+def test_a_line_of_a_slow_server_stands_for_forty_steps_once() -> None:
+    # A step takes 1.5 s, so fifty steps without output take 75 s; this release counts no decode batches itself.
+    state = ServerState(PROFILES["online"], 0.0)
+    for now in range(0, 75, 5):
+        if now == 30:
+            state.observe(DecodeBatch(None, NO_RANK, 4, 0, 100, 0.5), 30.0)
+        figures = RankFigures(running=4.0, queued=0.0, used_tokens=float(now))
+        state.observe_scrape(Scrape([figures], sent=10.0, progress=float(now)), float(now))
+        assert state.hang(float(now)) is None
+
+
 def test_answers_that_are_not_streamed_come_out_now_and_then(server: Server) -> None:
     """Every request gives its tokens out after fifty steps, streamed or not."""
     server.serves(60)

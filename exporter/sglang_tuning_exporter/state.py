@@ -441,7 +441,7 @@ class ServerState:
             told = (counts["replayed"] + counts["eager"], counts["decoded"], counts["joined"], *of_server)
             batches, lines, sequences, decoded, admitted = map(gained, before.get(dp, told), told)
             self._decoded[dp] = told
-            steps = max(steps, batches * (1.0 if rank.passes_told else interval))
+            steps = max(steps, batches)
             tokens += lines * interval if of_server[0] is None else decoded
             joined += sequences if of_server[1] is None else admitted
         figures = scrape.ranks
