@@ -245,7 +245,7 @@ def test_a_line_of_a_slow_server_stands_for_forty_steps_once() -> None:
     state = ServerState(PROFILES["online"], 0.0)
     for now in range(0, 75, 5):
         if now == 30:
-            state.observe(DecodeBatch(None, NO_RANK, 4, 0, 100, 0.5), 30.0)
+            state.observe(DecodeBatch(None, NO_RANK, 4, 0, 100, 0.5, graph=True), 30.0)
         figures = RankFigures(running=4.0, queued=0.0, used_tokens=float(now))
         state.observe_scrape(Scrape([figures], sent=10.0, progress=float(now)), float(now))
         assert state.hang(float(now)) is None
