@@ -27,7 +27,6 @@ DISAGGREGATION = frozenset(
 FAR_ABOVE = 0.2
 LEAST_SHARE = 0.14  # of the initial ratio: where it stops falling
 DECAY_STEPS = 600.0
-DEFAULT_LOG_INTERVAL = 40.0  # decode steps between two decode lines
 
 
 class Beside:
@@ -79,7 +78,7 @@ class Beside:
         if self._ratio is None or initial is None:
             return
         least = LEAST_SHARE * initial
-        steps = lines * (facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL)
+        steps = lines * facts.decode_log_interval
         self._ratio = max(self._ratio - steps * (initial - least) / DECAY_STEPS, least)
         if self._ratio <= initial + FAR_ABOVE:
             self._ratio = None  # it only falls until it is told again: it decides nothing any more

@@ -46,7 +46,6 @@ USAGE_ROUNDING = 0.011  # `token usage` is printed with two decimals
 NEAR_USAGE = 0.15
 NEAR_QUEUE, NEAR_QUEUE_SHARE = 16.0, 0.5
 FULL_SHARE = 0.9
-DEFAULT_LOG_INTERVAL = 40  # decode steps between two decode lines
 POOL_MEMORY_SECONDS = 60.0  # decode lines come more often; after this long some were not read
 MOST_PENDING = 256
 MOST_REQUESTS = 2**31
@@ -98,7 +97,7 @@ class PoolMemory:
             return True
         if self._usage is None or abs(self._tokens / pool - self._usage) > USAGE_ROUNDING:
             return True  # not this pool: the fuller of two, or another server's
-        steps = 2 * (facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL)
+        steps = 2 * facts.decode_log_interval
         slack = self._running * (facts.arg("page_size") or 1)
         return self._tokens + self._joined + steps * self._running + slack >= FULL_SHARE * pool
 

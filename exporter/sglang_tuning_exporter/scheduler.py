@@ -469,7 +469,7 @@ class RankState:
             self._most = facts.prefill_batch_tokens
             chunk = facts.arg("chunked_prefill_size")
             self._cadence.chunk = chunk if chunk is not None and chunk > 0 else None
-            self._interval = int(facts.arg("decode_log_interval") or DECODE_LOG_INTERVAL)
+            self._interval = int(facts.decode_log_interval)
             drafted = facts.arg("speculative_num_draft_tokens") or DRAFTED_TOKENS
             self._cadence.interval = self._interval * (drafted if facts.args.get("speculative_algorithm") else 1.0)
             self._thresholds = Judge(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.sglang.events import (
     MOST_RANKS,
     Event,
@@ -439,6 +440,11 @@ class ServerFacts:
         """
         bounds = (self.arg("chunked_prefill_size"), self.arg("max_prefill_tokens"))
         return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
+
+    @property
+    def decode_log_interval(self) -> float:
+        """Decode steps between two decode lines."""
+        return self.arg("decode_log_interval") or DECODE_LOG_INTERVAL
 
     @property
     def waits_by(self) -> str:

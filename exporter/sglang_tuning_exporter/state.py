@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from sglang_tuning_exporter.attention import AttentionRanks
-from sglang_tuning_exporter.credibility import DEFAULT_LOG_INTERVAL, Witness, counts
+from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.scheduler import RankState, gained
@@ -432,7 +432,7 @@ class ServerState:
         if self.stages.came_out(scrape.sent):
             self._worked_at = self._looked_at
         self._looked_at = now
-        interval = self.facts.arg("decode_log_interval") or DEFAULT_LOG_INTERVAL
+        interval = self.facts.decode_log_interval
         steps = tokens = joined = 0.0
         before, self._decoded = self._decoded, {}
         for dp, rank in self.ranks.items():

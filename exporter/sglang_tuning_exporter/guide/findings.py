@@ -229,7 +229,7 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
             BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
             for row, evidence in held.items()
         )
-        fine = sum(past.recent.share("queue", state) or 0.0 for state in past.good_queues)
+        fine = past.recent.share_of("queue", past.good_queues) or 0.0
         return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK
     # Load that is too little to judge is no idleness.
     idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds and not past.serves

@@ -61,7 +61,7 @@ def usual(suspect: Suspect, release: str) -> float | str | None:
 
 def admission_share(past: Past, *states: str) -> float:
     """Give the share of the serving time in these states of admission."""
-    return sum(past.recent.share("admission", state) or 0.0 for state in states)
+    return past.recent.share_of("admission", states) or 0.0
 
 
 def _held_tokens(past: Past) -> float | None:

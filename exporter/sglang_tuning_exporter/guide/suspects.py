@@ -108,7 +108,7 @@ def _unhealthy_queue(past: Past) -> float:
     """Give the share of the time with a queue that the verdict does not call healthy."""
     if not past.recent.serving_seconds("queue"):
         return 0.0
-    return 1.0 - sum(past.recent.share("queue", state) or 0.0 for state in past.good_queues)
+    return 1.0 - (past.recent.share_of("queue", past.good_queues) or 0.0)
 
 
 def how_many(past: Past) -> Evidence | None:
