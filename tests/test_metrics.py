@@ -70,6 +70,7 @@ FAMILIES: dict[str, set[str]] = {
     "diagnosis_active": {"diagnosis"},
     "recommended_arg": {"arg", "diagnosis"},
     "recommended_arg_current": {"arg", "diagnosis"},
+    "recommendation_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "direction"},
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
     "sources_disagree": {"fact"},
@@ -81,6 +82,7 @@ FAMILIES: dict[str, set[str]] = {
     "finished_requests": set(),
     "rejected_requests": set(),
     "liveness_events": {"event"},
+    "liveness_event_age_seconds": {"event"},
     "latency_observations": {"latency"},
     "latency_breaches": {"latency"},
     "waiting_requests": {"queue"},
@@ -216,6 +218,28 @@ def test_counters_of_the_log_start_at_zero(tmp_path: Path) -> None:
     assert page.value("sglang_tuning_out_of_memory_total", phase="decode") == 0
     assert page.value("sglang_tuning_log_lines_total", kind="decode") in (0, None)
     assert "sglang_tuning_decode_batches_total" not in page.text
+
+
+def test_the_age_of_an_event_is_there_once_it_has_happened(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    watcher = Watcher(config(log_file=(str(log),)))
+    watcher.start()
+    with web(watcher) as url:
+        before = Page(requests.get(url + "/metrics", timeout=10).text)
+        with log.open("ab") as file:
+            file.write(b"[2025-11-20 11:40:10] Decode out of memory. Try to lower your batch size.\n")
+            file.write(
+                b"[2025-11-20 11:40:10] Received sigquit from a child process. It usually means the child failed.\n"
+            )
+        wait_for(lambda: watcher.log is not None and watcher.log.last_line_at is not None)
+        time.sleep(0.5)  # a failure without a witness waits for one
+        after = Page(requests.get(url + "/metrics", timeout=10).text)
+    for name, label in (("out_of_memory_age_seconds", "phase"), ("liveness_event_age_seconds", "event")):
+        assert before.labels(PREFIX + name) == []
+        assert [labels.keys() for labels in after.labels(PREFIX + name)] == [{label}]
+    assert 0 <= (after.value("sglang_tuning_out_of_memory_age_seconds", phase="decode") or -1) < 10
+    assert 0 <= (after.value("sglang_tuning_liveness_event_age_seconds", event="process_died") or -1) < 10
 
 
 @pytest.mark.parametrize("name", [r"\ud800", r"\x00", '"}\\n# TYPE up gauge\\nup 5\\n{x="', "ü" * 300])

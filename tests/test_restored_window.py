@@ -130,6 +130,25 @@ def test_what_comes_after_the_restart_is_all_that_the_window_holds(counted: str)
     assert count(new) == count(old) + count(fresh)
 
 
+def test_the_age_of_an_event_goes_on_over_a_restart() -> None:
+    old = a_new_state()
+    old.observe(OutOfMemory(None, NO_RANK, "decode"), 1.0)
+    old.observe(lived("process_died"), 31.0)
+    new = restarted(old, 41.0, ago=60.0)
+    assert (new.age("decode", 5000.0), new.age("process_died", 5000.0)) == (100.0, 70.0)
+    assert new.age("prefill", 5000.0) is None
+    again = restarted(new, 5010.0, ago=5.0, now=9000.0)
+    assert again.age("decode", 9000.0) == 115.0
+
+
+@pytest.mark.parametrize("ages", [None, [], {"decode": "x"}, {"decode": -1e300}, {"x": 5.0}, {"decode": True}])
+def test_an_age_is_never_negative_whatever_the_state_file_says(ages: object) -> None:
+    new = a_new_state(5000.0)
+    new.restore({**a_new_state().saved(0.0), "ages": ages}, 5000.0)
+    assert (new.age("decode", 5000.0) or 0.0) >= 0.0
+    assert new.age("x", 5000.0) is None
+
+
 def test_a_healthy_server_is_healthy_after_a_restart_however_often_it_retracted_before() -> None:
     old = a_new_state()
     for number in range(647):
@@ -231,6 +250,19 @@ def test_a_failure_of_the_gap_is_as_old_as_its_line_says(place: Place) -> None:
     now = time.monotonic()
     assert state.out_of_memory["prefill"] == 1
     assert (state.recent_marks(now, 600.0), state.recent_marks(now, 1600.0)["prefill"]) == ({}, 1)
+    book.close()
+
+
+def test_an_event_of_before_the_first_look_is_as_old_as_its_line(place: Place) -> None:
+    place.write(OOM, ago=9000.0)
+    place.write(CRASH, ago=300.0)
+    book, state = place.reader(from_start=True)
+    now = time.monotonic()
+    assert state.age("prefill", now) == pytest.approx(9000.0, abs=2.0)
+    assert state.age("scheduler_exception", now) == pytest.approx(300.0, abs=2.0)
+    place.write(OOM.replace("Prefill", "Decode"), ago=300.0)  # a clock that runs behind
+    book.poll(state, LOCK)
+    assert state.age("decode", time.monotonic()) == pytest.approx(0.0, abs=2.0)
     book.close()
 
 

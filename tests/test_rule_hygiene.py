@@ -33,10 +33,10 @@ def produced() -> dict[str, set[str]]:
     with watcher.view() as now:
         families = [
             *sources(watcher),
-            *server(watcher),
+            *server(watcher, now),
             *memory(watcher),
             *schedulers(watcher, now),
-            *failures(watcher),
+            *failures(watcher, now),
             *findings(watcher, now),
             *thresholds(watcher),
             *agreement(watcher, now),

@@ -17,7 +17,7 @@ from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.scheduler import RankState, gained
-from sglang_tuning_exporter.server import WHOLE_ARGS, ServerFacts
+from sglang_tuning_exporter.server import WHOLE_ARGS, ServerFacts, number
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
     MOST_RANKS,
@@ -60,6 +60,7 @@ MOST_SCHEDULERS = 384
 # Names of what is remembered beside failures, by their phase, and what `Liveness` tells.
 START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"
 HUNG = "hung"
+_AGED = frozenset({*OUT_OF_MEMORY_PHASES, *get_args(LivenessKind)})  # of these it is kept when they last happened
 # With speculation several tokens come in a step, and the releases that send every fiftieth token may miss some of these.
 SPECULATED_STEPS = 250.0
 
@@ -110,6 +111,9 @@ class ServerState:
         self._server_window = Window(profile.window_seconds)
         self._native: dict[str, float | None] = {}  # `SERVER_COUNTS` as last told
         self._last_seen: dict[str, float] = {}  # events by name, and `WORK`
+        self._happened: dict[
+            str, float
+        ] = {}  # failures by phase and what `Liveness` tells, those of before a restart, too
         self._printed = now  # the last time that an event told
         self._unexplained: tuple[float, OutOfMemory] | None = None
         self._started_at: float | None = None
@@ -533,6 +537,7 @@ class ServerState:
             "starts": self.starts,
             "rejected_requests": self.server_totals.counts["rejected_requests"],
             "liveness": dict(self.liveness),
+            "ages": {what: now - at for what, at in self._happened.items()},
             "witness": self.witness.saved(now),
             "retractions": self._retractions.saved(now),
             "failures": self._failures.saved(now),
@@ -555,6 +560,11 @@ class ServerState:
             self._unexplained = (then, OutOfMemory(None, NO_RANK, "unknown"))
         lives = counts(saved.get("liveness"))
         self.liveness.update({what: lives[what] for what in get_args(LivenessKind) if what in lives})
+        ages = saved.get("ages")
+        for what, age in ages.items() if isinstance(ages, dict) else ():
+            seconds = number(age)
+            if what in _AGED and seconds is not None:
+                self._happened[what] = min(then - seconds, now)
         self.starts = counts(saved).get("starts", 0)
         self.server_totals.counts["rejected_requests"] += counts(saved).get("rejected_requests", 0)
         self._retractions.restore(saved.get("retractions"), then)
@@ -635,6 +645,13 @@ class ServerState:
     def _mark(self, now: float, what: str) -> None:
         self._marks.append((now, what))
         self._last_seen[what] = now
+        if what in _AGED:
+            self._happened[what] = max(self._happened.get(what, -inf), now)  # of two logs one is read first
+
+    def age(self, what: str, now: float) -> float | None:
+        """Give how long ago a failure, by its phase, or a `LivenessKind` last happened; None where it never did."""
+        at = self._happened.get(what)
+        return None if at is None else max(now - at, 0.0)
 
     def last_seen(self, what: Hashable, now: float) -> float | None:
         """Give when an event, by its name, or a state, by signal and state, was last seen; None where it never was."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sglang_tuning_exporter.guide.evidence import Past, past_of
 from sglang_tuning_exporter.guide.findings import Judgement, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.recommendation import Recommendation, recommendations, since
 from sglang_tuning_exporter.history import History
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.server import version_tuple
@@ -117,6 +118,7 @@ class Watcher:
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
+        self.recommended_since: dict[Recommendation, float] = {}  # what is advised → unix seconds, in the same words
         self.running = False
         self._inquiry = Inquiry()
         self._was_away = False
@@ -244,6 +246,7 @@ class Watcher:
             found.diagnosis.id: self.found_since.get(found.diagnosis.id, self.unix(now - (found.ago or 0.0)))
             for found in judgement.findings
         }
+        self.recommended_since = since(self.recommended_since, recommendations(judgement), self.unix(now))
         return judgement
 
     def _failed(self, outcome: Outcome) -> None:

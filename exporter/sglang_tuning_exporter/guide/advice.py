@@ -42,6 +42,7 @@ class Advice:
     cost: str = ""
     direction: str = ""
     is_switch: bool = False
+    explains: bool = False  # the flag was set away from its default, and figures show that it is the cause
 
     @property
     def raises(self) -> bool:
@@ -143,6 +144,7 @@ def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
         cost=suspect.cost,
         direction=direction,
         is_switch=suspect.is_switch,
+        explains=True,
     )
 
 

@@ -32,10 +32,10 @@ class WatcherCollector(Collector):
         with watcher.view() as now:
             families = [
                 *sources(watcher),
-                *server(watcher),
+                *server(watcher, now),
                 *memory(watcher),
                 *schedulers(watcher, now),
-                *failures(watcher),
+                *failures(watcher, now),
                 *findings(watcher, now),
                 *thresholds(watcher),
                 *agreement(watcher, now),

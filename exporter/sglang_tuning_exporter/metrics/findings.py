@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.diagnosis import BurnRate, Source
-from sglang_tuning_exporter.metrics.families import gauge
+from sglang_tuning_exporter.metrics.families import brief, gauge
 from sglang_tuning_exporter.stages import STAGES
 
 if TYPE_CHECKING:
@@ -63,6 +63,19 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
                     now_set.add_metric([advice.arg, row.id], advice.current)
             elif (row.turn.arg or found[row.id].because) and not advice.arg:
                 words.add_metric(["", advice.suggestion, row.id], 1.0)
+    recommended = gauge(
+        "recommendation_timestamp_seconds",
+        "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
+        " release (empty: advice to people), its present value, the value to try.",
+        "diagnosis",
+        "flag",
+        "current",
+        "suggested",
+        "direction",
+    )
+    for words_of, at in watcher.recommended_since.items():
+        recommended.add_metric([brief(word) for word in words_of], at)
+    yield recommended
     yield active
     yield advised
     yield now_set

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JUDGED: tuple[Latency, ...] = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
 
 
-def server(watcher: Watcher) -> Iterable[Metric]:
+def server(watcher: Watcher, now: float) -> Iterable[Metric]:
     """What runs, and what happened to it."""
     state, facts = watcher.state, watcher.state.facts
     yield info(
@@ -41,7 +41,7 @@ def server(watcher: Watcher) -> Iterable[Metric]:
     starts = counter("server_starts", "Starts of the server seen by this exporter.")
     starts.add_metric([], state.starts)
     yield starts
-    yield from _counts(watcher)
+    yield from _counts(watcher, now)
 
 
 def memory(watcher: Watcher) -> Iterable[Metric]:
@@ -84,7 +84,7 @@ def memory(watcher: Watcher) -> Iterable[Metric]:
     yield captured
 
 
-def _counts(watcher: Watcher) -> Iterable[Metric]:
+def _counts(watcher: Watcher, now: float) -> Iterable[Metric]:
     state = watcher.state
     for name, words in (
         ("aborted_requests", "Requests that their clients gave up, as the server counts them."),
@@ -105,6 +105,7 @@ def _counts(watcher: Watcher) -> Iterable[Metric]:
             liveness.add_metric([event], state.liveness[event])
     yield rejected
     yield liveness
+    yield _ages(watcher, now, "liveness_event_age_seconds", "Seconds since the log last told of this event.", "event")
     observed = counter("latency_observations", "Latencies that the server observed since the exporter came.", "latency")
     missed = counter(
         "latency_breaches",
@@ -121,7 +122,7 @@ def _counts(watcher: Watcher) -> Iterable[Metric]:
     yield missed
 
 
-def failures(watcher: Watcher) -> Iterable[Metric]:
+def failures(watcher: Watcher, now: float) -> Iterable[Metric]:
     """Out-of-memory failures by phase, where a log tells them."""
     family = counter(
         "out_of_memory",
@@ -132,6 +133,23 @@ def failures(watcher: Watcher) -> Iterable[Metric]:
         for phase in OUT_OF_MEMORY_PHASES:
             family.add_metric([phase], watcher.state.out_of_memory[phase])
     yield family
+    yield _ages(
+        watcher, now, "out_of_memory_age_seconds", "Seconds since the last out-of-memory failure in the log.", "phase"
+    )
+
+
+def _ages(watcher: Watcher, now: float, name: str, words: str, label: str) -> Metric:
+    """How long ago each event that was counted last happened; absent for one that never did.
+
+    A counter that is first seen above 0 cannot say whether its events are fresh.
+    """
+    family, state = gauge(name, words, label), watcher.state
+    if watcher.config.log_file:
+        for event in OUT_OF_MEMORY_PHASES if label == "phase" else get_args(LivenessKind):
+            age = state.age(event, now)
+            if age is not None:
+                family.add_metric([event], age)
+    return family
 
 
 def thresholds(watcher: Watcher) -> Iterable[Metric]:

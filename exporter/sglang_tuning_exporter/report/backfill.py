@@ -19,6 +19,7 @@ from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.guide.evidence import past_of
 from sglang_tuning_exporter.guide.findings import Judgement, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.recommendation import Recommendation, recommendations, since
 from sglang_tuning_exporter.metrics import WatcherCollector
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
@@ -90,6 +91,7 @@ class Night:
             state_file=None,
         )
         self.state = self.analysis.state
+        self.recommended_since: dict[Recommendation, float] = {}
         self._now = 0.0
 
     @contextmanager
@@ -99,7 +101,9 @@ class Night:
 
     def judge(self, now: float) -> Judgement:
         """Say what limits the server, as the exporter would have."""
-        return judge(past_of(self.state, now, starting=self.state.starting(now)))
+        judgement = judge(past_of(self.state, now, starting=self.state.starting(now)))
+        self.recommended_since = since(self.recommended_since, recommendations(judgement), now + self._shift)
+        return judgement
 
     def moments(self) -> Iterator[tuple[float, list[Metric]]]:
         """Give every scrape: unix seconds, and what it would have got. Raises `UsageError` as `Logs.events` does."""

@@ -1,0 +1,145 @@
+"""What a notification says of a diagnosis: one flag, its present value and the value to try, from one piece of advice."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from conftest import Page, config, watched_retractions, web
+from sglang_tuning_exporter.guide.advice import Advice, Case, advise
+from sglang_tuning_exporter.guide.evidence import Evidence, Past
+from sglang_tuning_exporter.guide.findings import Finding
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.recommendation import Recommendation, recommendation, since
+from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.window import Totals, batch_size_bucket
+from test_metrics import page_of
+
+NAME = "sglang_tuning_recommendation_timestamp_seconds"
+
+
+def case(ran: float | None = None, limits: dict[int | None, float] | None = None, /, **args: object) -> Case:
+    recent = Totals()
+    if ran is not None:
+        recent.running_seconds[batch_size_bucket(ran)] = 100.0
+    facts = ServerFacts(args=args, running_limits=limits or {})
+    return Case(Past(recent, {}, 600.0, facts, PROFILES["online"]))
+
+
+def found(diagnosis: str, advice: list[Advice]) -> Finding:
+    return Finding(BY_ID[diagnosis], (Evidence("x", 1.0, 0.0, "count"),), "high", tuple(advice))
+
+
+def said(diagnosis: str, of: Case) -> Recommendation:
+    return recommendation(found(diagnosis, advise(diagnosis, of)), of.facts)
+
+
+def test_a_value_is_said_as_it_is_typed() -> None:
+    words = said("retracting_too_often", case(schedule_conservativeness=0.05))
+    assert words == ("retracting_too_often", "--schedule-conservativeness", "0.05", "1.3", "raise")
+
+
+def test_of_two_flags_the_rows_own_is_said_with_its_own_values() -> None:
+    of = case(20, mem_fraction_static=0.88, cuda_graph_max_bs=160)
+    assert [advice.flag for advice in advise("graph_memory_short", of)] == [
+        "--cuda-graph-max-bs",
+        "--mem-fraction-static",
+    ]
+    assert said("graph_memory_short", of)[1:] == ("--mem-fraction-static", "0.88", "0.83", "lower")
+
+
+def test_a_flag_that_figures_show_to_be_the_cause_is_said_before_the_rows_own() -> None:
+    own = advise("retracting_too_often", case(schedule_conservativeness=0.05))
+    cause = Advice("--max-total-tokens", "max_total_tokens", 4096.0, None, "leave it out", "", "", direction="drop")
+    assert recommendation(found("retracting_too_often", [cause, *own]), ServerFacts()).suggested == "1.3"
+    shown = Advice(**{name: getattr(cause, name) for name in Advice.__slots__} | {"explains": True})
+    words = recommendation(found("retracting_too_often", [shown, *own]), ServerFacts())
+    assert words[1:] == ("--max-total-tokens", "4096", "leave it out", "drop")
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "args", "words"),
+    [
+        ("cuda_graph_off", {"disable_cuda_graph": True}, ("--disable-cuda-graph", "set", "drop", "drop")),
+        ("torch_compile_candidate", {}, ("--enable-torch-compile", "not set", "add", "add")),
+        (
+            "metrics_disabled",
+            {"enable_metrics": False},
+            ("--enable-metrics", "not set", "add --enable-metrics --enable-cache-report", "add"),
+        ),
+    ],
+)
+def test_a_switch_is_said_in_words(diagnosis: str, args: dict[str, object], words: tuple[str, ...]) -> None:
+    assert said(diagnosis, case(**args))[1:] == words
+
+
+def test_advice_to_people_names_no_flag() -> None:
+    words = said("server_down", case())
+    assert (words.flag, words.current, words.suggested, words.direction) == (
+        "",
+        "",
+        "look at the end of its log",
+        "look",
+    )
+
+
+def test_a_flag_that_is_not_set_says_so() -> None:
+    assert said("retracting_too_often", case()).current == "not set"
+
+
+@pytest.mark.parametrize(
+    ("limits", "args", "current"),
+    [
+        ({None: 2048.0}, {"tp_size": 1}, "2048 (default)"),
+        ({0: 64.0, 1: 64.0}, {"dp_size": 2, "tp_size": 2, "enable_dp_attention": True}, "128 (default)"),
+        ({None: 64.0}, {"max_running_requests": 64}, "64"),
+    ],
+)
+def test_a_limit_in_force_that_nobody_set_is_the_default(
+    limits: dict[int | None, float], args: dict[str, object], current: str
+) -> None:
+    assert said("running_at_limit", case(None, limits, **args)).current == current
+
+
+def test_a_recommendation_keeps_its_time_for_as_long_as_its_words() -> None:
+    first, other = Recommendation("a", "--x", "1", "2", "raise"), Recommendation("a", "--x", "1", "3", "raise")
+    told = since({}, [first], 100.0)
+    assert since(told, [first], 200.0) == {first: 100.0}
+    assert since(told, [other], 200.0) == {other: 200.0}
+    assert since(since(told, [], 200.0), [first], 300.0) == {first: 300.0}
+
+
+def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) -> None:
+    watcher = watched_retractions(tmp_path)
+    begin = time.time()
+    with web(watcher) as url:
+        page = Page(requests.get(url + "/metrics", timeout=10).text)
+    labels = page.labels(NAME)
+    assert {
+        "diagnosis": "retracting_too_often",
+        "flag": "--schedule-conservativeness",
+        "current": "0.1",
+        "suggested": "1.3",
+        "direction": "raise",
+    } in labels
+    assert len({each["diagnosis"] for each in labels}) == len(labels)
+    active = {
+        s.labels["diagnosis"] for s in page.samples if s.name == "sglang_tuning_diagnosis_active" and s.value == 1
+    }
+    assert {each["diagnosis"] for each in labels} <= active
+    at = page.value(NAME, diagnosis="retracting_too_often")
+    assert at is not None
+    assert begin - 2 <= at <= time.time()
+
+
+def test_words_of_the_server_are_cut_and_do_not_cost_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    word = '"}\n\udcff' + "x" * 9000
+    hostile = Recommendation("server_down", "--x", word, word, "set")
+    monkeypatch.setattr("sglang_tuning_exporter.watcher.recommendations", lambda _: [hostile])
+    (labels,) = page_of(Watcher(config(sglang_url="http://127.0.0.1:9"))).labels(NAME)
+    assert len(labels["current"]) < 600 > len(labels["suggested"])
