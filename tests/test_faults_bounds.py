@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter import credibility, history, ledgers, serving, state, watcher
+from sglang_tuning_exporter import credibility, history, ledgers, logbook, serving, state, watcher
 from sglang_tuning_exporter.metrics import families
 from sglang_tuning_exporter.sglang import events, exposition, histograms, usual, wrappers
 from sglang_tuning_exporter.sglang.prefix import parse_rank
@@ -32,6 +32,7 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
         ),
         ("files followed at once", f"{selection.MOST_FILES}, or half of `ulimit -n`"),
         ("files not followed whose positions outlive a restart", f"{selection.MOST_REMEMBERED}"),
+        ("the log's counters wait for its past to be read", f"{logbook.FIRST_READ_SECONDS:.0f} s, some 70 GB"),
         ("a name looked through for new files", f"{100 / tail._GLOB_REST:.0f} % of a core"),
         ("a quiet deleted or rotated file is held", f"{tail._DELETED_SECONDS:.0f} s, {tail._LINGER_SECONDS:.0f} s"),
         ("ranks of a kind (DP, TP, PP)", f"{events.MOST_RANKS}"),

@@ -29,6 +29,8 @@ BEHIND_BYTES = 4 << 20
 # Of a log that is far behind, block follows upon block: without a pause whoever is asked for a page may wait for the lock
 # until the log has been read, since Python's locks know no order.
 FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
+# For so long at most the counters wait for what the log held at the start.
+FIRST_READ_SECONDS = 600.0
 # A file that comes back within this time goes on where it was: a rotation leaves a name empty for a moment.
 FORGET_SECONDS = 600.0
 STDIN = "-"  # its path: what comes there is news
@@ -71,6 +73,7 @@ class Logbook:
         self._dropped_before = 0  # by files that are not followed any more
         self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
         self._catching_up = True  # until everything has been read that was written before
+        self._behind_since: float | None = None  # the end of the first look, where it did not read all of that
         self._offsets: dict[str, float | None] = {}  # by path, while it catches up: unix time less printed time
         self._say_problem()
 
@@ -133,9 +136,19 @@ class Logbook:
             self.files = statuses
             self.keep(state, self._clock())
         if size < BEHIND_BYTES:
-            self._catching_up = False
+            if self._behind_since is not None:
+                logger.info("log: what was written before has been read")
+            self._catching_up, self._behind_since = False, None
             self._offsets.clear()
+        elif self._catching_up and self._behind_since is None:
+            self._behind_since = self._clock()
+            logger.info("log: reading what was written before; its counters are shown after that")
         return size >= BEHIND_BYTES
+
+    @property
+    def reads_the_past(self) -> bool:
+        """Whether the counters are still those of half a log: what was written before the start is being read, for ten minutes at most."""
+        return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 
     def keep(self, state: ServerState, now: float) -> None:
         """Save what was counted since the last block, if anything: call it under the lock before anybody is shown a counter."""

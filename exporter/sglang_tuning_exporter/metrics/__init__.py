@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from sglang_tuning_exporter.metrics.families import text
+from sglang_tuning_exporter.metrics.families import PREFIX, text
 from sglang_tuning_exporter.metrics.findings import findings
 from sglang_tuning_exporter.metrics.schedulers import schedulers
 from sglang_tuning_exporter.metrics.server import failures, memory, server, thresholds
@@ -20,8 +20,25 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.watcher import Watcher
 
 
+# Counters that no line of the log moves.
+OF_METRICS = frozenset(
+    PREFIX + name
+    for name in (
+        "aborted_requests",
+        "capped",
+        "finished_requests",
+        "latency_breaches",
+        "latency_observations",
+        "started_requests",
+    )
+)
+
+
 class WatcherCollector(Collector):
-    """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards."""
+    """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards.
+
+    While the log's past is being read its counters are left out: Prometheus would take their way up for events of now.
+    """
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -40,6 +57,8 @@ class WatcherCollector(Collector):
                 *thresholds(watcher),
                 *agreement(watcher, now),
             ]
+            if watcher.log is not None and watcher.log.reads_the_past:
+                families = [each for each in families if each.type != "counter" or each.name in OF_METRICS]
         return (family for family in families if family.samples)
 
 

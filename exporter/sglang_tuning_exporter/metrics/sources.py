@@ -63,6 +63,12 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
     for status in log.files:
         file_up.add_metric([sound(status.path)], float(status.up))
     yield file_up
+    past = gauge(
+        "log_reading_past",
+        "1 while what the log held at the exporter's start is still being read; the log's counters are absent until then.",
+    )
+    past.add_metric([], float(log.reads_the_past))
+    yield past
     left_out = gauge("log_files_left_out", "Files that match --log-file and are not followed: there are too many.")
     left_out.add_metric([], log.left_out)
     yield left_out

@@ -49,6 +49,7 @@ class _Book:
     """What `metrics` asks of the log half: everything up to the last event taken."""
 
     state_file_problem = None
+    reads_the_past = False  # each moment has what was written until then
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs

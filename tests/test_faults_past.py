@@ -1,0 +1,144 @@
+"""A large log that was there before the exporter: until it has been read its counters are nobody's business."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from conftest import Page, config, running_exporter, wait_for
+from sglang_tuning_exporter import logbook
+from sglang_tuning_exporter.metrics import page as own_page
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.watcher import Watcher
+
+START = "[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
+DECODE = (
+    "[2025-11-20 11:40:13] Decode batch, #running-req: 237, #token: 925941, token usage: 0.89, cuda graph: True, "
+    "gen throughput (token/s): 4471.70, #queue-req: 4\n"
+)
+RETRACTION = (
+    "[2025-11-20 11:40:13] KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: {n}, "
+    "#new_token_ratio: 0.3002 -> 0.5783\n"
+)
+OOM = "[2025-11-20 11:50:00] Decode out of memory. Try to lower your batch size.\n"
+OF_THE_LOG = (
+    "sglang_tuning_server_starts_total",
+    "sglang_tuning_retraction_events_total",
+    "sglang_tuning_retracted_requests_total",
+    "sglang_tuning_decode_batches_total",
+    "sglang_tuning_out_of_memory_total",
+    "sglang_tuning_liveness_events_total",
+    "sglang_tuning_rejected_requests_total",
+    "sglang_tuning_state_seconds_total",
+    "sglang_tuning_log_lines_total",
+)
+PARTS = 12  # of 2 MB each, with a start and ten retractions
+READING = "sglang_tuning_log_reading_past"
+
+
+def part(number: int) -> str:
+    return START + "".join(RETRACTION.format(n=8000 + 10 * number + each) for each in range(10)) + DECODE * 12_000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "server.log"
+    with path.open("w") as file:
+        for number in range(PARTS):
+            file.write(part(number))
+        file.write(OOM)
+    return path
+
+
+def counters(page: Page) -> tuple[float | None, ...]:
+    return (
+        page.value("sglang_tuning_server_starts_total"),
+        page.value("sglang_tuning_retraction_events_total"),
+        page.value("sglang_tuning_out_of_memory_total", phase="decode"),
+    )
+
+
+ALL = (float(PARTS), 10.0 * PARTS, 1.0)
+
+
+def test_no_scrape_sees_the_counters_of_half_a_log(log: Path) -> None:
+    seen = []
+    with running_exporter("--log-file", str(log), "--from-start") as exporter:
+
+        def is_read() -> bool:
+            page = exporter.page()
+            seen.append((page.value(READING), counters(page)))
+            return seen[-1][1] == ALL
+
+        wait_for(is_read, 60)
+        assert exporter.get("/-/healthy").status_code == 200
+    assert set(seen) <= {(1.0, (None, None, None)), (0.0, ALL)}
+    assert seen[0] == (1.0, (None, None, None))
+
+
+def test_after_a_restart_the_counters_go_on_where_they_were_and_never_below(log: Path, tmp_path: Path) -> None:
+    flags = ("--log-file", str(log), "--from-start", "--state-file", str(tmp_path / "state.json"))
+    with running_exporter(*flags) as exporter:
+        wait_for(lambda: counters(exporter.page()) == ALL, 60)
+    with log.open("a") as file:
+        for number in range(PARTS, 2 * PARTS):
+            file.write(part(number))
+    seen = set()
+    with running_exporter(*flags) as exporter:
+
+        def is_read() -> bool:
+            seen.add(counters(exporter.page()))
+            return (2.0 * PARTS, 20.0 * PARTS, 1.0) in seen
+
+        wait_for(is_read, 60)
+    assert seen <= {(None, None, None), (2.0 * PARTS, 20.0 * PARTS, 1.0)}
+
+
+def watched(log: Path) -> Watcher:
+    """A watcher after its first look at the log."""
+    watcher = Watcher(config(log_file=(str(log),), from_start=True, sglang_url="http://127.0.0.1:9"))
+    assert watcher.log is not None
+    watcher.log.poll(watcher.state, threading.RLock())
+    return watcher
+
+
+def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(log: Path) -> None:
+    watcher = watched(log)
+    watcher.state.observe_scrape(Scrape([], aborted_requests=3.0), watcher.state.begun + 1)
+    page = Page(own_page(registry(watcher)))
+    assert page.value(READING) == 1
+    assert [name for name in OF_THE_LOG if page.labels(name)] == []
+    assert page.value("sglang_tuning_aborted_requests_total") == 0
+    assert page.value("sglang_tuning_verdict") == 1
+    assert watcher.log is not None
+    while watcher.log.poll(watcher.state, threading.RLock()):
+        pass
+    page = Page(own_page(registry(watcher)))
+    assert page.value(READING) == 0
+    assert [name for name in OF_THE_LOG if not page.labels(name)] == []
+
+
+def test_counters_wait_ten_minutes_at_most(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = watched(log)
+    assert watcher.log is not None
+    assert watcher.log.reads_the_past
+    assert logbook.FIRST_READ_SECONDS == 600
+    monkeypatch.setattr(logbook, "FIRST_READ_SECONDS", 0.0)
+    assert not watcher.log.reads_the_past
+    assert Page(own_page(registry(watcher))).labels("sglang_tuning_out_of_memory_total")
+
+
+def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    watcher = watched(log)
+    assert watcher.log is not None
+    with log.open("w") as file:
+        for number in range(PARTS):
+            file.write(part(number))
+    assert watcher.log.poll(watcher.state, threading.RLock())
+    assert not watcher.log.reads_the_past
+    assert Page(own_page(registry(watcher))).labels("sglang_tuning_server_starts_total")
