@@ -168,29 +168,117 @@ def test_a_server_that_takes_connections_and_does_not_answer_hangs_at_its_tokeni
     )
 
 
-def test_not_ready_is_believed_for_a_quarter_of_an_hour(alone: Beside) -> None:
+def test_a_503_is_believed_for_as_long_as_a_start_can_last(alone: Beside) -> None:
     """A proxy says 503 for a server that is dead as well."""
-    alone.answers()
     alone.fails("not_ready")
-    assert alone.verdict(after=600.0, reason="not_ready") == "starting"
-    assert alone.verdict(after=400.0, reason="not_ready") == "server_down"
-    assert alone.reason() == "http_status"
+    assert alone.verdict(after=1700.0, reason="not_ready") == "starting"
+    assert alone.verdict(after=150.0, reason="not_ready") == "server_down"
+    assert alone.reason() == "http_503"
 
 
-def test_a_page_without_a_figure_is_no_server_that_starts_or_is_down(alone: Beside) -> None:
-    """Up to 0.4 a server without a request so far has an empty page, for days."""
+def test_a_503_of_a_server_that_was_up_is_no_start_unless_its_log_tells_of_one(beside: Beside) -> None:
+    beside.answers()
+    beside.fails("not_ready")
+    assert (beside.verdict(), beside.reason()) == ("server_down", "http_503")
+    beside.prints(START)
+    beside.fails("not_ready")
+    assert (beside.verdict(after=1700.0, reason="not_ready"), beside.reason()) == ("starting", "not_ready")
+    assert beside.verdict(after=150.0, reason="not_ready") == "server_down"
+
+
+def test_a_503_of_a_server_that_has_served_by_its_log_is_no_start(beside: Beside) -> None:
+    beside.prints(START + DECODE.decode())
+    beside.fails("not_ready")
+    assert (beside.verdict(), beside.reason()) == ("server_down", "http_503")
+
+
+def test_another_way_to_fail_does_not_begin_the_time_anew(alone: Beside) -> None:
+    """A name server that answers sometimes."""
+    for _ in range(120):
+        alone.now += 10.0
+        alone.fails("timeout")
+        alone.now += 10.0
+        alone.fails("unreachable")
+    assert (alone.verdict(), alone.reason()) == ("server_down", "unreachable")
+
+
+@pytest.mark.parametrize("release", ["0.3.6", "0.4.6.post5"])
+def test_an_empty_page_is_no_outage_up_to_0_4(alone: Beside, release: str) -> None:
+    """There, a server without a request so far has an empty page, for days."""
+    alone.watcher.state.facts.apply_info(release, {}, None)
     for _ in range(200):
         alone.now += 15.0
         alone.fails("not_ready", serves=True)
-    assert alone.verdict() == "not_enough_data"
+    assert (alone.verdict(), alone.reason()) == ("not_enough_data", "not_ready")
 
 
-def test_an_answer_in_between_begins_the_time_anew(alone: Beside) -> None:
-    alone.fails("not_ready")
-    alone.verdict(after=800.0, reason="not_ready")
-    alone.answers()
-    alone.fails("not_ready")
-    assert alone.verdict(after=600.0, reason="not_ready") == "starting"
+@pytest.mark.parametrize("release", [None, "0.5.23"])
+def test_an_empty_page_is_excused_for_as_long_as_a_start_on_every_other_server(
+    alone: Beside, release: str | None
+) -> None:
+    alone.watcher.state.facts.apply_info(release, {}, None)
+    for _ in range(118):
+        alone.now += 15.0
+        alone.fails("not_ready", serves=True)
+    assert (alone.verdict(), alone.reason()) == ("not_enough_data", "not_ready")
+    for _ in range(4):
+        alone.now += 15.0
+        alone.fails("not_ready", serves=True)
+    assert (alone.verdict(), alone.reason()) == ("server_down", "invalid")
+
+
+def test_an_empty_page_is_no_excuse_for_a_server_that_died(beside: Beside) -> None:
+    beside.prints(START + CRASH)
+    beside.fails("not_ready", serves=True)
+    assert (beside.verdict(), beside.reason()) == ("server_down", "invalid")
+
+
+class TestA404:
+    """SGLang without --enable-metrics, or a proxy whose server is gone."""
+
+    def test_it_is_a_server_without_metrics_where_none_were_ever_seen(self, alone: Beside) -> None:
+        alone.fails("metrics_disabled")
+        assert alone.verdict(after=7200.0, reason="metrics_disabled") == "not_enough_data"
+        assert alone.reason() == "metrics_disabled"
+
+    def test_it_is_a_server_that_is_gone_where_they_were(self, alone: Beside) -> None:
+        alone.answers()
+        alone.fails("metrics_disabled")
+        assert (alone.verdict(), alone.reason()) == ("server_down", "http_404")
+
+    def test_a_start_in_the_log_may_be_one_without_metrics(self, beside: Beside) -> None:
+        beside.answers()
+        beside.prints(START)
+        beside.fails("metrics_disabled")
+        assert beside.reason() == "metrics_disabled"
+
+    def test_a_start_that_never_ends_is_none(self, beside: Beside) -> None:
+        beside.prints(START)
+        beside.fails("metrics_disabled")
+        assert beside.verdict(after=1900.0, reason="metrics_disabled") == "server_down"
+        assert beside.reason() == "http_404"
+
+    def test_an_end_in_the_log_wins(self, beside: Beside) -> None:
+        beside.prints(START + CRASH)
+        beside.fails("metrics_disabled")
+        assert (beside.verdict(), beside.reason()) == ("server_down", "http_404")
+
+    def test_a_server_that_answers_otherwise_has_no_metrics_for_as_long_as_it_does(self, alone: Beside) -> None:
+        alone.answers()
+        alone.fails("metrics_disabled")
+        outage = alone.watcher._outage
+        outage.asked(answered=True)
+        alone.fails("metrics_disabled")
+        assert alone.reason() == "metrics_disabled"
+        outage.asked(answered=False)
+        alone.fails("metrics_disabled")
+        assert (alone.verdict(), alone.reason()) == ("server_down", "http_404")
+
+    def test_one_that_never_answered_otherwise_stays_one_without_metrics(self, alone: Beside) -> None:
+        alone.fails("metrics_disabled")
+        alone.watcher._outage.asked(answered=False)
+        alone.fails("metrics_disabled")
+        assert alone.reason() == "metrics_disabled"
 
 
 def test_the_page_and_the_metrics_say_that_it_is_starting(alone: Beside) -> None:

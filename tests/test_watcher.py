@@ -277,6 +277,26 @@ def test_a_server_without_metrics_is_asked_for_its_arguments_all_the_same(sglang
         assert watcher.health.reason == "metrics_disabled"
 
 
+def test_a_server_that_came_back_without_metrics_is_not_down(sglang: FakeSGLang) -> None:
+    sglang.answers["/server_info"] = info()
+    with watching(sglang_url=sglang.url) as watcher:
+        wait_for(lambda: watcher.health.up is True)
+        del sglang.answers["/metrics"]
+        wait_for(lambda: watcher.health.reason == "metrics_disabled")
+        assert sglang.count("/server_info") == 2
+
+
+def test_a_proxy_that_answers_for_a_server_that_is_gone_is_no_server_without_metrics(sglang: FakeSGLang) -> None:
+    with watching(sglang_url=sglang.url) as watcher:
+        wait_for(lambda: watcher.health.up is True)
+        del sglang.answers["/metrics"]
+        asked = sglang.count("/server_info")
+        wait_for(lambda: sglang.count("/server_info") > asked)
+        seen = sglang.count("/metrics")
+        wait_for(lambda: sglang.count("/metrics") > seen + 1)
+        assert watcher.health.reason == "http_404"
+
+
 def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: FakeSGLang) -> None:
     sglang.answers["/server_info"] = hang
     with watching(sglang_url=sglang.url, scrape_timeout=0.3):

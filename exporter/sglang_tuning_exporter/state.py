@@ -266,6 +266,10 @@ class ServerState:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
         return self._started_at is not None and now - self._started_at < STARTING_SECONDS
 
+    def start_is_overdue(self, now: float) -> bool:
+        """Say whether the log tells of a start that neither became ready nor failed in the time that one can take."""
+        return self._started_at is not None and not self.starting(now)
+
     def answered(self) -> None:
         """Note that the server answers: its port opens only when the model is loaded, whatever the log has yet to say of it."""
         self._started_at = None

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.recommendation import Recommendation, recommendations, since
 from sglang_tuning_exporter.history import History
 from sglang_tuning_exporter.logbook import Logbook
+from sglang_tuning_exporter.outage import AWAY, Outage
 from sglang_tuning_exporter.server import version_tuple
 from sglang_tuning_exporter.sglang import exposition
 from sglang_tuning_exporter.sglang.layout import PageReader
@@ -44,15 +45,13 @@ SELF_SCRAPE_SECONDS = 20.0
 STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
 # First and longest pause: every /server_info leaves a line in the log that is being read.
 INFO_RETRY_SECONDS = (15.0, 300.0)
-# A server that has not been seen up, and of whose start no log tells, may be starting for so long.
-UNSEEN_SECONDS = 900.0
 # A log has gone silent when the server was seen at work so long after its last batch line, and none has come for five minutes.
 LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 300.0
 QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
 # Between two health checks of our own, made only while requests stand still; and how long one may take.
 CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
-# Another server may answer next time.
-AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})
+# In these cases there is a server to ask for more: it has no figure yet, or no metrics. A 404 may be a proxy's: it is asked again.
+MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -66,10 +65,7 @@ class ScrapeHealth:
     message: str = ""
     scrape_seconds: float | None = None
     starting: bool = False  # it is away because it is starting, as far as can be told
-    away_since: float | None = (
-        None  # when the first of the scrapes in a row failed for which nothing answers, or it says "not ready"
-    )
-    seen_up: bool = False
+    serves: bool = False  # the last scrape failed, but it answers
     unrecognised: int = 0  # SGLang families on the last page that no known release has
 
 
@@ -123,7 +119,7 @@ class Watcher:
         self._inquiry = Inquiry()
         self._was_away = False
         self._checked_at = -inf  # the last health check of our own
-        self._said = ""  # why scrapes fail, as logged last
+        self._outage = Outage()
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
         self.log = Logbook(config, stdin) if config.log_file else None
@@ -251,35 +247,16 @@ class Watcher:
 
     def _failed(self, outcome: Outcome) -> None:
         assert outcome.error is not None
-        if self.health.up is not False or self._said != outcome.error.reason:
-            logger.warning("cannot scrape %s: %s", self.config.metrics_url, outcome.error)
-        self._said = outcome.error.reason
+        health, error = self.health, outcome.error
         self.state.lost_scrape()
-        health, error, now = self.health, outcome.error, time.monotonic()
-        away = error.reason in AWAY and not error.serves
-        health.away_since = (now if health.away_since is None else health.away_since) if away else None
-        health.up, health.starting = False, away and self._may_start(error.reason, now)
-        health.reason, health.message = error.reason, str(error)
-        if health.starting:
-            # The port opens only when the model is loaded.
-            health.reason, health.message = "not_ready", f"it is starting ({error})"
-        elif away and error.reason == "not_ready":
-            health.reason, health.message = "http_status", f"{error}, and has not been for long"
-        health.scrape_seconds = outcome.seconds
+        why = self._outage.judge(error, self.state, time.monotonic())
+        if health.up is not False or health.reason != why.reason:
+            logger.warning("cannot scrape %s: %s", self.config.metrics_url, why.message)
+            if why.reason == "http_404":
+                self._inquiry.want()  # whether it is there without metrics
+        health.up, health.serves, health.scrape_seconds = False, error.serves, outcome.seconds
+        health.reason, health.message, health.starting = why
         self._was_away = self._was_away or error.reason in AWAY
-
-    def _may_start(self, reason: str, now: float) -> bool:
-        """Say whether a server that is away may be starting: its log says so, or nothing has shown that it ever served.
-
-        What the log says of its end wins at once.
-        """
-        if self.state.died:
-            return False
-        if self.state.starting(now):
-            return True
-        if reason != "not_ready" and (self.health.seen_up or self.state.has_served):
-            return False
-        return self.health.away_since is not None and now - self.health.away_since < UNSEEN_SECONDS
 
     def _take(self, outcome: Outcome) -> None:
         if self._stopping.is_set():  # it was cut off by us
@@ -297,27 +274,31 @@ class Watcher:
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health.up, self.health.reason, self.health.message = True, "", ""
-            self.health.starting, self.health.away_since, self.health.seen_up = False, None, True
+            self.health.starting = self.health.serves = False
             self.health.scrape_seconds = outcome.seconds
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte
             starts = self.state.starts
             self.state.answered()
             self.state.observe_scrape(scrape, time.monotonic())
+            self._outage.ends(self.state.starts)
             if self._was_away or self.state.starts != starts:
                 self._inquiry.want()
             self._was_away = False
 
     def _ask_server_info(self) -> None:
         with self._lock:
-            answers = self.health.up is True or self.health.reason == "metrics_disabled"
+            without = self.health.up is False and self.health.reason in MAY_ANSWER
+            answers = self.health.up is True or without or self.health.serves
             if self._informant is None or not answers or not self._inquiry.take(time.monotonic()):
                 return
         info = self._informant.server_info(self.config.scrape_timeout)
         with self._lock:
-            if info is None:
+            if without:
+                self._outage.asked(answered=info is not None)
+            if info is None or without:
                 self._inquiry.missed(time.monotonic())
-            else:
+            if info is not None:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
                 self.state.facts.apply_ranks(info.ranks)
         # Which DP rank has which limit is told by /v1/loads alone, from 0.5.8 on.
