@@ -84,8 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         parsing.add_argument("--results", type=Path, default=RESULTS)
     calming = tasks.add_parser("quiet", help="healthy loads in turn on one real server: every alert is a false one")
     calming.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(quiet.HEALTHY)}")
-    calming.add_argument("--seconds", type=float, default=7200.0, help="of all loads together")
+    calming.add_argument("--minutes", type=float, default=15.0, help="of each load, by the rules' clocks")
     calming.add_argument("--time-scale", type=float, default=1.0, help="how much faster the rules' clocks run")
+    calming.add_argument("--true", default="", metavar="NAME,NAME", help="loads with true clocks all the same")
     calming.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
     calming.add_argument("--results", type=Path, default=RESULTS)
     documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
@@ -248,14 +249,22 @@ def _cut(args: argparse.Namespace) -> int:
 
 
 def _quiet(args: argparse.Namespace) -> int:
-    wanted = _chosen("--only", args.only, tuple(quiet.HEALTHY))
-    course = quiet.run(
-        wanted, args.seconds, installed(RELEASES[0]), Lane.of(args.lane), time_scale=args.time_scale, say=say
+    known = tuple(quiet.HEALTHY)
+    wanted, true = _chosen("--only", args.only, known), _chosen("--true", args.true, known)
+    if args.time_scale < 1:
+        raise UsageError(f"--time-scale={args.time_scale:g}: give 1 or more")
+    lane = Lane.of(args.lane)
+    lane.stay()
+    courses = quiet.run(
+        quiet.plans(wanted, args.time_scale, true),
+        60 * args.minutes,
+        installed(RELEASES[0]),
+        lane,
+        args.results,
+        say=say,
     )
-    quiet.written(course, args.results / "quiet.json")
-    say(f"{course.seconds:.0f} s, {course.requests} requests, {course.answered} answered; verdicts {course.verdicts}")
-    say("no alert was pending or firing" if course.is_quiet else f"alerts: {course.alerts}")
-    return 0 if course.is_quiet else 1
+    print("\n".join(quiet.table([course.as_json() for course in courses])))
+    return 0 if all(course.is_quiet for course in courses) else 1
 
 
 def _document(args: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Se
             if advice["typed"] and advice["flag"] not in fixed:
                 change = Change(advice["flag"], str(advice["current"]), str(advice["suggested"]))
                 if advice["typed"].startswith("remove "):
-                    return Advised(tuple(word for word in args if word != advice["flag"]), load, (change,))
+                    return Advised(_without(args, advice["flag"]), load, (change,))
                 return Advised((*args, *shlex.split(advice["typed"])), load, (change,))
     for sentence in _sentences(document):
         for name, what, figure in _COUNTED:
@@ -84,6 +84,17 @@ def _held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised
     words = "; ".join(f"{change.what} {change.old} -> {change.new}, which is held here" for change in turned)
     rest = tuple(change for change in advice.changes if change not in turned)
     return replace(advice, args=tuple(kept), changes=rest, words=advice.words or words)
+
+
+def _without(args: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Take a flag off a command line, and its value with it."""
+    kept: list[str] = []
+    dropped = False
+    for word in args:
+        dropped = word == flag or (dropped and not word.startswith("--"))
+        if not dropped:
+            kept.append(word)
+    return tuple(kept)
 
 
 def _sentences(document: dict[str, Any]) -> list[str]:

@@ -151,10 +151,10 @@ def _watched(
         begin = time.time()
         warm, end = begin + setting.warm_seconds, begin + sent.seconds
         sending.start()
-        cpu = machine = None
+        cpu = before = None
         while (now := time.time()) < end - 0.5:
             if cpu is None and now >= warm:
-                warm, cpu, machine = now, server.cpu_seconds("sglang::scheduler"), _machine(server)
+                warm, cpu, before = now, server.cpu_seconds("sglang::scheduler"), machine(server)
             with suppress(requests.RequestException, ValueError):
                 document = stack.get(f"{stack.exporter_url}/api/v1/findings")
                 if not verdicts or verdicts[-1][1] != document["verdict"]:
@@ -167,14 +167,14 @@ def _watched(
             )
         end = time.time()
         spent = server.cpu_seconds("sglang::scheduler") - cpu if cpu is not None else None
-        others = _others(machine, _machine(server))
+        taken = others(before, machine(server))
         sending.join()
     finally:
         stack.stop()
     lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
     figures = measure(records, lines, warm, end, spent)
     notified = [n for at, message in messages for n in _notified(at - begin, message)]
-    return Side(figures, document, notified, verdicts, 0.0, others, records, setting.time_scale)
+    return Side(figures, document, notified, verdicts, 0.0, taken, records, setting.time_scale)
 
 
 def _notified(after: float, message: Any) -> list[dict[str, Any]]:
@@ -190,14 +190,15 @@ def _notified(after: float, message: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _machine(server: engine.Engine) -> tuple[float, float, float]:
+def machine(server: engine.Engine) -> tuple[float, float, float]:
     """CPU seconds so far of the whole machine, of those idle, and of the engine."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     hertz = os.sysconf("SC_CLK_TCK")
     return sum(ticks) / hertz, (ticks[3] + ticks[4]) / hertz, server.cpu_seconds()
 
 
-def _others(before: tuple[float, float, float] | None, after: tuple[float, float, float]) -> float:
+def others(before: tuple[float, float, float] | None, after: tuple[float, float, float]) -> float:
+    """Give the share of all cores that other programs took between two moments of `machine`."""
     if before is None:
         return 0.0
     whole, idle, ours = (b - a for a, b in zip(before, after, strict=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from closed_loop import agreement, convergence, liveness
+from closed_loop import agreement, convergence, liveness, quiet
 from closed_loop.loops import LOOPS, Loop
 
 TOLD = (
@@ -42,6 +42,7 @@ def collect(results: Path) -> dict[str, Any]:
         },
         "liveness": liveness.collected(results),
         "agreement": agreement.collected(results),
+        "quiet": quiet.collected(results),
     }
 
 
@@ -64,6 +65,7 @@ def beside(told: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         },
         "liveness": liveness.ordered([*known.get("liveness", ()), *told["liveness"]]),
         "agreement": told["agreement"] or known.get("agreement"),
+        "quiet": quiet.ordered([*known.get("quiet", ()), *told["quiet"]]),
     }
 
 

@@ -93,6 +93,95 @@ STARTS: tuple[Start, ...] = (
         grid={"--schedule-conservativeness": ("0.3", "1.0", "1.3"), "--max-running-requests": ("12", "")},
         env=CLIPPED,
     ),
+    Start(
+        name="three-at-once-in-large-pages",
+        what="three requests at once, in chunks and pages of 256; a fifth of the prompts is long",
+        fixed="--max-total-tokens 16384",
+        wrong="--max-running-requests 3 --chunked-prefill-size 256 --page-size 256",
+        load=Load(clients=40, seconds=SECONDS, prompt_tokens=(24, 24, 24, 24, 1200), most_new_tokens=200),
+        grid={
+            "--max-running-requests": ("16", ""),
+            "--chunked-prefill-size": ("1024", "8192"),
+            "--page-size": ("",),
+        },
+    ),
+    Start(
+        name="order-by-prefix-without-a-cache",
+        what="no cache beside the policy that orders by what is cached, and conservativeness 3; six prefixes are shared",
+        fixed="--max-total-tokens 12288",
+        wrong="--disable-radix-cache --schedule-policy lpm --schedule-conservativeness 3",
+        load=Load(clients=32, seconds=SECONDS, prompt_tokens=(24,), most_new_tokens=48, families=6, prefix_tokens=1200),
+        grid={
+            "--disable-radix-cache": ("",),
+            "--schedule-policy": ("fcfs", "lpm"),
+            "--schedule-conservativeness": ("0.3", "1.0"),
+        },
+    ),
+    Start(
+        name="mixed-chunks-without-chunks",
+        what="chunks are mixed with decoding and switched off, and a prefill batch ends at 512 tokens",
+        fixed="--max-total-tokens 32768",
+        wrong="--enable-mixed-chunk --chunked-prefill-size -1 --max-prefill-tokens 512",
+        load=Load(clients=64, seconds=SECONDS, prompt_tokens=(120, 120, 120, 900), most_new_tokens=8),
+        grid={
+            "--enable-mixed-chunk": ("",),
+            "--chunked-prefill-size": ("2048", "8192"),
+            "--max-prefill-tokens": ("4096", ""),
+        },
+    ),
+    Start(
+        name="pages-of-air",
+        what="pages of 512 tokens for requests of 100, the longest output first, and conservativeness 0.1",
+        fixed="--max-total-tokens 16384",
+        wrong="--page-size 512 --schedule-policy lof --schedule-conservativeness 0.1",
+        load=Load(clients=96, seconds=SECONDS, prompt_tokens=(24, 60), most_new_tokens=100),
+        grid={
+            "--page-size": ("16", ""),
+            "--schedule-policy": ("fcfs",),
+            "--schedule-conservativeness": ("0.3", "1.0"),
+        },
+    ),
+    Start(
+        name="hundreds-in-a-pool-of-five",
+        what="256 requests may run in a KV cache of 2,500 tokens, in random order, with conservativeness 0.05",
+        fixed="",
+        wrong="--max-total-tokens 2500 --max-running-requests 256 --schedule-policy random --schedule-conservativeness 0.05",
+        load=Load(clients=40, seconds=SECONDS),
+        grid={
+            "--max-total-tokens": ("10000", "32000"),
+            "--max-running-requests": ("256",),
+            "--schedule-policy": ("fcfs",),
+            "--schedule-conservativeness": ("0.3", "1.0"),
+        },
+    ),
+    Start(
+        name="priorities-of-nobody",
+        what="priority scheduling for requests without priorities, four at once, six may wait; a batch with ignore_eos",
+        fixed="--max-total-tokens 16384",
+        wrong="--enable-priority-scheduling --schedule-policy lof --max-running-requests 4 --max-queued-requests 6",
+        load=Load(
+            clients=32, seconds=SECONDS, prompt_tokens=(40, 100), most_new_tokens=160, ignore_eos=True, streamed=0.0
+        ),
+        grid={
+            "--enable-priority-scheduling": ("",),
+            "--schedule-policy": ("",),
+            "--max-running-requests": ("16", ""),
+            "--max-queued-requests": ("24", ""),
+        },
+    ),
+    Start(
+        name="one-start-in-seventeen-steps",
+        what="one request a prefill batch, sixteen decode steps before the next, and a chunk of 64 for short prompts; people wait",
+        fixed="--max-total-tokens 16384",
+        wrong="--prefill-max-requests 1 --prefill-decode-interval 16 --chunked-prefill-size 64",
+        load=Load(clients=32, seconds=SECONDS, prompt_tokens=(24, 60), most_new_tokens=60),
+        grid={
+            "--prefill-max-requests": ("8", ""),
+            "--prefill-decode-interval": ("",),
+            "--chunked-prefill-size": ("1024", "8192"),
+        },
+        profile="online",
+    ),
 )
 BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
 

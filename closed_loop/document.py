@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from closed_loop import agreement, chain, convergence, liveness
+from closed_loop import agreement, chain, convergence, liveness, quiet
 from closed_loop.collection import diagnosed, forbidden, in_every_run, notified_after, spread, won
 from closed_loop.findings import MENDED
 from closed_loop.loops import LOOPS, Loop
@@ -36,7 +36,7 @@ def render(data: dict[str, Any]) -> str:
         _overview(data),
         *(_loop(loop, data["loops"][loop.name]) for loop in LOOPS if loop.name in data["loops"]),
     ]
-    blocks += [_converged(data), _liveness(data), _agreement(data), _mended(), _repeat()]
+    blocks += [_converged(data), _quiet(data), _liveness(data), _agreement(data), _mended(), _repeat()]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -194,6 +194,25 @@ def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) ->
 def _restarts(path: Sequence[Any]) -> int:
     """Count the steps for which the server was started anew: clients change without that."""
     return sum(any(change["what"].startswith("--") for change in step["changes"]) for step in path[:-1])
+
+
+def _quiet(data: dict[str, Any]) -> str:
+    told = data.get("quiet")
+    if not told:
+        return ""
+    hours = sum(each["seconds"] * each["time_scale"] for each in told) / 3600
+    sent = sum(each["requests"] for each in told)
+    alerts = sum(len(each["alerts"]) > 0 for each in told)
+    rows, shares = "\n".join(quiet.table(told)), [each["others"] for each in told]
+    return f"""## Whether it keeps quiet
+
+Healthy loads, one after the other, on one server whose KV cache holds 32,768 tokens: {hours:.1f} hours by the rules' clocks, {sent:,}
+requests. Each alert would be a false one. {"None was pending or firing." if not alerts else f"Under {alerts} of {len(told)} loads there was one."}
+Where clocks run faster, neither the loads nor thresholds in seconds are changed: a stall of a second counts as many to the
+rules, so that false alarms are likelier than at true clocks, but for rules about a rate per minute, which look at a fraction
+of a minute. Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most {100 * max(shares):.0f} %).
+
+{rows}"""
 
 
 def _liveness(data: dict[str, Any]) -> str:

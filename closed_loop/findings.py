@@ -81,4 +81,23 @@ MENDED: tuple[tuple[str, str], ...] = (
         "A log that was copied and truncated lost one line in three hundred.",
         "What is written between the last look and the truncation is in the copy alone. It is found by its text, as after a restart, and read to its end.",
     ),
+    (
+        "Larger chunks were advised to a server that may start one request at a time.",
+        (
+            "With `--prefill-max-requests 1` and `--prefill-decode-interval 16` four of 32 requests ran in an almost empty KV cache. Short"
+            " prompts that nearly filled a small chunk passed for full batches, and after the larger chunk clients were told to send less."
+            " Such a batch counts as full only if tokens have ended it, and where requests wait beside room both flags come first."
+        ),
+    ),
+    (
+        "Clients were told to send fewer requests and more requests at once.",
+        (
+            "Bursts were refused for `--max-queued-requests 6` while nothing else waited. The queue's limit alone is advised now, clients are"
+            " not called slow while they are refused, and are asked for no more than may wait."
+        ),
+    ),
+    (
+        "A flag without a default was to be typed without a value.",
+        "The advice to start without `--prefill-max-requests` gave the flag alone to type. It is taken off the command line now.",
+    ),
 )

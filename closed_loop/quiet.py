@@ -1,7 +1,9 @@
-"""False alarms: healthy loads, one after the other, on one real server, and every alert that becomes pending or fires meanwhile.
+"""False alarms: healthy loads in turn on one real server, and every alert that becomes pending or fires meanwhile.
 
-Nothing is wrong at any time, so each alert is a false one, or is explained by what other programs of the machine did. The rules
-run with true clocks unless told otherwise.
+Nothing is wrong at any time, so each alert is a false one, or is explained by what other programs of the machine did. Some
+loads run with the rules' true clocks, the others with clocks `time_scale` times as fast. Neither the loads nor thresholds in
+seconds are changed for that. A stall of one second is then `time_scale` seconds to the rules, which makes false alarms
+likelier; a rule about a rate per minute looks at a fraction of a minute, which makes its own less likely.
 """
 
 from __future__ import annotations
@@ -13,99 +15,163 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import requests
 
-from closed_loop import engine, load
+from closed_loop import advice, chain, engine, load
 from closed_loop.situations import SITUATIONS
 from sglang_tuning_exporter.stack import Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from closed_loop.chain import Lane
     from closed_loop.installation import Installation
     from closed_loop.situations import Situation
 
-POLL_SECONDS = 5.0
+POLL_SECONDS = 2.0
 POOL = "--max-total-tokens 32768"  # of the largest of the loads
 HEALTHY: dict[str, Situation] = {
     situation.name.removeprefix("healthy-"): situation
     for situation in SITUATIONS
-    if situation.name.startswith("healthy-") and situation.profile == "online"
+    if situation.name.startswith("healthy-")
 }
 
 
 @dataclass(slots=True)
 class Course:
-    """What was seen, in seconds since the first load began: the loads, what the exporter said, alerts with their states, messages."""
+    """What was seen under one load; moments are seconds since it began.
 
-    loads: list[tuple[float, str]] = field(default_factory=list)
-    verdicts: list[tuple[float, str]] = field(default_factory=list)
-    alerts: list[tuple[float, str, str]] = field(default_factory=list)  # when, which, its new state; empty: it is over
-    messages: list[float] = field(default_factory=list)
+    `alerts` are (when, which, its new state, the diagnoses found at that time); an empty state: it is over. `messages` are
+    the notifications. `others` is the share of all cores that other programs took.
+    """
+
+    load: str
+    profile: str
+    time_scale: float
     seconds: float = 0.0
     requests: int = 0
     answered: int = 0
+    stopped: int = 0
+    others: float = 0.0
+    verdicts: list[tuple[float, str]] = field(default_factory=list)
+    alerts: list[tuple[float, str, str, list[str]]] = field(default_factory=list)
+    messages: list[tuple[float, list[str]]] = field(default_factory=list)
 
     @property
     def is_quiet(self) -> bool:
         """Whether no alert was ever pending or firing."""
         return not self.alerts
 
+    @property
+    def rule_seconds(self) -> float:
+        """The length to the rules' clocks."""
+        return self.seconds * self.time_scale
+
     def as_json(self) -> dict[str, Any]:
         """Give it as plain JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
-    def load_at(self, moment: float) -> str:
-        """Name the load of that moment."""
-        return next((name for at, name in reversed(self.loads) if at <= moment), "")
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """One server and what watches it; `messages` are the notifications so far, with their times."""
+
+    server: engine.Engine
+    stack: Stack
+    messages: list[tuple[float, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One load of a series: its name, and how fast the rules' clocks run meanwhile."""
+
+    name: str
+    time_scale: float
+
+    @property
+    def profile(self) -> str:
+        """The profile under which it is healthy."""
+        return HEALTHY[self.name].profile
+
+
+def plans(names: Iterable[str], time_scale: float, true: Iterable[str] = ()) -> list[Plan]:
+    """Order loads so that those of one profile and one pace of clocks follow each other; those in `true` have true clocks."""
+    exact = set(true)
+    made = [Plan(name, 1.0 if name in exact else time_scale) for name in names]
+    return sorted(made, key=lambda plan: (plan.time_scale != 1.0, plan.profile != "online", plan.profile))
 
 
 def run(
-    names: Iterable[str],
-    seconds: float,
+    series: Sequence[Plan],
+    rule_seconds: float,
     installation: Installation,
-    lane: Lane,
+    lane: chain.Lane,
+    results: Path,
     *,
-    time_scale: float = 1.0,
     say: Callable[[str], None] = lambda _: None,
-) -> Course:
-    """Send each load in turn, `seconds` in all. Raises `UsageError` where something does not come up."""
+) -> list[Course]:
+    """Send each load for `rule_seconds` by the rules' clocks, and keep what was seen. Raises `UsageError` where something does not come up.
+
+    One server serves all. What watches it starts anew only where the profile or the clocks change, so that each load also
+    follows another one.
+    """
     with tempfile.TemporaryDirectory(prefix="quiet-") as scratch:
-        log, course = Path(scratch) / "server.log", Course()
         arguments = engine.arguments(installation, lane.port, *POOL.split())
-        server = engine.start(installation, arguments, port=lane.port, log=log, core=lane.any)
-        begun: list[float] = []
-        stack = Stack(
-            Path(scratch),
-            sglang_url=server.url,
-            log_file=server.log,
-            profile="online",
-            time_scale=time_scale,
-            on_message=lambda _: course.messages.append(time.time() - begun[0]) if begun else None,
-        )
+        server = engine.start(installation, arguments, port=lane.port, log=Path(scratch) / "server.log", core=lane.any)
+        courses = []
         try:
             server.wait_ready()
-            stack.start()
-            begun.append(time.time())
-            done = threading.Event()
-            watching = threading.Thread(target=_watch, args=(stack, course, begun[0], done, say), daemon=True)
-            watching.start()
-            wanted = list(names)
-            for name in wanted:
-                course.loads.append((round(time.time() - begun[0], 1), name))
-                say(f"{course.loads[-1][0]:5.0f} s  {HEALTHY[name].what}")
-                _send(HEALTHY[name], seconds / len(wanted), server.url, course)
-            done.set()
-            watching.join(2 * POLL_SECONDS)
-            course.seconds = round(time.time() - begun[0], 1)
+            for number, ((profile, scale), group) in enumerate(
+                groupby(series, key=lambda plan: (plan.profile, plan.time_scale))
+            ):
+                folder = Path(scratch) / str(number)
+                folder.mkdir()
+                messages: list[tuple[float, Any]] = []
+                stack = Stack(
+                    folder,
+                    sglang_url=server.url,
+                    log_file=server.log,
+                    profile=profile,
+                    time_scale=scale,
+                    on_message=lambda message, into=messages: into.append((time.time(), message)),  # type: ignore[misc]
+                )
+                try:
+                    stack.start()
+                    for plan in group:
+                        say(f"{plan.name}: {HEALTHY[plan.name].what}, clocks times {plan.time_scale:g}")
+                        course = _one(plan, rule_seconds / scale, _Watched(server, stack, messages), say)
+                        courses.append(course)
+                        written(course, results)
+                        say(
+                            f"{plan.name}: {course.requests} requests, {course.answered} answered, "
+                            f"{[verdict for _, verdict in course.verdicts]}"
+                        )
+                finally:
+                    stack.stop()
         finally:
-            stack.stop()
             server.stop()
-        return course
+        return courses
+
+
+def _one(plan: Plan, seconds: float, watched: _Watched, say: Callable[[str], None]) -> Course:
+    course, done, begun = Course(plan.name, plan.profile, plan.time_scale), threading.Event(), time.time()
+    machine = chain.machine(watched.server)
+    watching = threading.Thread(target=_watch, args=(watched.stack, course, begun, done, say), daemon=True)
+    watching.start()
+    _send(HEALTHY[plan.name], seconds, watched.server.url, course)
+    done.set()
+    watching.join(2 * POLL_SECONDS)
+    course.seconds = round(time.time() - begun, 1)
+    course.others = round(chain.others(machine, chain.machine(watched.server)), 3)
+    course.messages = [
+        (round(at - begun, 1), [alert["labels"]["alertname"] for alert in message["alerts"]])
+        for at, message in watched.messages
+        if at >= begun
+    ]
+    return course
 
 
 def _send(situation: Situation, seconds: float, url: str, course: Course) -> None:
@@ -117,8 +183,10 @@ def _send(situation: Situation, seconds: float, url: str, course: Course) -> Non
             length = min(max(each.seconds for each in step), left)
             kept: list[list[load.Record]] = [[] for _ in step]
             asyncio.run(_side_by_side([replace(e, seconds=length, seed=e.seed + rounds) for e in step], url, kept))
-            course.requests += sum(len(each) for each in kept)
-            course.answered += sum(record.is_answered for each in kept for record in each)
+            records = [record for each in kept for record in each]
+            course.requests += len(records)
+            course.answered += sum(record.is_answered for record in records)
+            course.stopped += sum(record.error == load.STOPPED for record in records)
             left = begin + seconds - time.time()
             if left <= 1.0:
                 break
@@ -134,18 +202,56 @@ def _watch(stack: Stack, course: Course, begun: float, done: threading.Event, sa
     while not done.wait(POLL_SECONDS):
         with suppress(requests.RequestException, ValueError, KeyError):
             now, alerts = round(time.time() - begun, 1), stack.alerts()
-            verdict = stack.get(f"{stack.exporter_url}/api/v1/findings")["verdict"]
+            document = stack.get(f"{stack.exporter_url}/api/v1/findings")
+            verdict = document["verdict"]
             if not course.verdicts or course.verdicts[-1][1] != verdict:
                 course.verdicts.append((now, verdict))
             for name in sorted(known.keys() | alerts.keys()):
                 state = alerts.get(name, "")
                 if state != known.get(name, ""):
-                    course.alerts.append((now, name, state))
-                    say(f"{now:5.0f} s  {name} {state or 'is over'}, during {course.load_at(now)}")
+                    found = [f"{each['diagnosis']} {each['value']}" for each in advice.told(document)]
+                    course.alerts.append((now, name, state, found))
+                    say(f"{now:5.0f} s  {name} {state or 'is over'}: {verdict}, {found}")
             known = alerts
 
 
-def written(course: Course, path: Path) -> None:
-    """Keep what was seen as JSON."""
+def written(course: Course, results: Path) -> None:
+    """Keep what was seen as JSON; a load has one result, its last."""
+    path = results / "quiet" / f"{course.load}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(course.as_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def collected(results: Path) -> list[dict[str, Any]]:
+    """Give every load's result that is there."""
+    paths = (results / "quiet" / f"{name}.json" for name in HEALTHY)
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+
+
+def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep the last result of each load, in their order."""
+    last = {told["load"]: told for told in found}
+    return [last[name] for name in HEALTHY if name in last]
+
+
+def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write results as a Markdown table."""
+    shown = [
+        "| load | profile | clocks | minutes of the rules | requests | answered | stopped by clients | verdicts | pending | firing |",
+        "|---|---|---|---:|---:|---:|---:|---|---|---|",
+    ]
+    for each in told:
+        scale = each["time_scale"]
+        pending, firing = (_named(each, state) for state in ("pending", "firing"))
+        verdicts = ", ".join(f"`{name}`" for name in dict.fromkeys(verdict for _, verdict in each["verdicts"]))
+        clocks = "true" if scale == 1 else f"{scale:g} times as fast"
+        shown.append(
+            f"| {HEALTHY[each['load']].what} | `{each['profile']}` | {clocks} | {each['seconds'] * scale / 60:.0f} |"
+            f" {each['requests']:,} | {each['answered']:,} | {each['stopped']:,} | {verdicts} | {pending} | {firing} |"
+        )
+    return shown
+
+
+def _named(told: Mapping[str, Any], state: str) -> str:
+    names = dict.fromkeys(name for _, name, became, _ in told["alerts"] if became == state)
+    return ", ".join(names) or "none"

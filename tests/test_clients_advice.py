@@ -43,6 +43,12 @@ def test_no_more_are_asked_for_than_the_server_may_run_and_the_range_lets_wait()
     assert "at least 116 requests" in at_least(past("offline", running=10, usage=0.3, limit=16))
 
 
+def test_no_more_are_asked_for_than_the_server_lets_wait() -> None:
+    known = past("offline", running=10, usage=0.3, limit=16)
+    short = replace(known, facts=replace(known.facts, args={"max_queued_requests": 24}))
+    assert "at least 40 requests" in at_least(short)
+
+
 @pytest.mark.parametrize("profile", ["online", "long_context"])
 def test_where_an_empty_queue_is_good_nobody_is_told_to_send_more(profile: str) -> None:
     assert at_least(past(profile, running=10)) == ""

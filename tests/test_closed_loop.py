@@ -97,8 +97,8 @@ def test_every_loop_and_start_sets_flags_that_the_release_has() -> None:
 
 
 @pytest.mark.parametrize("start", convergence.STARTS, ids=lambda start: start.name)
-def test_a_grid_searches_six_to_twelve_points_over_the_flags_that_are_wrong(start: convergence.Start) -> None:
-    assert 6 <= len(start.points) <= 12
+def test_a_grid_searches_four_to_twelve_points_over_the_flags_that_are_wrong(start: convergence.Start) -> None:
+    assert 4 <= len(start.points) <= 12
     assert len(set(start.points)) == len(start.points)
     wrong = {word for word in start.wrong.split() if word.startswith("--")}
     assert wrong <= set(start.grid)
@@ -192,6 +192,14 @@ def test_the_command_line_is_taken_word_by_word() -> None:
 def test_a_chance_is_typed_behind_the_present_command_line() -> None:
     found = advised(findings(finding("shared_prefixes_unused", turn("--schedule-policy", "fcfs", "lpm"))), NOW, LOAD)
     assert found.args == (*NOW, "--schedule-policy", "lpm")
+
+
+def test_a_flag_that_is_to_be_removed_goes_with_its_value() -> None:
+    advice = {**turn("--prefill-max-requests", 1, "start without it"), "typed": "remove --prefill-max-requests"}
+    now = (*NOW, "--prefill-max-requests", "1", "--chunked-prefill-size", "-1")
+    assert advised(findings(finding("admission_too_conservative", advice)), now, LOAD).args == (
+        *NOW, "--chunked-prefill-size", "-1",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,70 @@
-"""False alarms: what is kept of a course of healthy loads."""
+"""False alarms: what is sent, in which order, and what is kept of it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from closed_loop.quiet import HEALTHY, Course, written
+from closed_loop.collection import beside, collect
+from closed_loop.document import render
+from closed_loop.quiet import HEALTHY, Course, plans, table, written
 
 
-def test_seven_kinds_of_healthy_load_are_sent() -> None:
-    assert set(HEALTHY) == {"chat", "agents", "rag", "whole", "tenth-streamed", "bursts", "probes"}
-    assert all(situation.profile == "online" for situation in HEALTHY.values())
+def course(load: str = "chat", **more: object) -> Course:
+    told: dict[str, object] = {"seconds": 90.0, "requests": 1200, "answered": 1000, "stopped": 200, **more}
+    return Course(load, HEALTHY[load].profile, 10.0, **told)  # type: ignore[arg-type]  # fields by name
 
 
-def test_an_alert_belongs_to_the_load_that_was_sent_when_it_came() -> None:
-    course = Course(loads=[(0.0, "chat"), (60.0, "rag")])
-    assert [course.load_at(moment) for moment in (0.0, 59.9, 60.0, 500.0)] == ["chat", "chat", "rag", "rag"]
+def test_at_least_eight_kinds_of_healthy_load_are_sent_under_their_own_profiles() -> None:
+    kinds = {"chat", "agents", "batch", "rag", "long", "whole", "tenth-streamed", "bursts", "probes"}
+    assert set(HEALTHY) == kinds
+    assert {name: HEALTHY[name].profile for name in ("batch", "long", "chat")} == {
+        "batch": "offline",
+        "long": "long_context",
+        "chat": "online",
+    }
+
+
+def test_loads_of_one_profile_and_one_pace_of_clocks_follow_each_other() -> None:
+    made = plans(["chat", "batch", "rag", "long", "probes"], 8.0, true=["rag"])
+    assert [(plan.name, plan.time_scale) for plan in made] == [
+        ("rag", 1.0),
+        ("chat", 8.0),
+        ("probes", 8.0),
+        ("long", 8.0),
+        ("batch", 8.0),
+    ]
 
 
 def test_a_pending_alert_is_not_quiet() -> None:
-    assert Course().is_quiet
-    assert not Course(alerts=[(10.0, "SGLangQueueTooLong", "pending")]).is_quiet
+    assert Course("chat", "online", 1.0).is_quiet
+    assert not course(alerts=[(10.0, "SGLangQueueTooLong", "pending", [])]).is_quiet
 
 
-def test_a_course_is_kept_as_json(tmp_path: Path) -> None:
-    written(Course(loads=[(0.0, "chat")], seconds=60.0, requests=9, answered=9), tmp_path / "new" / "quiet.json")
-    kept = json.loads((tmp_path / "new" / "quiet.json").read_text(encoding="utf-8"))
-    assert (kept["loads"], kept["requests"], kept["alerts"]) == ([[0.0, "chat"]], 9, [])
+def test_a_course_is_kept_as_json_and_collected(tmp_path: Path) -> None:
+    written(course(), tmp_path)
+    [kept] = collect(tmp_path)["quiet"]
+    assert (kept["load"], kept["requests"], kept["alerts"]) == ("chat", 1200, [])
+
+
+def test_a_load_that_was_not_sent_again_keeps_its_result(tmp_path: Path) -> None:
+    written(course("rag", requests=7), tmp_path)
+    known = json.loads(json.dumps({"quiet": [course("rag", requests=1).as_json(), course("chat").as_json()]}))
+    told = beside(collect(tmp_path), known)["quiet"]
+    assert [(each["load"], each["requests"]) for each in told] == [("chat", 1200), ("rag", 7)]
+
+
+def test_the_table_names_alerts_by_their_states_and_the_time_by_the_rules_clocks() -> None:
+    alerts: list[object] = [(10.0, "SGLangQueueTooLong", "pending", []), (40.0, "SGLangQueueTooLong", "", [])]
+    [row] = table([course(verdicts=[(2.0, "idle"), (30.0, "healthy")], alerts=alerts).as_json()])[2:]
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert cells == [
+        "`online`", "10 times as fast", "15", "1,200", "1,000", "200", "`idle`, `healthy`", "SGLangQueueTooLong", "none",
+    ]  # fmt: skip
+
+
+def test_the_page_says_how_long_nothing_was_wrong_and_that_nobody_was_called(tmp_path: Path) -> None:
+    written(course(), tmp_path)
+    page = render(collect(tmp_path))
+    assert "0.2 hours by the rules' clocks, 1,200\nrequests" in page
+    assert "None was pending or firing." in page

@@ -18,7 +18,7 @@ from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.suspect_flags import SUSPECTS
 from sglang_tuning_exporter.guide.suspect_proofs import air
-from sglang_tuning_exporter.guide.suspects import suspects, troubles
+from sglang_tuning_exporter.guide.suspects import suspects, troubles, waits_beside_room
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Rejection, Scrape
 from sglang_tuning_exporter.sglang.flags import flag_of, releases
@@ -233,6 +233,67 @@ def test_a_short_queue_limit_is_named_where_it_alone_rejects() -> None:
     story = decoding(0.0, END, running=20) + repeated(Rejection(None, NO_RANK), 15.0, end=END)
     advised = advice_of(lived(story, max_queued_requests=4), "requests_rejected")
     assert (advised[0].flag, advised[0].suggested) == ("--max-queued-requests", 16.0)
+
+
+def test_where_only_bursts_are_refused_nobody_is_told_to_send_fewer_requests_or_more() -> None:
+    story = decoding(0.0, END, running=20) + repeated(Rejection(None, NO_RANK), 15.0, end=END)
+    past = lived(story, "offline", max_queued_requests=4)
+    assert [each.flag for each in advice_of(past, "requests_rejected")] == ["--max-queued-requests"]
+    assert "client_too_slow" not in ids(past)
+
+
+# Four of 32 requests run in an almost empty pool: one starts at a time, and the next one seventeen steps later.
+SLOW_STARTS = decoding(0.0, END, running=4, queued=28, usage=0.02)
+
+
+def test_a_flag_with_a_value_and_no_default_is_taken_off_the_command_line() -> None:
+    past = lived(SLOW_STARTS + scrapes(first=3.0), prefill_max_requests=1, prefill_decode_interval=16)
+    advised = advice_of(past, "latency_queue")
+    assert [each.typed for each in advised] == ["remove --prefill-max-requests", "--prefill-decode-interval 0"]
+    command = command_line(past.facts, judge(past).changes)
+    assert command is not None
+    assert "--prefill-max-requests" not in command.words
+    assert command.text.endswith("--prefill-decode-interval 0")
+    told = {(change.flag, change.old, change.new) for change in command.changes}
+    assert ("--prefill-max-requests", "1", "not set") in told
+
+
+@pytest.mark.parametrize("profile", ["online", "offline"])
+def test_requests_that_may_not_start_beside_room_are_no_health_and_no_conservativeness(profile: str) -> None:
+    past = lived(SLOW_STARTS + scrapes(), profile, prefill_decode_interval=16)
+    assert judge(past).verdict == "no_clear_bottleneck"
+    assert [each.flag for each in advice_of(past, NAMED)] == ["--prefill-decode-interval"]
+    assert "admission_too_conservative" not in ids(past)
+
+
+@pytest.mark.parametrize(
+    ("running", "usage", "more"),
+    [(62, 0.5, {}), (4, 0.95, {}), (4, 0.02, {"enable_lora": True, "lora_paths": ["a"]})],
+    ids=["at the running limit", "no room", "adapters as well"],
+)
+def test_how_requests_start_is_not_the_limit_where_something_else_may_be(
+    running: int, usage: float, more: dict[str, Any]
+) -> None:
+    story = decoding(0.0, END, running=running, queued=28, usage=usage) + scrapes()
+    assert not waits_beside_room(lived(story, "offline", prefill_max_requests=1, **more))
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "full"),
+    [(1, 60, False), (8, 60, True), (1, 64, True), (None, 60, True)],
+    ids=["its request has ended it", "its tokens have", "a prompt goes on", "no limit of requests"],
+)
+def test_a_prefill_batch_that_a_limit_of_requests_has_ended_is_not_full(
+    requests: int | None,
+    tokens: int,
+    full: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    args: dict[str, Any] = {
+        "chunked_prefill_size": 64,
+        **({} if requests is None else {"prefill_max_requests": requests}),
+    }
+    past = lived(prefilling(0.0, END, tokens=tokens), **args)
+    assert ((past.recent.share("admission", "prefill_bound") or 0.0) > 0.5) is full
 
 
 def test_a_short_queue_limit_is_not_named_while_the_running_limit_holds_requests_back() -> None:

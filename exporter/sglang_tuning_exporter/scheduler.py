@@ -565,8 +565,17 @@ class RankState:
             self._pending_for = self.queued
 
     def _ends(self, tokens: float, running: float) -> bool:
-        """Say whether the last line is a full prefill batch; a mixed one has a token of each running request in it."""
-        mixed = running if tokens and self._facts.args.get("enable_mixed_chunk") else 0.0
+        """Say whether the last line is a full prefill batch; a mixed one has a token of each running request in it.
+
+        Where it has all the requests that one may start, only the last page may be empty of one that tokens have ended.
+        """
+        args = self._facts.args
+        mixed = running if tokens and args.get("enable_mixed_chunk") else 0.0
+        requests = args.get("prefill_max_requests") if tokens else None
+        if isinstance(requests, int) and 0 < requests <= self._joined:
+            page = self._facts.arg("page_size") or 1.0
+            if tokens + mixed <= (self._most or inf) - page:
+                tokens = mixed = 0.0
         return self._cadence.ended(tokens + mixed, self._most)
 
     def _prefilled(self, now: float, printed: float, tokens: float, sequences: float, lines: int) -> None:

@@ -68,10 +68,11 @@ _WAITS_BY = (
     "hicache_storage_backend",
     "enable_lmcache",
     "enable_prefill_delayer",
-    "prefill_max_requests",
     "min_free_slots_delay",
     "dllm_algorithm",
 )
+# And these let requests start a few at a time, or only after so many decode steps (PrefillAdder, `_should_defer_prefill`).
+_STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
 
 # The oldest release prints some fifty arguments, the newest several hundred; a name that a model makes up has a few.
 WHOLE_ARGS = 30
@@ -450,15 +451,23 @@ class ServerFacts:
     def waits_by(self) -> str:
         """What else than the new-token ratio decides when a waiting request starts.
 
-        `prefill`: the prefill side of disaggregation, where nothing is decoded. `other`: an argument of `_WAITS_BY` is set, or
-        this is the decode side, which admits by `--max-running-requests` and by what has arrived. Empty on all other servers.
+        `prefill`: the prefill side of disaggregation, where nothing is decoded. `other`: an argument of `_WAITS_BY` or
+        `_STARTS_BY` is set, or this is the decode side, which admits by `--max-running-requests` and by what has arrived.
+        Empty on all other servers.
         """
         mode = self.args.get("disaggregation_mode")
         if "prefill" in (mode, self.engine_type):
             return "prefill"
         if "decode" in (mode, self.engine_type):
             return "other"
-        return "other" if any(self.args.get(arg) for arg in _WAITS_BY) else ""
+        return "other" if any(self.args.get(arg) for arg in (*_WAITS_BY, *_STARTS_BY)) else ""
+
+    @property
+    def starts_slowly(self) -> bool:
+        """Whether a flag limits how fast requests start, and nothing else beside the new-token ratio decides it."""
+        mode = self.args.get("disaggregation_mode")
+        beside = {"prefill", "decode"} & {mode, self.engine_type} or any(self.args.get(arg) for arg in _WAITS_BY)
+        return not beside and any(self.args.get(arg) for arg in _STARTS_BY)
 
     @property
     def reserve_gb(self) -> float | None:

@@ -54,7 +54,13 @@ class Advice:
     @property
     def removes(self) -> bool:
         """Whether the flag is to be taken off the command line."""
-        return bool(self.flag) and self.is_switch and not self.suggested
+        dropped = self.direction == "drop" and self.current is not None and self.suggested is None
+        return bool(self.flag) and ((self.is_switch and not self.suggested) or dropped)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it belongs to a command line: a flag that gets a value, or loses its own."""
+        return bool(self.arg) and (self.suggested is not None or self.removes)
 
     @property
     def setting(self) -> object:

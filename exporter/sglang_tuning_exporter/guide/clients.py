@@ -18,6 +18,7 @@ def at_least(past: Past) -> str:
     """Say how many keep the batches full and the queue in its range; empty where that cannot be told.
 
     What fits into the pool is what runs, stretched to the usage that the profile aims at; at most the limit of the server.
+    No more are asked to wait than the server lets wait.
     """
     running, usage, lowest = past.total("running"), past.recent.mean("usage"), past.profile.queue_lower
     if not running or not usage or lowest is None:
@@ -27,6 +28,9 @@ def at_least(past: Past) -> str:
     fit = max(running, running * past.profile.token_usage_target / usage)
     limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
     fit, waiting = fit if limit is None else min(fit, batches * limit), past.serving_ranks * lowest
+    most = facts.arg("max_queued_requests")
+    if most is not None:
+        waiting = min(waiting, past.serving_ranks * most)
     wanted, now = round(fit + waiting), round(running + (past.total("queued") or 0.0))
     if wanted <= now:
         return ""

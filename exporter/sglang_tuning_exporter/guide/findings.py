@@ -14,6 +14,7 @@ from sglang_tuning_exporter.guide.measurement import last_seen, measure, support
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES, Profile
 from sglang_tuning_exporter.guide.settings import differing
 from sglang_tuning_exporter.guide.sizing import tolerated
+from sglang_tuning_exporter.guide.suspects import waits_beside_room
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Judgement:
     def changes(self) -> dict[str, object]:
         """All that is advised together, argument → flag value. Mere chances are left out: they are tried one at a time."""
         advised = (a for found in self.findings if not found.diagnosis.is_chance for a in found.advice)
-        return {a.arg: a.setting for a in advised if a.arg and a.suggested is not None}
+        return {a.arg: a.setting for a in advised if a.is_set}
 
     @property
     def severity(self) -> str:
@@ -168,10 +169,10 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
 def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:
     """Give the advice that the release accepts beside the changes so far, and add it to them."""
     accepted = []
-    flags = {a.arg: a.setting for a in advice if a.arg and a.suggested is not None}
+    flags = {a.arg: a.setting for a in advice if a.is_set}
     together = objection_to(case.facts, {**changes, **flags}) is None
     for each in advice:
-        if each.arg and each.suggested is not None:
+        if each.is_set:
             if not together and objection_to(case.facts, {**changes, each.arg: each.setting}) is not None:
                 continue
             changes[each.arg] = each.setting
@@ -225,9 +226,13 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         return STARTING
     if past.enough:
         # A condition that holds and has no advice left is no health; where it is only a hint, if it holds for the most part.
-        pressed = any(setting.needed for setting in differing(past)) or any(
-            BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
-            for row, evidence in held.items()
+        pressed = (
+            any(setting.needed for setting in differing(past))
+            or waits_beside_room(past)
+            or any(
+                BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
+                for row, evidence in held.items()
+            )
         )
         fine = past.recent.share_of("queue", past.good_queues) or 0.0
         return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK

@@ -311,5 +311,6 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         profiles=("offline",),
+        unless=("requests_rejected",),
     ),
 )

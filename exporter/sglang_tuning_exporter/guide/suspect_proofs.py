@@ -194,8 +194,15 @@ def _adapters(suspect: Suspect, current: float | str, load: Load) -> Named | Non
 def _prefill_requests(suspect: Suspect, current: float | str, load: Load) -> Named | None:
     if not isinstance(current, float) or "held" not in load.seen:
         return None
-    gain = f"at most {current:g} requests start together"
-    return Named(suspect, current, None, gain, _WAITING_ROWS | {"admission_too_conservative"}, "instead")
+    gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
+    return Named(suspect, current, None, gain, _WAITING_ROWS, "instead")
+
+
+def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    if not isinstance(current, float) or "held" not in load.seen:
+        return None
+    gain = f"after each prefill batch no request starts for {current:g} decode steps"
+    return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
 
 
 def _padding(suspect: Suspect, current: float | str, load: Load) -> Named | None:
@@ -208,7 +215,8 @@ def _queue_limit(suspect: Suspect, current: float | str, load: Load) -> Named | 
     # While the running limit holds requests back, raising that one is what lets more be answered.
     if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
         return None
-    return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}))
+    # Nothing else keeps requests waiting, so only bursts are refused: nobody sends too much.
+    return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
 
 
 def _watchdog(suspect: Suspect, current: float | str, load: Load) -> Named | None:
@@ -237,6 +245,7 @@ PROOFS: dict[str, Callable[[Suspect, float | str, Load], Named | None]] = {
     "pool_cap": _pool_cap,
     "adapters": _adapters,
     "prefill_requests": _prefill_requests,
+    "decode_interval": _decode_interval,
     "padding": _padding,
     "queue_limit": _queue_limit,
     "watchdog": _watchdog,

@@ -7,6 +7,7 @@ are named as a chance.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.command import typed_args
@@ -14,6 +15,7 @@ from sglang_tuning_exporter.guide.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.guide.suspect import Named
 from sglang_tuning_exporter.guide.suspect_flags import SUSPECTS
 from sglang_tuning_exporter.guide.suspect_proofs import PROOFS, Load, admission_share, usual
+from sglang_tuning_exporter.signals import AT_LIMIT_SHARE
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.suspect import Suspect, Trouble
@@ -88,7 +90,9 @@ def troubles(past: Past) -> frozenset[Trouble]:
     )
     because = {trouble for trouble, share in admission if share > bound}
     seen |= because
-    if not because and _unhealthy_queue(past) > bound:
+    if waits_beside_room(past):
+        seen.add("held")
+    elif not because and _unhealthy_queue(past) > bound:
         seen.add("waiting")
     if (past.recent.share("cuda_graph", "eager") or 0.0) > bound:
         seen.add("eager")
@@ -97,6 +101,20 @@ def troubles(past: Past) -> frozenset[Trouble]:
     if past.per_minute(past.recent.counts["rejected_requests"]) > profile.rejections_per_minute:
         seen.add("rejected")
     return frozenset(seen)
+
+
+def waits_beside_room(past: Past) -> bool:
+    """Say whether requests wait although more could run, where a flag limits how fast they start.
+
+    What they wait for at a moment is not known there (`ServerFacts.waits_by`), so means of the window decide.
+    """
+    running, usage = past.recent.mean("running"), past.recent.mean("usage")
+    if not past.facts.starts_slowly or running is None or usage is None or usage >= past.profile.token_usage_target:
+        return False
+    limits = [limit for dp in past.by_rank or (None,) if (limit := past.facts.running_limit(dp)) is not None]
+    waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
+    is_known = past.recent.serving_seconds("queue") > 0
+    return is_known and waited > past.profile.frequent_share and running < AT_LIMIT_SHARE * min(limits, default=inf)
 
 
 def _is_served(past: Past, seen: frozenset[Trouble]) -> bool:
