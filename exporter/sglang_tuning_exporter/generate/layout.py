@@ -6,7 +6,7 @@ No board's content is known here. The JSON is that of schema 39, which Grafana 1
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.generate.panels import DATASOURCE, Json
 
@@ -197,6 +197,18 @@ def _laid_out(chapters: Sequence[Chapter]) -> list[Json]:
     return panels
 
 
+def _exactly(node: Any, names: Sequence[str]) -> Any:
+    """Match variables of one value with `=`: Grafana escapes no such value, and `[2001:db8::1]:9741` is another pattern."""
+    if isinstance(node, dict):
+        return {key: _exactly(value, names) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_exactly(value, names) for value in node]
+    if isinstance(node, str):
+        for name in names:
+            node = node.replace(f'{name}=~"${name}"', f'{name}="${name}"')
+    return node
+
+
 def board(
     uid: str,
     title: str,
@@ -209,7 +221,8 @@ def board(
     documents: Sequence[tuple[str, str]] = (),
 ) -> Json:
     """Build a whole board: ids count from 1 in reading order, positions follow from chapters and shelves."""
-    return {
+    single = [choice["name"] for choice in variables if not (choice["multi"] or choice["includeAll"])]
+    made: Json = {
         "uid": uid,
         "title": title,
         "description": description,
@@ -228,3 +241,5 @@ def board(
         "templating": {"list": [_source(), *variables]},
         "panels": _laid_out(chapters),
     }
+    exact: Json = _exactly(made, single)
+    return exact

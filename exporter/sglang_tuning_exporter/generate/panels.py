@@ -18,6 +18,9 @@ Style: TypeAlias = "Mapping[str, Any]"
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 
+# Grafana makes $__rate_interval four times this, whatever scrape interval its data source is set to: two scrapes that
+# are two minutes apart still make a rate. A point stands for no less.
+SMALLEST_STEP = "1m"
 NO_TRAFFIC = "No traffic"
 NOT_TOLD = "The server does not tell"  # its version never does, or it is away
 
@@ -63,8 +66,7 @@ def bound_line(colour: str, **custom: Any) -> Json:
 def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
     """Map values: exact value -> (words, colour or none)."""
     options = {
-        value: {"index": index, "text": text} | ({"color": colour} if colour else {})
-        for index, (value, (text, colour)) in enumerate(mapping.items())
+        value: {"text": text} | ({"color": colour} if colour else {}) for value, (text, colour) in mapping.items()
     }
     return [{"type": "value", "options": options}]
 
@@ -95,6 +97,8 @@ def _reference(index: int) -> str:
 
 
 def _targets(queries: Sequence[Query], *, instant: bool, form: str = "time_series") -> list[Json]:
+    # one step for all lines of a panel, so that their points lie above each other
+    step = {"interval": SMALLEST_STEP} if any("$__rate_interval" in query.expr for query in queries) else {}
     return [
         {
             "refId": _reference(index),
@@ -105,6 +109,7 @@ def _targets(queries: Sequence[Query], *, instant: bool, form: str = "time_serie
             "format": form,
             "instant": instant,
             "range": not instant,
+            **step,
         }
         for index, query in enumerate(queries)
     ]
@@ -176,7 +181,7 @@ def stat(
         "orientation": "horizontal" if fill else "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": text,
-        "wideLayout": True,
+        "wideLayout": False,  # the name above the value, however wide the tile is
     }
     if sizes:
         options["text"] = sizes
@@ -203,23 +208,18 @@ def timeseries(
     unit: str,
     no_value: str = NO_TRAFFIC,
     stacked: bool = False,
-    bars: bool = False,
     log_scale: bool = False,
     ceiling: float | None = None,
-    smallest_step: str = "",
     fill: int = 8,
     names: Mapping[str, Style] | None = None,
     colour_by_name: bool = False,
 ) -> Json:
-    """Draw lines over time from 0 (to `ceiling`); `smallest_step` is the least a point stands for, such as `1m`.
-
-    `colour_by_name` keeps a series' colour on every panel that draws it.
-    """
+    """Draw lines over time from 0 (to `ceiling`); `colour_by_name` keeps a series' colour on every panel that draws it."""
     custom: Json = {
-        "drawStyle": "bars" if bars else "line",
+        "drawStyle": "line",
         "lineInterpolation": "stepBefore" if stacked else "linear",  # a share is that of the interval before its point
-        "lineWidth": 0 if stacked or bars else 2,
-        "fillOpacity": 75 if stacked or bars else fill,
+        "lineWidth": 0 if stacked else 2,
+        "fillOpacity": 75 if stacked else fill,
         "showPoints": "never",
         "spanNulls": False,
     }
@@ -230,7 +230,7 @@ def timeseries(
     defaults: Json = {"color": {"mode": "palette-classic-by-name" if colour_by_name else "palette-classic"}, "min": 0}
     if ceiling is not None:
         defaults["max"] = ceiling
-    panel = _panel(
+    return _panel(
         "timeseries",
         title,
         queries,
@@ -247,7 +247,6 @@ def timeseries(
         names=names,
         targets=_targets(queries, instant=False),
     )
-    return panel | ({"interval": smallest_step} if smallest_step else {})
 
 
 def heatmap(title: str, query: Query, *, description: str, metric: str, unit: str, no_value: str = NO_TRAFFIC) -> Json:

@@ -10,8 +10,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PLACE = ("job", "instance")  # what tells one exporter, and so one server, from another
-# Nobody's row in the table of diagnoses is needed for these: Prometheus or the exporter is what is missing.
-_SEVERITY = {row.id: row.severity for row in DIAGNOSES}
+ON = ", ".join(PLACE)
+# A failed scrape marks every series of its target as stale. As long as Prometheus goes on with a value (its look-back).
+KNOWN = "5m"
+# No scrape worked for so long: the exporter is down. Where scrapes are two minutes apart, that is one of them.
+SILENT = "2m"
+EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked at every five minutes
+# Severities of a diagnosis, the urgency of a verdict that is none, and of one that says that all is well.
+URGENCY = {"critical": 4, "warning": 3, "info": 2}
+NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
+_WELL = "healthy|idle"
+# One retraction more or less in five minutes: `increase` stretches what its samples saw to the whole window.
+ONE_EVENT = 0.2
+_EXPORTER_DOWN = next(row for row in DIAGNOSES if row.id == "exporter_down")
 _LONGEST_NAME = 5  # underscores in the longest argument that is ever advised
 
 
@@ -45,14 +56,20 @@ def native(metric: str, *matchers: str) -> str:
 
 
 def threshold(signal: str, bound: str) -> str:
-    """Ask what the profile in force calls healthy; no sample where the profile has no such bound."""
+    """Ask what the profile in force calls healthy, as last known; no sample where the profile has no such bound."""
     series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
-    return f"max({series})"
+    return f"max(last_over_time({series}[{KNOWN}]))"
 
 
-def rate(selector: str) -> str:
-    """Give a counter's rate per second over the interval that Grafana proposes."""
-    return f"rate({selector}[$__rate_interval])"
+def rate(selector: str, window: str = "$__rate_interval") -> str:
+    """Give a counter's rate per second, by default over the interval that Grafana proposes."""
+    return f"rate({selector}[{window}])"
+
+
+def known(selector: str) -> str:
+    """Select a gauge as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
+    last = f"last_over_time({selector}[{KNOWN}])"
+    return f"({selector} or ({last} unless on ({ON}) sglang_tuning_build_info))"
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -60,7 +77,12 @@ def rate(selector: str) -> str:
 
 def by_server(expr: str, of: str = "max") -> str:
     """Bring `expr` down to one sample for each server."""
-    return f"{of} by ({', '.join(PLACE)}) ({expr})"
+    return f"{of} by ({ON}) ({expr})"
+
+
+def once(expr: str) -> str:
+    """Sum `expr`, one sample a server, over the fleet; a server that two jobs scrape counts once."""
+    return f"sum(max by (instance) ({expr}))"
 
 
 def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
@@ -71,15 +93,9 @@ def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
 
 def words(value: str, *cases: tuple[str, str], otherwise: str) -> str:
     """Give `value` a label `verdict`: the words of the first case (condition, words) whose condition has a sample."""
-    said = [f'label_replace({value} and on () ({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
-    return " or on () ".join([*said, f'label_replace({value}, "verdict", "{otherwise}", "", "")'])
-
-
-def labelled(expr: str, **labels: str) -> str:
-    """Add labels of a fixed value."""
-    for name, value in labels.items():
-        expr = f'label_replace({expr}, "{name}", "{value}", "", "")'
-    return expr
+    said = [f'label_replace(group({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
+    said.append(f'label_replace(vector(1), "verdict", "{otherwise}", "", "")')
+    return f"({value}) * on () group_left (verdict) ({' or on () '.join(said)})"
 
 
 def ratio(part: str, whole: str, by: str = "") -> str:
@@ -90,68 +106,110 @@ def ratio(part: str, whole: str, by: str = "") -> str:
 # --- latency ---------------------------------------------------------------------------------------------------------
 
 
-def buckets(metric: str, *older: str, by: str = "le") -> str:
-    """Sum the rates of a native histogram's buckets, under the first of its names that this release exposes."""
-    rates = (f"sum by ({by}) ({rate(native(name + '_bucket'))})" for name in (metric, *older))
-    return " or on () ".join(rates)
+def buckets(metric: str, *older: str, window: str = "$__rate_interval") -> str:
+    """Sum the rates of a histogram of SGLang, under the first of its names that this release exposes.
+
+    Last comes the histogram without `_bucket`: so it is called where Prometheus converts classic histograms to native ones.
+    """
+    names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
+    return " or on () ".join(f"sum by (le) ({rate(native(name), window)})" for name in names)
 
 
-def quantile(share: str, metric: str, *older: str) -> str:
+def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interval") -> str:
     """Give a quantile in the histogram's unit; `>= 0` drops the NaN of a time without requests."""
-    return f"histogram_quantile({share}, {buckets(metric, *older)}) >= 0"
+    return f"histogram_quantile({share}, {buckets(metric, *older, window=window)}) >= 0"
 
 
 # --- retractions -----------------------------------------------------------------------------------------------------
 
 
-def retractions(window: str = "$__rate_interval", by: str = "") -> str:
-    """Retractions per minute: events where the log tells them, requests thrown back where only the metrics do."""
-    counters = (
-        ranked("sglang_tuning_retraction_events_total"),
-        ranked("sglang_tuning_retracted_requests_total"),
-    )
-    told = (f"sum{by and f' by ({by})'} (rate({counter}[{window}])) * 60" for counter in counters)
-    return f" or on ({by}) ".join(told)
+def retractions(*by: str) -> str:
+    """Give retractions per minute over 5 minutes, by these labels, as the rule that notifies counts them.
+
+    Events where the log tells them, requests thrown back where only the metrics do. Without the rules, and by DP rank,
+    which the rule does not know, they are counted here.
+    """
+    sum_ = f"sum by ({', '.join(by)})"
+    told = [own("instance:sglang_tuning_retractions:rate5m")] if "dp_rank" not in by else []
+    counters = ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
+    told += [f"increase({ranked(counter) if 'dp_rank' in by else own(counter)}[5m]) / 5" for counter in counters]
+    return f" or on ({', '.join(by)}) ".join(f"{sum_} ({expr})" for expr in told)
 
 
-# --- prompts ---------------------------------------------------------------------------------------------------------
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+# Where every TP and PP rank has its own series they tell the same tokens, so that the first speaks for all.
+_FIRST_RANK = ('tp_rank=~"0|"', 'pp_rank=~"0|"', 'dp_rank=~"$dp_rank"')
 
 
 def prompt_tokens(source: str) -> str:
-    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.7 on), else by the log.
-
-    Where every TP and PP rank has its own series they tell the same tokens, so that the first speaks for all.
-    """
+    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.7 on), else by the log."""
     mode = {"computed": "prefill_compute", "cached": "prefill_cache"}[source]
-    first = ('tp_rank=~"0|"', 'pp_rank=~"0|"', 'dp_rank=~"$dp_rank"')
-    counted = rate(native("sglang:realtime_tokens_total", is_("mode", mode), *first))
+    counted = rate(native("sglang:realtime_tokens_total", is_("mode", mode), *_FIRST_RANK))
     logged = rate(ranked("sglang_tuning_prompt_tokens_total", is_("source", source)))
     return f"(sum({counted}) or on () sum({logged}))"
+
+
+def generated_tokens(window: str = "$__rate_interval") -> str:
+    """Tokens generated per second, by server: as counted for all ranks, or by rank (0.5.7 on), else what the log last said.
+
+    That last figure stands still on an idle server and has no model: it counts only while a rank serves, and for no
+    server that counts its tokens or is known to serve another model.
+    """
+    total = "sglang:generation_tokens_total"
+    of_rank = 'dp_rank=~"$dp_rank"'  # no series of all ranks has it where one rank is chosen
+    counted = by_server(rate(native(total, of_rank), window), "sum")
+    steps = by_server(rate(native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK), window), "sum")
+    serving = ranked("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
+    others = own("sglang_tuning_server_info", 'model_name!~"$model"')
+    logged = (
+        f"{known(ranked('sglang_tuning_generation_tokens_per_second'))}"
+        f" and on ({ON}, dp_rank) {known(serving)} == 1"
+        f" unless on ({ON}) present_over_time({own(total, of_rank)}[1h])"
+        f" unless on ({ON}) {others}"
+    )
+    return f"({counted} or on ({ON}) {steps} or on ({ON}) {by_server(logged, 'sum')})"
 
 
 # --- what limits a server --------------------------------------------------------------------------------------------
 
 
-def _verdict(expr: str, diagnosis: str) -> str:
-    return labelled(by_server(expr), verdict=diagnosis, severity=_SEVERITY.get(diagnosis, "warning"))
+def down() -> str:
+    """Ask for the exporters that do not answer: targets that were seen to be exporters, and whose scrapes fail."""
+    up, alert = own("up"), is_("alertname", _EXPORTER_DOWN.alert)
+    firing = own("ALERTS", alert, is_("alertstate", "firing"))
+    return (
+        f"({up} == 0 unless on ({ON}) max_over_time({up}[{SILENT}]) > 0"
+        f" and on ({ON}) (max_over_time({own('sglang_tuning_build_info')}[{EVER}]) or on ({ON}) {firing}))"
+    )
 
 
 def verdict() -> str:
-    """Ask for what limits each chosen server now: labels `verdict` and `severity`, one sample a server.
+    """Ask for what limits each chosen server now: a label `verdict`, one sample a server; the value is its urgency.
 
-    The exporter tells it; who does not answer Prometheus cannot.
+    The exporter tells it. A dead exporter, and an alert that fires for what no verdict speaks of (a burn rate, a server
+    that is not ready for too long), are worse than what was said.
     """
-    said = f"max by ({', '.join(PLACE)}, verdict, severity) ({own('sglang_tuning_verdict')} == 1)"
-    return f"{_verdict(own('up') + ' == 0', 'exporter_down')} or on ({', '.join(PLACE)}) {said}"
+    urgent = {is_("severity", severity): urgency for severity, urgency in URGENCY.items()}
+    # none of a diagnosis is without a severity
+    other = is_("severity", "none")
+    levels = urgent | {f'{other}, verdict!~"{_WELL}"': NO_VERDICT, f'{other}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
+    told = {own("sglang_tuning_verdict", matchers): level for matchers, level in levels.items()}
+    said = " or ".join(f"{series} * {level}" for series, level in told.items())
+    last = " or ".join(f"last_over_time({series}[{KNOWN}]) * {level}" for series, level in told.items())
+    firing = ('alertname=~"SGLang.+"', is_("alertstate", "firing"))
+    fired = " or ".join(  # a tenth less: of two that are as urgent, the exporter's own word is shown
+        f"{own('ALERTS', *firing, matcher)} * {urgency - 0.1:g}" for matcher, urgency in urgent.items()
+    )
+    every = (
+        f"{said} or ({last}) unless on ({ON}) sglang_tuning_build_info"
+        f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
+        f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
+    )
+    return f"ceil(topk by ({ON}) (1, max by ({ON}, verdict) ({every})))"
 
 
-def urgency() -> str:
-    """Give each chosen server a figure to sort by: 4 the exporter is gone, 3 critical, 2 warning, 1 info, 0 none of these."""
-    steps = [f"{by_server(own('up') + ' == 0')} + 4"]
-    for place, severity in ((3, "critical"), (2, "warning"), (1, "info"), (0, "none")):
-        said = own("sglang_tuning_verdict", f'severity="{severity}"')
-        steps.append(f"{by_server(said + ' == 1')} * {place}")
-    return f" or on ({', '.join(PLACE)}) ".join(steps)
+# --- what to change --------------------------------------------------------------------------------------------------
 
 
 def flagged(expr: str) -> str:
@@ -162,22 +220,37 @@ def flagged(expr: str) -> str:
     return expr
 
 
-def advice() -> str:
-    """Ask for every change that is advised now, in words: a label `advice` such as `--flag: now 0.1, try 1.3`.
+def _in_words(rows: str) -> str:
+    """Join the labels flag, current and suggested to one, `advice`: `--flag: now 0.1, try 1.3`, or advice to people."""
+    rows = f'label_replace({rows}, "a", ": now $1", "current", "(.+)")'
+    for words, label, pattern in ((", try ", "current", ".+"), (": try ", "current", ""), ("", "flag", "")):
+        rows = f'label_replace({rows}, "b", "{words}", "{label}", "{pattern}")'
+    return f'group by ({ON}, diagnosis, advice) (label_join({rows}, "advice", "", "flag", "a", "b", "suggested"))'
 
-    Labels beside it: job, instance, diagnosis. The value is the figure to try, 1 for words.
-    """
-    on = f"{', '.join(PLACE)}, diagnosis, arg"
-    advised, present = own("sglang_tuning_recommended_arg"), own("sglang_tuning_recommended_arg_current")
-    # A figure becomes a label by being counted; multiplied by one, it stays the value too, so that rows can be ranked.
-    tried = f'max by ({on}) ({advised}) * on ({on}) group_left (try) count_values by ({on}) ("try", {advised})'
-    known = f'{tried} * on ({on}) group_left (now) count_values by ({on}) ("now", {present})'
-    # What people should do has no argument, and is no flag to show.
-    word = own("sglang_tuning_recommended_setting_info", 'arg!=""')
-    setting = f"max by ({on}, value) ({word})"
-    setting = f'label_replace({setting}, "try", "$1", "value", "(.*)")'
-    rows = labelled(f"({known} or on ({on}) {tried} or on ({on}) {setting})", b=", ", c="try ")
-    rows = f'label_replace({rows}, "a", ": now $1", "now", "(.+)")'
-    rows = f'label_replace({rows}, "b", ": ", "now", "")'
-    rows = f'label_join({flagged(rows)}, "advice", "", "flag", "a", "b", "c", "try")'
-    return f"max by ({', '.join(PLACE)}, diagnosis, advice) ({rows})"
+
+def _recommended() -> str:
+    said = known(own("sglang_tuning_recommendation_timestamp_seconds"))
+    return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
+
+
+def advice() -> str:
+    """Ask for the first change that each diagnosis advises now, in words: labels job, instance, diagnosis and `advice`."""
+    return _in_words(_recommended())
+
+
+def every_advice() -> str:
+    """Ask for every change that is advised now: some diagnoses change two flags together."""
+    on = f"{ON}, diagnosis, arg"
+    # A figure becomes a label by being counted.
+    tried, now = (
+        f'count_values by ({on}) ("{label}", {known(own(gauge))})'
+        for label, gauge in (
+            ("suggested", "sglang_tuning_recommended_arg"),
+            ("current", "sglang_tuning_recommended_arg_current"),
+        )
+    )
+    figure = f"{tried} * on ({on}) group_left (current) ({now} or on ({on}) {tried})"
+    word = known(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
+    setting = f'label_replace(max by ({on}, value) ({word}), "suggested", "$1", "value", "(.*)")'
+    more = flagged(f"({figure} or on ({on}) {setting})")
+    return _in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})")

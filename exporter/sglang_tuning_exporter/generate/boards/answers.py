@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.generate.boards.common import GUIDE, NO_EXPORTER, SMALL
-from sglang_tuning_exporter.generate.boards.words import STATE_WORDS, changes, verdict_looks, verdicts
+from sglang_tuning_exporter.generate.boards.words import LEVELS, STATE_WORDS, changes, verdict_looks, verdicts
 from sglang_tuning_exporter.generate.layout import Shelf
 from sglang_tuning_exporter.generate.panels import (
     BAD,
@@ -17,10 +17,19 @@ from sglang_tuning_exporter.generate.panels import (
     table,
     texts,
 )
-from sglang_tuning_exporter.generate.queries import PLACE, advice, own, ranked, retractions, threshold, verdict, words
+from sglang_tuning_exporter.generate.queries import (
+    ON,
+    ONE_EVENT,
+    every_advice,
+    known,
+    own,
+    ranked,
+    retractions,
+    threshold,
+    verdict,
+    words,
+)
 from sglang_tuning_exporter.signals import Signal
-
-ON = ", ".join(PLACE)
 
 
 def answer() -> Shelf:
@@ -33,6 +42,7 @@ def answer() -> Shelf:
         unit="none",
         no_value=NO_EXPORTER,
         names=verdict_looks(),
+        mappings=texts(LEVELS),
         sizes={"titleSize": 22, "valueSize": 22},
         metric="sglang_tuning_verdict",
         description="The most urgent diagnosis of the tuning guide that holds now. The guide acts on what happens"
@@ -43,26 +53,25 @@ def answer() -> Shelf:
 
 
 def _advice() -> Json:
-    # What holds and turns no figure stands in `advice` by its name; the column's mapping makes words of it.
-    holds = f"max by ({ON}, diagnosis) ({own('sglang_tuning_diagnosis_active')} == 1)"
-    said = f'label_replace({verdict()}, "diagnosis", "$1", "verdict", "(.*)")'
-    every = f"{holds} or on ({ON}, diagnosis) max by ({ON}, diagnosis) ({said})"
-    in_words = f'label_replace({every}, "advice", "$1", "diagnosis", "(.*)")'
-    because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
-    rows = f"({advice()} or on ({ON}, diagnosis) ({in_words}))"
     # what limits the server comes before what could be better besides
-    ordered = f"({rows} and on ({ON}, diagnosis) ({said})) * 0 + 2 or on ({ON}, diagnosis) {rows} * 0 + 1"
+    limits = f'label_replace({verdict()} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
+    holds = f"{known(own('sglang_tuning_diagnosis_active'))} == 1"
+    found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) {holds})"
+    # What turns no figure stands in `advice` by its name; the column's mapping makes words of it.
+    in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
+    because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
+    turned = f"{every_advice()} * on ({ON}, diagnosis) group_left () {found}"
     return table(
         "What to change",
-        Query(ordered),
+        Query(f"{turned} or on ({ON}, diagnosis) {in_words}"),
         worst_first="Value",
         no_value=NO_EXPORTER,
-        metric="sglang_tuning_recommended_arg",
+        metric="sglang_tuning_recommendation_timestamp_seconds",
         description="Each diagnosis that holds now and the server argument it turns: its value now and the value to"
         " try next. The guide moves one flag at a time, in small steps; where no figure follows from what is"
         " known, it says in words what to do.",
         columns={
-            "diagnosis": {"displayName": "Because", "mappings": texts(because), "custom.width": 200},
+            "diagnosis": {"displayName": "Because", "mappings": texts(because), "custom.width": 215},
             "advice": {
                 "displayName": "Change",
                 "mappings": texts(changes()),
@@ -73,8 +82,8 @@ def _advice() -> Json:
 
 
 def _server() -> Json:
-    info = f"group by (version, model_name, profile) ({own('sglang_tuning_server_info')})"
-    sources = f"group by (metrics, log) ({own('sglang_tuning_sources_info')})"
+    info = f"group by (version, model_name, profile) ({known(own('sglang_tuning_server_info'))})"
+    sources = f"group by (metrics, log) ({known(own('sglang_tuning_sources_info'))})"
     labels: dict[str, tuple[str, str | None]] = {
         "version": ("SGLang", None),
         "model_name": ("Model", None),
@@ -111,7 +120,7 @@ _COLOURS = dict(STATE_WORDS.values()) | {
 
 
 def _state(signal: Signal, state: str) -> str:
-    return ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"')
+    return known(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
 
 
 def _is(signal: Signal, state: str) -> tuple[str, str]:
@@ -145,7 +154,7 @@ def _queue() -> Json:
     return _figure(
         "Queued requests",
         words(
-            f"sum({ranked('sglang_tuning_queued_requests')})",
+            f"sum({known(ranked('sglang_tuning_queued_requests'))})",
             *(_is("queue", state) for state in states),
             otherwise="waiting",
         ),
@@ -162,7 +171,7 @@ def _usage() -> Json:
     return _figure(
         "Token usage",
         words(
-            f"max({ranked('sglang_tuning_token_usage_ratio')})",
+            f"max({known(ranked('sglang_tuning_token_usage_ratio'))})",
             _is("token_usage", "at_target"),
             _is("admission", "held_back"),
             _is("token_usage", "below_target"),
@@ -178,7 +187,7 @@ def _usage() -> Json:
 
 
 def _graphs() -> Json:
-    covered = f"avg({ranked('sglang_tuning_cuda_graph_coverage_ratio')})"
+    covered = f"avg({known(ranked('sglang_tuning_cuda_graph_coverage_ratio'))})"
     # Not the state of this moment: that is idle when nothing runs.
     without = {
         state: ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state="{state}"')
@@ -203,7 +212,7 @@ def _graphs() -> Json:
 
 
 def _memory() -> Json:
-    memory = f"min({ranked('sglang_tuning_available_gpu_memory_bytes')})"
+    memory = f"min({known(ranked('sglang_tuning_available_gpu_memory_bytes'))})"
     low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
     return _figure(
         "GPU memory left",
@@ -225,8 +234,9 @@ def _memory() -> Json:
 
 
 def _retractions() -> Json:
-    per_minute = f"({retractions('5m')})"
-    tolerated = threshold("retractions_per_minute", "upper")
+    per_minute = f"({retractions()})"
+    # `increase` stretches five events in five minutes to more than one a minute: the rule allows for one event
+    tolerated = f"{threshold('retractions_per_minute', 'upper')} + {ONE_EVENT}"
     return _figure(
         "Retractions",
         words(
@@ -237,7 +247,7 @@ def _retractions() -> Json:
             otherwise="last 5 minutes",
         ),
         "How often running requests were thrown back into the queue because the KV cache was full, over"
-        f" the last 5 minutes; without a log, the requests. The guide tolerates about"
+        f" the last 5 minutes and all DP ranks; without a log, the requests. The guide tolerates about"
         f" {GUIDE.retractions_per_minute:.0f} a minute.",
         "sglang_tuning_retraction_events_total",
         unit="suffix: /min",
@@ -248,8 +258,8 @@ def _retractions() -> Json:
 def _answers() -> Json:
     return stat(
         "Who answers",
-        Query(f"min({own('sglang_tuning_up')})", "metrics"),
-        Query(f"min({own('sglang_tuning_log_up')})", "log"),
+        Query(f"min({known(own('sglang_tuning_up'))})", "metrics"),
+        Query(f"min({known(own('sglang_tuning_log_up'))})", "log"),
         unit="none",
         no_value=NO_EXPORTER,
         mappings=texts({"1": ("answers", GOOD), "0": ("away", BAD)}),

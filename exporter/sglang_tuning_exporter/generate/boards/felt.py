@@ -14,7 +14,7 @@ from sglang_tuning_exporter.generate.panels import (
     painted,
     timeseries,
 )
-from sglang_tuning_exporter.generate.queries import buckets, native, quantile, rate, threshold
+from sglang_tuning_exporter.generate.queries import buckets, quantile, threshold
 
 QUANTILES = (("0.5", "p50", GOOD), ("0.9", "p90", "yellow"), ("0.99", "p99", "purple"))
 
@@ -32,8 +32,8 @@ def _quantiles(
     ]
     if objective:
         # no line where nothing can be held against it: the panel then says so in words
-        told = " or ".join(f"sum({rate(native(name + '_count'))})" for name in metric)
-        queries.insert(0, Query(f"{threshold(objective, 'upper')} and on () ({told})", "objective", bound_line(WATCH)))
+        told = f"{threshold(objective, 'upper')} and on () ({buckets(*metric)})"
+        queries.insert(0, Query(told, "objective", bound_line(WATCH)))
     return timeseries(title, *queries, unit="s", metric=metric[0], description=says, no_value=no_value)
 
 

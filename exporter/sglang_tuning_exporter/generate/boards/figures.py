@@ -16,7 +16,8 @@ from sglang_tuning_exporter.generate.panels import (
     painted,
     timeseries,
 )
-from sglang_tuning_exporter.generate.queries import per_rank, ranked, rate, ratio, threshold
+from sglang_tuning_exporter.generate.queries import own, per_rank, ranked, rate, ratio, threshold
+from sglang_tuning_exporter.generate.queries import retractions as every_retraction
 
 NO_LOG = "No log is read"
 
@@ -81,24 +82,20 @@ def usage() -> Json:
 
 def retractions() -> Json:
     """Retractions per minute against what is tolerated."""
-    events = ranked("sglang_tuning_retraction_events_total")
-    requests = ranked("sglang_tuning_retracted_requests_total")
     return timeseries(
         "Retractions per minute",
-        Query(threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH, drawStyle="line")),
-        Query(f"sum({rate(events)}) * 60", "retractions", painted(BAD)),
+        Query(threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH)),
         Query(
-            f"sum({rate(requests)}) * 60",
-            "requests thrown back",
-            painted("purple", drawStyle="line", lineWidth=1, fillOpacity=0),
+            f"sum(increase({own('sglang_tuning_retracted_requests_total')}[5m])) / 5",
+            "requests",
+            painted("purple", lineWidth=1),
         ),
+        Query(every_retraction(), "retractions", painted(BAD)),
         unit="short",
-        bars=True,
-        smallest_step="1m",
         metric="sglang_tuning_retraction_events_total",
         no_value=NO_LOG,
         description="Times the KV cache was full and running requests went back to the queue, and how many requests"
-        f" that were. The guide tolerates about {GUIDE.retractions_per_minute:.0f} a minute; when more,"
+        f" that were, over 5 minutes and all DP ranks. The guide tolerates about {GUIDE.retractions_per_minute:.0f} a minute; when more,"
         " admit more cautiously.",
     )
 

@@ -15,10 +15,9 @@ from sglang_tuning_exporter.generate.boards.common import (
     variables,
     ways,
 )
-from sglang_tuning_exporter.generate.boards.words import changes, verdicts
+from sglang_tuning_exporter.generate.boards.words import LEVELS, changes, verdicts
 from sglang_tuning_exporter.generate.layout import Chapter, Shelf
 from sglang_tuning_exporter.generate.panels import (
-    BAD,
     GOOD,
     NEUTRAL,
     NO_TRAFFIC,
@@ -28,7 +27,7 @@ from sglang_tuning_exporter.generate.panels import (
     Json,
     Query,
     Style,
-    painted,
+    named,
     stat,
     state_timeline,
     steps,
@@ -37,32 +36,27 @@ from sglang_tuning_exporter.generate.panels import (
     timeseries,
 )
 from sglang_tuning_exporter.generate.queries import (
+    EVER,
+    ON,
+    ONE_EVENT,
     PLACE,
     advice,
     by_server,
-    native,
+    generated_tokens,
+    known,
+    once,
     own,
     ranked,
     rate,
     ratio,
     retractions,
-    urgency,
     verdict,
 )
 
-ON = ", ".join(PLACE)
 OPEN = (
     f"/d/{SERVER}?var-instance=${{__data.fields.instance}}"
     "&${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
 )
-# urgency -> words and colour, as `urgency` gives it
-LEVELS: dict[str, tuple[str, str | None]] = {
-    "0": ("nothing to change", GOOD),
-    "1": ("could be better", NEUTRAL),
-    "2": ("limited", WATCH),
-    "3": ("critical", BAD),
-    "4": ("exporter gone", "dark-red"),
-}
 
 
 def board() -> Json:
@@ -86,23 +80,26 @@ def board() -> Json:
 # --- how the fleet is doing ------------------------------------------------------------------------------------------
 
 
-def _counted(title: str, severities: tuple[str, ...], colour: str, says: str, *, gone: bool = False) -> Json:
-    matcher = f'severity=~"{"|".join(severities)}"'
-    found = f"count(max by ({ON}) ({own('sglang_tuning_verdict', matcher)} == 1))"
-    if gone:
-        found = f"count(max by ({ON}) (({own('sglang_tuning_verdict', matcher)} == 1) or ({own('up')} == 0)))"
+def _servers_by_level() -> Json:
+    counted = f'count_values("level", topk by (instance) (1, {verdict()}))'
+    # every level has its tile, in this order, unless no exporter was ever seen
+    seen = f"max_over_time({own('sglang_tuning_build_info')}[{EVER}])"
+    tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
+    counted = f"sum by (level) ({tiles} or {counted})"
     return stat(
-        title,
-        Query(f"{found} or on () (0 * count({own('up')}))", title),
-        text="value",
+        "Servers",
+        Query(counted, "{{level}}"),
         unit="none",
         decimals=0,
         sizes=SMALL,
         no_value=NO_EXPORTER,
         mappings=texts({"0": ("none", QUIET)}),
-        names={title: painted(colour)},
+        names={level: named(said, colour or QUIET) for level, (said, colour) in LEVELS.items()},
         metric="sglang_tuning_verdict",
-        description=says,
+        description="Critical: down, stuck, out of memory, far too slow for the objective, or the exporter does not answer."
+        " Limited: by one of the guide's figures; the table says by which. As it should be: healthy or idle. No verdict:"
+        " starting, not ready, too little seen, or nothing that the guide knows of. An instance that two jobs scrape counts once, two"
+        " exporters beside one server count twice.",
     )
 
 
@@ -110,35 +107,10 @@ def _summary() -> Shelf:
     return Shelf(
         3,
         (
-            _counted(
-                "Critical",
-                ("critical",),
-                BAD,
-                "Servers that are down, stuck or out of memory, or whose exporter does not answer. The guide has an"
-                " answer to the memory failures; the rest needs a look.",
-                gone=True,
-            ),
-            _counted(
-                "Limited",
-                ("warning",),
-                WATCH,
-                "Servers that something limits now, by the guide's figures. The table says what and which flag to turn.",
-            ),
-            _counted(
-                "Could be better",
-                ("info",),
-                NEUTRAL,
-                "Servers that work well and could do more with another setting, by the guide's smaller advice.",
-            ),
-            _counted(
-                "As it should be",
-                ("none",),
-                GOOD,
-                "Servers that the guide would leave as they are; idle ones and those not seen long enough count here.",
-            ),
+            _servers_by_level(),
             stat(
                 "Requests waiting",
-                Query(f"sum({ranked('sglang_tuning_queued_requests')})", "waiting"),
+                Query(once(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")), "waiting"),
                 text="value",
                 unit="locale",
                 decimals=0,
@@ -150,7 +122,7 @@ def _summary() -> Shelf:
             ),
             stat(
                 "Generated tokens",
-                Query(f"sum({generated('5m')})", "generated"),
+                Query(once(generated_tokens("5m")), "generated"),
                 text="value",
                 unit="suffix: tok/s",
                 decimals=0,
@@ -158,20 +130,20 @@ def _summary() -> Shelf:
                 no_value=NO_TRAFFIC,
                 metric="sglang_tuning_generation_tokens_per_second",
                 description="Tokens that all servers together generate in a second, over the last 5 minutes. The guide"
-                " tunes for this figure.",
+                " tunes for this figure. Two exporters beside one server count it twice.",
             ),
         ),
+        (16, 4, 4),
     )
 
 
 def _advised() -> str:
-    """One change for each server: the one its verdict turns; where no figure is known, a row of the verdict alone."""
-    said = f'label_replace({verdict()}, "diagnosis", "$1", "verdict", "(.*)")'
-    of_verdict = f"{advice()} and on ({ON}, diagnosis) ({said})"
-    chosen = f"max by ({ON}, advice) (topk by ({ON}) (1, {of_verdict}))"
+    """Each server's verdict and the change it turns: a label `advice`, which is the verdict where no figure is known."""
+    advised = f'label_replace({advice()}, "verdict", "$1", "diagnosis", "(.*)")'
+    one = f"topk by ({ON}, verdict) (1, {advised})"
     # What stands in the verdict is turned into words by the column's mapping.
     in_words = f'label_replace({verdict()}, "advice", "$1", "verdict", "(.*)")'
-    return f"{chosen} or on ({ON}) max by ({ON}, advice) ({in_words})"
+    return f"{verdict()} * on ({ON}, verdict) group_left (advice) {one} or on ({ON}) {in_words}"
 
 
 def _servers() -> Json:
@@ -193,9 +165,9 @@ def _servers() -> Json:
             "mappings": texts(changes()),
             "custom.cellOptions": {"type": "auto", "wrapText": True},
         },
-        "Value #C": {"displayName": "Waiting", "custom.width": 78, "unit": "locale", "decimals": 0},
-        "Value #D": {"displayName": "Running", "custom.width": 78, "unit": "locale", "decimals": 0},
-        "Value #E": {
+        "Value #B": {"displayName": "Waiting", "custom.width": 78, "unit": "locale", "decimals": 0},
+        "Value #C": {"displayName": "Running", "custom.width": 78, "unit": "locale", "decimals": 0},
+        "Value #D": {
             "displayName": "Usage",
             "custom.width": 110,
             "unit": "percentunit",
@@ -205,7 +177,7 @@ def _servers() -> Json:
             "custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
             "color": {"mode": "fixed", "fixedColor": NEUTRAL},
         },
-        "Value #F": {
+        "Value #E": {
             "displayName": "Graphs",
             "custom.width": 80,
             "unit": "percentunit",
@@ -213,29 +185,27 @@ def _servers() -> Json:
             "custom.cellOptions": {"type": "color-text"},
             "thresholds": steps(QUIET, (0, WATCH), (1 - GUIDE.frequent_share, GOOD)),
         },
-        "Value #G": {
+        "Value #F": {
             "displayName": "Retractions",
             "custom.width": 100,
             "unit": "suffix: /min",
             "decimals": 1,
             "custom.cellOptions": {"type": "color-text"},
-            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute * 1.001, WATCH)),
+            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute + ONE_EVENT + 0.001, WATCH)),
         },
-        "Value #H": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
+        "Value #G": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
     }
     return table(
         "Servers, the worst first",
-        Query(verdict()),
         Query(_advised()),
-        Query(by_server(ranked("sglang_tuning_queued_requests"), "sum")),
-        Query(by_server(ranked("sglang_tuning_running_requests"), "sum")),
-        Query(by_server(ranked("sglang_tuning_token_usage_ratio"))),
-        Query(by_server(ranked("sglang_tuning_cuda_graph_coverage_ratio"), "min")),
-        Query(retractions("5m", ON)),
-        Query(generated("5m")),
-        Query(urgency()),
+        Query(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")),
+        Query(by_server(known(ranked("sglang_tuning_running_requests")), "sum")),
+        Query(by_server(known(ranked("sglang_tuning_token_usage_ratio")))),
+        Query(by_server(known(ranked("sglang_tuning_cuda_graph_coverage_ratio")), "min")),
+        Query(retractions(*PLACE)),
+        Query(generated_tokens("5m")),
         no_value="not told",
-        worst_first="Value #I",
+        worst_first="Value #A",
         metric="sglang_tuning_verdict",
         description="What limits each server and the flag to turn, as the tuning guide would say it; click on a"
         " server for the whole story. Usage is that of the fullest pool, graphs the share of decode batches that"
@@ -245,24 +215,18 @@ def _servers() -> Json:
     )
 
 
-def generated(window: str = "$__rate_interval") -> str:
-    """Tokens generated per second by server: counted where the metrics tell them, else what the log last said."""
-    counted = by_server(f"rate({native('sglang:generation_tokens_total')}[{window}])", "sum")
-    return f"{counted} or on ({ON}) {by_server(ranked('sglang_tuning_generation_tokens_per_second'), 'sum')}"
-
-
 # --- since when ------------------------------------------------------------------------------------------------------
 
 
 def _since() -> Json:
     return state_timeline(
         "How each server was doing",
-        Query(urgency(), "{{instance}}"),
+        Query(f"max by (instance) ({verdict()})", "{{instance}}"),
         metric="sglang_tuning_verdict",
         no_value=NO_EXPORTER,
         mappings=texts(LEVELS),
         description="One line for each server: red is down, stuck or out of memory, orange is limited by one of the"
-        " guide's figures, blue could be better, green needs nothing.",
+        " guide's figures, blue could be better, green needs nothing, grey is without a verdict.",
     )
 
 
@@ -306,7 +270,7 @@ def _load() -> Shelf:
             ),
             _lines(
                 "Generated tokens per second",
-                generated(),
+                generated_tokens(),
                 "sglang_tuning_generation_tokens_per_second",
                 "What the guide tunes for. Servers of one model under one load should lie close together.",
                 unit="short",
@@ -317,8 +281,8 @@ def _load() -> Shelf:
 
 
 def _strain() -> Shelf:
-    breaches = ranked("sglang_tuning_latency_breaches_total")
-    seen = ranked("sglang_tuning_latency_observations_total")
+    breaches = own("sglang_tuning_latency_breaches_total")
+    seen = own("sglang_tuning_latency_observations_total")
     by = f" by ({ON}, latency)"
     return Shelf(
         7,
@@ -334,9 +298,9 @@ def _strain() -> Shelf:
             ),
             _lines(
                 "Retractions per minute",
-                retractions(by=ON),
+                retractions(*PLACE),
                 "sglang_tuning_retraction_events_total",
-                f"Times the KV cache was full and running requests went back. The guide tolerates about"
+                f"Times the KV cache was full and running requests went back, over 5 minutes. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",
                 unit="short",
             ),

@@ -25,7 +25,6 @@ from sglang_tuning_exporter.generate.queries import (
     native,
     own,
     quantile,
-    ranked,
     rate,
     ratio,
     threshold,
@@ -33,6 +32,7 @@ from sglang_tuning_exporter.generate.queries import (
 )
 from sglang_tuning_exporter.guide.objectives import FAST, SLOW
 
+MOST = 0.5  # the share of late requests at which a rule notifies, however low the objective is
 LATENCIES = {"time_to_first_token": "first token", "inter_token": "between tokens"}
 
 
@@ -91,13 +91,13 @@ def _pickers() -> tuple[Json, ...]:
 
 
 def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> Json:
-    value = quantile("0.99", *metric).replace("[$__rate_interval]", "[5m]")
+    value = quantile("0.99", *metric, window="5m")
     limit = threshold(objective, "upper")
     return stat(
         title,
         Query(
             words(
-                f"({value})",
+                value,
                 (f"({value}) > {limit}", "too slow"),
                 (f"({value}) <= {limit}", "in time"),
                 otherwise="p99",
@@ -115,7 +115,7 @@ def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> 
 
 
 def _neutral(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAFFIC) -> Json:
-    value = quantile("0.99", *metric).replace("[$__rate_interval]", "[5m]")
+    value = quantile("0.99", *metric, window="5m")
     return stat(
         title,
         Query(value, "p99"),
@@ -131,9 +131,14 @@ def _neutral(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_
 def _burn(latency: str, window: str) -> str:
     """How many times faster than allowed the error budget is used, over a window; no point without requests."""
     of = f'latency="{latency}"'
-    breaches = f"rate({ranked('sglang_tuning_latency_breaches_total', of)}[{window}])"
-    seen = f"rate({ranked('sglang_tuning_latency_observations_total', of)}[{window}])"
+    breaches = rate(own("sglang_tuning_latency_breaches_total", of), window)
+    seen = rate(own("sglang_tuning_latency_observations_total", of), window)
     return f"{ratio(breaches, seen)} / ((1 - {threshold('latency', 'objective')}) > 0)"
+
+
+def _notified(times: float) -> str:
+    """How fast the budget burns when the rule notifies: so many times, or when as much is missed as any rule asks for."""
+    return f"clamp_max({MOST} / ((1 - {threshold('latency', 'objective')}) > 0), {times:g})"
 
 
 def _budget() -> Json:
@@ -146,8 +151,8 @@ def _budget() -> Json:
         Query(
             words(
                 burn,
-                (f"{burn} > {FAST}", "far too fast"),
-                (f"{burn} > {SLOW}", "too fast"),
+                (f"{burn} > {_notified(FAST)}", "far too fast"),
+                (f"{burn} > {_notified(SLOW)}", "too fast"),
                 (f"{burn} > 1", "faster than allowed"),
                 otherwise="within the budget",
             ),
@@ -233,14 +238,8 @@ def _burning() -> Shelf:
         panels.append(
             timeseries(
                 f"Budget burn: {said}",
-                Query(
-                    f"vector({FAST}) and on () {threshold('latency', 'objective')}", "notifies fast", bound_line(BAD)
-                ),
-                Query(
-                    f"vector({SLOW}) and on () {threshold('latency', 'objective')}",
-                    "notifies slowly",
-                    bound_line(WATCH),
-                ),
+                Query(_notified(FAST), "notifies fast", bound_line(BAD)),
+                Query(_notified(SLOW), "notifies slowly", bound_line(WATCH)),
                 Query(_burn(latency, "5m"), "over 5 minutes", painted("light-blue", fillOpacity=0, lineWidth=1)),
                 Query(_burn(latency, "1h"), "over 1 hour", painted(NEUTRAL)),
                 Query(_burn(latency, "6h"), "over 6 hours", painted("purple", fillOpacity=0)),
@@ -252,8 +251,8 @@ def _burning() -> Shelf:
         )
     of = "{{latency}}"
     by = " by (latency)"
-    breaches = rate(ranked("sglang_tuning_latency_breaches_total"))
-    seen = rate(ranked("sglang_tuning_latency_observations_total"))
+    breaches = rate(own("sglang_tuning_latency_breaches_total"))
+    seen = rate(own("sglang_tuning_latency_observations_total"))
     panels.append(
         timeseries(
             "Kept the objective",
@@ -292,7 +291,8 @@ def _maps() -> Shelf:
 
 def _kept(metric: str, bound: str) -> str:
     within = rate(native(f"{metric}_bucket", f'le="{bound}"'))
-    return ratio(within, rate(native(f"{metric}_count")))
+    converted = f"histogram_fraction(0, {bound}, sum({rate(native(metric))})) >= 0"  # without `_bucket`
+    return f"({ratio(within, rate(native(f'{metric}_count')))} or on () {converted})"
 
 
 def _supposed() -> Shelf:
@@ -320,7 +320,7 @@ def _supposed() -> Shelf:
     ]
     burn = timeseries(
         "Budget would burn",
-        Query(f"vector({FAST})", "would notify fast", bound_line(BAD)),
+        Query(f"clamp_max(vector({MOST}) / (1 - $objective), {FAST})", "would notify fast", bound_line(BAD)),
         *missed,
         unit="suffix:x",
         metric="sglang:inter_token_latency_seconds_count",

@@ -85,7 +85,6 @@ def _share(signal: Signal, title: str, says: str) -> Json:
         stacked=True,
         ceiling=1,
         unit="percentunit",
-        smallest_step="1m",
         no_value=NO_WORK,
         names=looks,
         metric="sglang_tuning_state_seconds_total",
@@ -173,13 +172,11 @@ def _admission() -> Shelf:
     )
     thrown = timeseries(
         "Retractions per minute by rank",
-        Query(per_rank(retractions(by="dp_rank")), "retractions{{rank}}", painted(BAD)),
+        Query(per_rank(retractions("dp_rank")), "retractions{{rank}}", painted(BAD)),
         unit="short",
-        bars=True,
-        smallest_step="1m",
         metric="sglang_tuning_retraction_events_total",
         no_value=NOT_TOLD,
-        description="Times the KV cache of a rank was full and running requests went back. The guide tolerates about"
+        description="Times the KV cache of a rank was full and running requests went back, over 5 minutes. The guide tolerates about"
         f" {GUIDE.retractions_per_minute:.0f} a minute; one rank alone is a matter of routing.",
     )
     others = timeseries(

@@ -14,7 +14,7 @@ from sglang_tuning_exporter.generate.boards.common import (
     variables,
     ways,
 )
-from sglang_tuning_exporter.generate.boards.words import SIGNAL_TITLES, STATE_WORDS, verdict_looks
+from sglang_tuning_exporter.generate.boards.words import LEVELS, SIGNAL_TITLES, STATE_WORDS, verdict_looks
 from sglang_tuning_exporter.generate.layout import Chapter, Shelf
 from sglang_tuning_exporter.generate.panels import (
     BAD,
@@ -32,7 +32,17 @@ from sglang_tuning_exporter.generate.panels import (
     texts,
     timeseries,
 )
-from sglang_tuning_exporter.generate.queries import is_, native, own, per_rank, prompt_tokens, ranked, rate, verdict
+from sglang_tuning_exporter.generate.queries import (
+    generated_tokens,
+    is_,
+    native,
+    own,
+    per_rank,
+    prompt_tokens,
+    ranked,
+    rate,
+    verdict,
+)
 from sglang_tuning_exporter.signals import STATES, Signal
 
 
@@ -76,7 +86,7 @@ def _since() -> Shelf:
         Query(verdict(), "{{verdict}}"),
         no_value=NO_EXPORTER,
         metric="sglang_tuning_verdict",
-        mappings=texts({"1": (" ", None)}),
+        mappings=texts({level: (" ", colour) for level, (_, colour) in LEVELS.items()}),
         names=verdict_looks(),
         words_inside=False,
         description="One line for each verdict of the time shown: what the guide would change, and from when to when."
@@ -99,14 +109,11 @@ def _since() -> Shelf:
 
 def _throughput() -> Shelf:
     computed, cached = prompt_tokens("computed"), prompt_tokens("cached")
-    # Counted where the metrics tell it: the gauge stands still when the server is idle.
-    counted = f"sum({rate(native('sglang:generation_tokens_total'))})"
-    generated = f"{counted} or on () sum({ranked('sglang_tuning_generation_tokens_per_second')})"
     tokens = timeseries(
         "Tokens per second",
         Query(computed, "prompt, computed", painted(NEUTRAL)),
         Query(cached, "prompt, from the cache", painted("light-blue")),
-        Query(generated, "generated", painted(GOOD)),
+        Query(f"sum({generated_tokens()})", "generated", painted(GOOD)),
         unit="short",
         metric="sglang_tuning_generation_tokens_per_second",
         no_value=NOT_TOLD,
@@ -150,15 +157,17 @@ def _health() -> Shelf:
         description="How long SGLang took to answer the exporter. The guide needs no scrape; a slow one means a busy"
         " or stuck HTTP server.",
     )
-    unknown = own("sglang_tuning_log_unrecognised_total")
+    unknown, read = own("sglang_tuning_log_unrecognised_total"), own("sglang_tuning_log_lines_total")
+    kinds = f"sum by (kind) ({rate(read)})"
+    seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for what never was
     lines = timeseries(
         "Log lines per second",
-        Query(f"sum by (kind) ({rate(own('sglang_tuning_log_lines_total'))})", "{{kind}}"),
+        Query(f"{kinds} and on (kind) ({seen})", "{{kind}}"),
         Query(f"sum({rate(unknown)})", "not recognised", painted(BAD)),
         unit="short",
         no_value="No log is read",
         metric="sglang_tuning_log_lines_total",
-        description="Lines read, by kind. The guide's figures are in the decode and prefill lines; lines that look"
+        description="Lines read, by kind; only kinds that were seen in the time shown. The guide's figures are in the decode and prefill lines; lines that look"
         " like them and are not recognised mean a newer SGLang than this exporter knows.",
     )
     age = stat(

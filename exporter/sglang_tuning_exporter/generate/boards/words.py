@@ -44,12 +44,21 @@ SIGNAL_TITLES: dict[Signal, str] = {
     "cuda_graph": "CUDA graph",
 }
 
+# Urgency of a verdict, as `queries.verdict` gives it -> words and colour, the most urgent first.
+LEVELS: dict[str, tuple[str, str | None]] = {
+    "4": ("Critical", BAD),
+    "3": ("Limited", WATCH),
+    "2": ("Could be better", NEUTRAL),
+    "1": ("No verdict", QUIET),
+    "0": ("As it should be", GOOD),
+}
+
 HEALTHY = "Nothing to change"
 # Verdicts that are no diagnosis -> words and colour.
 OTHER_VERDICTS: dict[str, tuple[str, str]] = {
     "healthy": (HEALTHY, GOOD),
     "idle": ("Idle: nothing to judge", QUIET),
-    "no_clear_bottleneck": ("No clear bottleneck", GOOD),
+    "no_clear_bottleneck": ("No clear bottleneck", QUIET),
     "starting": ("Starting", QUIET),
     "not_enough_data": ("Not enough seen yet", QUIET),
 }
@@ -80,8 +89,9 @@ def verdicts() -> dict[str, tuple[str, str]]:
 
 
 def verdict_looks() -> dict[str, Style]:
-    """Overrides by name for series that are called as their verdict."""
-    return {name: named(*look) for name, look in verdicts().items()}
+    """Overrides by name for series that are called as their verdict; their colour is that of their urgency."""
+    looks: dict[str, Style] = {name: {"displayName": said} for name, (said, _) in verdicts().items()}
+    return looks | {"idle": named(*verdicts()["idle"])}
 
 
 def changes() -> dict[str, tuple[str, str | None]]:

@@ -1,0 +1,494 @@
+"""What the boards say in trouble: foreign targets, missed and slow scrapes, odd names, two jobs, low objectives.
+
+`promtool` answers the boards' own queries over series written here. A sample that is `_` was not scraped, one that is
+`stale` is what a failed scrape leaves behind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sglang_tuning_exporter.generate import boards
+from sglang_tuning_exporter.guide.table import DIAGNOSES
+
+BOARDS = {json.loads(text)["uid"].removeprefix("sglang-tuning-"): json.loads(text) for text in boards.files().values()}
+PANELS = [
+    (name, each)
+    for name, board in BOARDS.items()
+    for panel in board["panels"]
+    for each in (panel, *panel.get("panels", ()))
+    if each["type"] != "row"
+]
+ALL = {
+    "job": ".+", "instance": ".+", "model": ".*", "dp_rank": ".*", "first_token": "2.0", "between_tokens": "0.1", "objective": "0.99",
+    "__rate_interval": "4m", "__range": "1h",
+}  # fmt: skip
+URGENCY_OF_A_DEAD_EXPORTER = {"critical": 4, "warning": 3}[
+    next(r.severity for r in DIAGNOSES if r.id == "exporter_down")
+]
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no Prometheus is installed")
+
+Samples = list[tuple[dict[str, str], float]]
+
+
+def chosen(expr: str, **choices: str) -> str:
+    """Put in what is chosen, as Grafana does."""
+    for name, value in sorted((ALL | choices).items(), key=lambda item: -len(item[0])):
+        expr = expr.replace(f"${name}", value)
+    return expr
+
+
+def panel(board: str, title: str) -> dict[str, Any]:
+    """Give a panel by its title; a tile comes before the graph of the same title."""
+    return next(each for name, each in PANELS if (name, each["title"]) == (board, title))
+
+
+def query(board: str, title: str, ref: str = "A", **choices: str) -> str:
+    [expr] = [target["expr"] for target in panel(board, title)["targets"] if target["refId"] == ref]
+    return chosen(expr, **choices)
+
+
+def answers(
+    directory: Path, series: Mapping[str, str], exprs: list[str], *, at: str, every: str = "15s"
+) -> list[Samples]:
+    """Give what Prometheus answers to each query: no expectation is met, so that promtool prints what it got."""
+    case = {
+        "interval": every,
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": at, "exp_samples": [{"labels": '{never="met"}', "value": number}]}
+            for number, expr in enumerate(exprs)
+        ],
+    }
+    path = directory / "case.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": every, "tests": [case]}))
+    said = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    got: list[Samples] = []
+    for part in said.stderr.split("expr: ")[1:]:
+        [words] = re.findall(r"\n +got:(.*)", part)
+        samples = re.findall(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} ([^\s,]+)', words)
+        got.append(
+            [(dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)), float(value)) for labels, value in samples]
+        )
+    assert len(got) == len(exprs), said.stdout + said.stderr
+    return got
+
+
+def answer(directory: Path, series: Mapping[str, str], expr: str, *, at: str = "30m", every: str = "15s") -> Samples:
+    [found] = answers(directory, series, [expr], at=at, every=every)
+    return found
+
+
+def server(
+    instance: str, verdict: str = "healthy", severity: str = "none", *, job: str = "sglang", how: str = "1x240"
+) -> dict[str, str]:
+    """Give what every exporter exposes, and `up`; `how` is whether it was scraped."""
+    place = f'job="{job}",instance="{instance}"'
+    there = re.sub(r"\b0x(\d+)", r"stale _x\1", how).replace(" _x0", "")
+    return {
+        f"up{{{place}}}": how,
+        f'sglang_tuning_build_info{{{place},version="1"}}': there,
+        f'sglang_tuning_verdict{{{place},verdict="{verdict}",severity="{severity}"}}': there,
+    }
+
+
+def firing(instance: str, diagnosis: str, severity: str) -> dict[str, str]:
+    alert = next(row.alert for row in DIAGNOSES if row.id == diagnosis)
+    labels = f'alertname="{alert}",alertstate="firing",diagnosis="{diagnosis}",severity="{severity}"'
+    return {f'ALERTS{{job="sglang",instance="{instance}",{labels}}}': "1x240"}
+
+
+FLEET = ("Servers", "Servers, the worst first", "How each server was doing")
+NODE = {'up{job="node",instance="gpu1:9100"}': "0x240"}
+
+
+def levels(samples: Samples) -> dict[str, float]:
+    return {labels["level"]: value for labels, value in samples if value}
+
+
+# --- who is counted --------------------------------------------------------------------------------------------------
+
+
+def test_a_target_that_is_no_exporter_is_no_server_of_the_fleet(tmp_path: Path) -> None:
+    counted, rows, line = answers(tmp_path, server("a:1") | NODE, [query("fleet", title) for title in FLEET], at="30m")
+    assert levels(counted) == {"0": 1}
+    assert [labels["instance"] for labels, _ in rows] == ["a:1"]
+    assert [labels["instance"] for labels, _ in line] == ["a:1"]
+
+
+@pytest.mark.parametrize("minutes", [3, 30, 23 * 60])
+def test_a_dead_exporter_counts_once_and_is_as_urgent_everywhere(tmp_path: Path, minutes: int) -> None:
+    series = server("a:1") | server("b:1", how=f"1x40 0x{4 * 60 * 24}") | NODE
+    [counted, rows, line] = answers(tmp_path, series, [query("fleet", title) for title in FLEET], at=f"{10 + minutes}m")
+    dead = float(URGENCY_OF_A_DEAD_EXPORTER)
+    assert levels(counted)[str(URGENCY_OF_A_DEAD_EXPORTER)] == 1
+    assert [(labels["verdict"], value) for labels, value in rows if labels["instance"] == "b:1"] == [
+        ("exporter_down", dead)
+    ]
+    assert [value for labels, value in line if labels["instance"] == "b:1"] == [dead]
+
+
+def test_an_exporter_that_is_dead_for_days_is_still_shown_while_its_alert_fires(tmp_path: Path) -> None:
+    series = {'up{job="sglang",instance="a:1"}': "0x240"} | firing("a:1", "exporter_down", "critical")
+    assert [labels["verdict"] for labels, _ in answer(tmp_path, series, query("fleet", FLEET[1]))] == ["exporter_down"]
+
+
+def test_without_any_exporter_the_fleet_says_so(tmp_path: Path) -> None:
+    assert answer(tmp_path, NODE, query("fleet", "Servers")) == []
+    assert panel("fleet", "Servers")["fieldConfig"]["defaults"]["noValue"] == "No answer from the exporter"
+
+
+def test_one_scrape_that_was_missed_is_no_dead_exporter(tmp_path: Path) -> None:
+    series = server("a:1", "queue_too_long", "warning", how="1x119 0x0 1x60")
+    rows = answer(tmp_path, series, query("fleet", FLEET[1]), at="30m")
+    assert [(labels["verdict"], value) for labels, value in rows] == [("queue_too_long", 3)]
+
+
+def test_an_instance_that_two_jobs_scrape_counts_once(tmp_path: Path) -> None:
+    series = (
+        server("a:1", "queue_too_long", "warning")
+        | server("a:1", "queue_too_long", "warning", job="again")
+        | server("b:1")
+    )
+    for job in ("sglang", "again"):
+        series[f'sglang_tuning_queued_requests{{job="{job}",instance="a:1"}}'] = "7x240"
+        series[f'sglang:generation_tokens_total{{job="{job}",instance="a:1",model_name="m"}}'] = "0+150x240"
+    counted, waiting, tokens = answers(
+        tmp_path,
+        series,
+        [query("fleet", title) for title in ("Servers", "Requests waiting", "Generated tokens")],
+        at="30m",
+    )
+    assert levels(counted) == {"3": 1, "0": 1}
+    assert [value for _, value in waiting] == [7]
+    assert [value for _, value in tokens] == [10]
+
+
+def test_a_level_that_no_server_has_is_shown_as_none_of_them(tmp_path: Path) -> None:
+    series = server("a:1", "healthy") | server("b:1", "stuck", "critical") | server("c:1", job="again")
+    counted = answer(tmp_path, series, query("fleet", "Servers"))
+    assert {labels["level"]: value for labels, value in counted} == {"4": 1, "3": 0, "2": 0, "1": 0, "0": 2}
+
+
+# --- what to change --------------------------------------------------------------------------------------------------
+
+
+def test_what_limits_a_server_comes_first_and_both_flags_of_a_diagnosis_are_shown(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1"'
+    series = server("a:1", "cuda_graph_not_covering", "warning")
+    for diagnosis in ("cuda_graph_not_covering", "queue_too_long"):
+        series[f'sglang_tuning_diagnosis_active{{{place},diagnosis="{diagnosis}"}}'] = "1x240"
+    words = 'flag="--cuda-graph-max-bs",current="160 (default)",suggested="256"'
+    told = "sglang_tuning_recommendation_timestamp_seconds"
+    series[f'{told}{{{place},diagnosis="cuda_graph_not_covering",{words}}}'] = "1.7e9x240"
+    series[f'{told}{{{place},diagnosis="queue_too_long",flag="",current="",suggested="send fewer"}}'] = "1.7e9x240"
+    for arg, value in (("cuda_graph_max_bs", 256), ("mem_fraction_static", 0.85)):
+        labels = f'{place},diagnosis="cuda_graph_not_covering",arg="{arg}"'
+        series[f"sglang_tuning_recommended_arg{{{labels}}}"] = f"{value}x240"
+        series[f"sglang_tuning_recommended_arg_current{{{labels}}}"] = "0.88x240"
+    rows = answer(tmp_path, series, query("server", "What to change", instance="a:1"))
+    assert sorted((-value, labels["diagnosis"], labels["advice"]) for labels, value in rows) == [
+        (-2, "cuda_graph_not_covering", "--cuda-graph-max-bs: now 160 (default), try 256"),
+        (-2, "cuda_graph_not_covering", "--mem-fraction-static: now 0.88, try 0.85"),
+        (-1, "queue_too_long", "send fewer"),
+    ]
+    [row] = answer(tmp_path, series, query("fleet", FLEET[1]))
+    assert row[0]["advice"] == "--cuda-graph-max-bs: now 160 (default), try 256"
+
+
+# --- as it should be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", ["not_enough_data", "starting", "no_clear_bottleneck"])
+def test_a_server_without_a_verdict_is_not_as_it_should_be(tmp_path: Path, verdict: str) -> None:
+    series = server("a:1", verdict) | server("b:1", "idle") | server("c:1", "healthy")
+    assert levels(answer(tmp_path, series, query("fleet", "Servers"))) == {"1": 1, "0": 2}
+
+
+def test_a_burn_rate_that_notifies_outranks_a_healthy_verdict(tmp_path: Path) -> None:
+    series = server("a:1") | firing("a:1", "time_to_first_token_burning_fast", "critical")
+    exprs = [*(query("fleet", title) for title in FLEET), query("server", "What limits it now", instance="a:1")]
+    counted, rows, line, tile = answers(tmp_path, series, exprs, at="30m")
+    assert levels(counted) == {"4": 1}
+    assert [value for _, value in line] == [4]
+    for samples in (rows, tile):
+        assert [labels["verdict"] for labels, _ in samples] == ["time_to_first_token_burning_fast"]
+
+
+def test_of_two_that_are_as_urgent_the_exporters_own_word_is_shown(tmp_path: Path) -> None:
+    series = server("a:1", "queue_too_long", "warning") | firing("a:1", "inter_token_latency_burning_slow", "warning")
+    assert [labels["verdict"] for labels, _ in answer(tmp_path, series, query("fleet", FLEET[1]))] == ["queue_too_long"]
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def gauge(instance: str, tokens: str, state: str = "1x240", rank: str = "") -> dict[str, str]:
+    place = f'job="sglang",instance="{instance}"{rank}'
+    return {
+        f"sglang_tuning_generation_tokens_per_second{{{place}}}": tokens,
+        f'sglang_tuning_state{{{place},signal="activity",state="serving"}}': state,
+    }
+
+
+def serves(instance: str, model: str) -> dict[str, str]:
+    return {f'sglang_tuning_server_info{{job="sglang",instance="{instance}",model_name="{model}"}}': "1x240"}
+
+
+def test_generated_tokens_are_those_of_the_chosen_model(tmp_path: Path) -> None:
+    series = (
+        server("a:1")
+        | server("b:1")
+        | server("c:1")
+        | serves("a:1", "qwen")
+        | serves("b:1", "llama")
+        | serves("c:1", "llama")
+    )
+    for instance, model in (("a:1", "qwen"), ("b:1", "llama")):
+        series[f'sglang:generation_tokens_total{{job="sglang",instance="{instance}",model_name="{model}"}}'] = (
+            "0+150x240"
+        )
+        series |= gauge(instance, "900x240")
+    series |= gauge("c:1", "500x240")
+    exprs = [query("fleet", "Generated tokens", model=model) for model in ("qwen", "llama", ".*")]
+    found = answers(tmp_path, series, exprs, at="30m")
+    assert [[value for _, value in samples] for samples in found] == [[10], [510], [520]]
+
+
+def test_a_throughput_that_stands_still_on_an_idle_server_is_not_shown(tmp_path: Path) -> None:
+    series = server("a:1") | gauge("a:1", "37x240", "1x60 0x180")
+    for board, title, ref in (("fleet", "Generated tokens", "A"), ("server", "Tokens per second", "C")):
+        expr = query(board, title, ref, instance="a:1")
+        assert [value for _, value in answer(tmp_path, series, expr, at="10m")] == [37]
+        assert answer(tmp_path, series, expr, at="30m") == []
+
+
+# --- DP ranks --------------------------------------------------------------------------------------------------------
+
+
+def ranks() -> dict[str, str]:
+    place = 'job="sglang",instance="a:1"'
+    model = f'{place},model_name="m"'
+    series = server("a:1") | {
+        f'sglang_tuning_latency_observations_total{{{place},latency="time_to_first_token"}}': "0+10x240",
+        f'sglang_tuning_latency_breaches_total{{{place},latency="time_to_first_token"}}': "0+1x240",
+        f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}': "0.9x240",
+        f'sglang_tuning_threshold{{{place},signal="time_to_first_token_seconds",bound="upper"}}': "2x240",
+        f"sglang:generation_tokens_total{{{model}}}": "0+450x240",
+    }
+    for rank, tokens in (("0", 150), ("1", 300)):
+        for mode in ("decode", "prefill_compute", "prefill_cache"):
+            labels = f'{model},dp_rank="{rank}",tp_rank="0",pp_rank="0",mode="{mode}"'
+            series[f"sglang:realtime_tokens_total{{{labels}}}"] = f"0+{tokens}x240"
+    return series
+
+
+def test_latencies_stay_when_a_rank_is_chosen(tmp_path: Path) -> None:
+    panels = [
+        ("fleet", "Slower than the objective", "A"), ("latency", "Budget burns", "A"), ("latency", "Budget burn: first token", "D"),
+        ("latency", "Kept the objective", "B"),
+    ]  # fmt: skip
+    exprs = [query(*each, instance="a:1", dp_rank="1") for each in panels]
+    found = answers(tmp_path, ranks(), exprs, at="30m")
+    assert [[round(value, 6) for _, value in samples] for samples in found] == [[0.1], [1], [1], [0.9]]
+
+
+def test_tokens_per_second_are_all_of_one_rank_or_all_of_all(tmp_path: Path) -> None:
+    exprs = [
+        query("server", "Tokens per second", ref, instance="a:1", dp_rank=rank)
+        for rank in ("0", "1", ".*")
+        for ref in "ABC"
+    ]
+    found = answers(tmp_path, ranks(), exprs, at="30m")
+    assert [value for samples in found for _, value in samples] == [10] * 3 + [20] * 3 + [30] * 3
+
+
+# --- retractions -----------------------------------------------------------------------------------------------------
+
+
+def retracting(each: int) -> dict[str, str]:
+    """Give a server that retracts once every so many scrapes of 15 s, and the rule's own figure."""
+    place = 'job="sglang",instance="a:1"'
+    values = " ".join(str(step // each) for step in range(160))
+    return server("a:1") | {
+        f"sglang_tuning_retraction_events_total{{{place}}}": values,
+        f'sglang_tuning_threshold{{{place},signal="retractions_per_minute",bound="upper"}}': "1x240",
+    }
+
+
+def test_one_retraction_a_minute_is_tolerated_where_the_limit_is_one(tmp_path: Path) -> None:
+    expr = query("server", "Retractions", instance="a:1")
+    for at in ("30m", "30m15s", "30m30s", "30m45s"):
+        [(labels, value)] = answer(tmp_path, retracting(4), expr, at=at)
+        assert labels["verdict"] == "tolerated", value
+    [(labels, value)] = answer(tmp_path, retracting(2), expr)
+    assert labels["verdict"] == "too often"
+
+
+def test_retractions_are_the_figure_of_the_rule_where_it_is_loaded(tmp_path: Path) -> None:
+    series = retracting(4) | {'instance:sglang_tuning_retractions:rate5m{job="sglang",instance="a:1"}': "3.4x240"}
+    panels = [
+        ("server", "Retractions", "A"),
+        ("server", "Retractions per minute", "C"),
+        ("fleet", FLEET[1], "F"),
+        ("fleet", "Retractions per minute", "A"),
+    ]
+    exprs = [query(*each, instance="a:1") for each in panels]
+    assert [[value for _, value in samples] for samples in answers(tmp_path, series, exprs, at="30m")] == [[3.4]] * 4
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_with_an_ipv6_address_fills_its_boards(tmp_path: Path) -> None:
+    instance = "[2001:db8::1]:9741"
+    series = server(instance) | {f'sglang_tuning_queued_requests{{job="sglang",instance="{instance}"}}': "7x240"}
+    exprs = [
+        query("server", "What limits it now", instance=instance), query("server", "Queued requests", instance=instance),
+        query("scheduling", "All requests of this side", instance=instance),
+    ]  # fmt: skip
+    assert all(answers(tmp_path, series, exprs, at="30m"))
+
+
+# --- scrapes ---------------------------------------------------------------------------------------------------------
+
+
+def busy(every: int) -> dict[str, str]:
+    """Give a server under load whose exporter is scraped every so many seconds."""
+    place, count = 'job="sglang",instance="a:1"', 3600 // every
+    grows = f"0+{every}x{count}"
+    series = server("a:1", how=f"1x{count}")
+    model = f'{place},model_name="m"'
+    names = (
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "queue_time_seconds",
+    )
+    for name in names:
+        for bound in ("0.1", "2.0", "+Inf"):
+            series[f'sglang:{name}_bucket{{{model},le="{bound}"}}'] = grows
+        series[f"sglang:{name}_count{{{model}}}"] = grows
+    for mode in ("decode", "prefill_compute", "prefill_cache"):
+        series[f'sglang:realtime_tokens_total{{{model},mode="{mode}"}}'] = grows
+    for name in ("generation_tokens", "num_requests"):
+        series[f"sglang:{name}_total{{{model}}}"] = grows
+    for name in (
+        "retraction_events", "retracted_requests", "aborted_requests", "rejected_requests", "log_unrecognised", "server_starts",
+    ):  # fmt: skip
+        series[f"sglang_tuning_{name}_total{{{place}}}"] = grows
+    for latency in ("time_to_first_token", "inter_token"):
+        for name in ("observations", "breaches"):
+            series[f'sglang_tuning_latency_{name}_total{{{place},latency="{latency}"}}'] = grows
+    for signal, state in (
+        ("admission", "pool_full"),
+        ("queue", "in_range"),
+        ("cuda_graph", "disabled"),
+        ("activity", "serving"),
+    ):
+        series[f'sglang_tuning_state_seconds_total{{{place},signal="{signal}",state="{state}"}}'] = grows
+    series[f"sglang_tuning_cuda_graph_coverage_ratio{{{place}}}"] = f"0.97x{count}"
+    series[f'sglang_tuning_log_lines_total{{{place},kind="decode"}}'] = grows
+    series[f'sglang_tuning_out_of_memory_total{{{place},phase="decode"}}'] = grows
+    series[f'sglang_tuning_decode_batches_total{{{place},graph="replayed"}}'] = grows
+    series[f'sglang_tuning_prompt_tokens_total{{{place},source="computed"}}'] = grows
+    series[f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}'] = f"0.9x{count}"
+    for signal in ("time_to_first_token_seconds", "inter_token_latency_seconds"):
+        series[f'sglang_tuning_threshold{{{place},signal="{signal}",bound="upper"}}'] = f"2x{count}"
+    return series
+
+
+# A rank is not chosen here, and one panel is drawn by rank.
+WINDOWED = [
+    (f"{name}: {each['title']} {target['refId']}", chosen(target["expr"], instance="a:1"))
+    for name, each in PANELS
+    for target in each["targets"]
+    if re.search(r"(?:rate|increase)\(", target["expr"])
+]
+
+
+@pytest.mark.parametrize("every", [60, 120])
+def test_scrapes_a_minute_or_two_apart_leave_no_panel_without_a_rate(tmp_path: Path, every: int) -> None:
+    # Prometheus 3 leaves the first moment of a window out
+    exprs = [re.sub(r"\[(\d+)m\]", lambda found: f"[{int(found[1]) * 60_000 - 1}ms]", expr) for _, expr in WINDOWED]
+    for second in (0, 31, 59, 89):
+        found = answers(tmp_path, busy(every), exprs, at=f"{1800 + second}s", every=f"{every}s")
+        assert [title for (title, _), samples in zip(WINDOWED, found, strict=True) if not samples] == []
+
+
+def test_grafana_is_given_a_step_that_makes_such_windows() -> None:
+    """$__rate_interval is four times the least step of a query, where that has one."""
+    for name, each in PANELS:
+        for target in each["targets"]:
+            if "$__rate_interval" in target["expr"]:
+                assert target["interval"] == "1m", (name, each["title"])
+
+
+def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1"'
+    how, value = "1x119 0x0 1x60", "{}x119 stale {}x60"
+    series = server("a:1", "queue_too_long", "warning", how=how)
+    for name in (
+        "queued_requests", "token_usage_ratio", "cuda_graph_coverage_ratio", "available_gpu_memory_bytes", "up", "log_up", "running_requests",
+        "server_info", "sources_info",
+    ):  # fmt: skip
+        series[f"sglang_tuning_{name}{{{place}}}"] = value.format(1, 1)
+    series[f'sglang_tuning_state{{{place},signal="queue",state="above_range"}}'] = value.format(1, 1)
+    words = 'diagnosis="queue_too_long",flag="--dp-size",suggested="2"'
+    series[f"sglang_tuning_recommendation_timestamp_seconds{{{place},{words}}}"] = value.format(2, 2)
+    tiles = [
+        ("fleet", "Requests waiting", "A"), ("fleet", FLEET[1], "B"), ("fleet", FLEET[1], "C"), ("fleet", FLEET[1], "D"),
+        ("fleet", FLEET[1], "E"), ("server", "What limits it now", "A"), ("server", "Queued requests", "A"), ("server", "Token usage", "A"),
+        ("server", "CUDA graphs used", "A"), ("server", "GPU memory left", "A"), ("server", "Who answers", "A"),
+        ("server", "Who answers", "B"), ("server", "Server", "A"),
+    ]  # fmt: skip
+    exprs = [query(*tile, instance="a:1") for tile in tiles]
+    found = answers(tmp_path, series, [*exprs, query("fleet", FLEET[1])], at="30m")
+    assert [tile for tile, samples in zip(tiles, found, strict=False) if not samples] == []
+    assert found[6][0][0]["verdict"] == "too many wait"
+    assert [labels["advice"] for labels, _ in found[-1]] == ["--dp-size: try 2"]
+
+
+def test_what_a_server_that_went_away_said_last_is_not_shown_by_an_exporter_that_answers(tmp_path: Path) -> None:
+    series = server("a:1", "server_down", "critical") | {
+        'sglang_tuning_queued_requests{job="sglang",instance="a:1"}': "7x110 stale _x60"
+    }
+    assert answer(tmp_path, series, query("fleet", "Requests waiting"), at="30m") == []
+
+
+# --- burn rates ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("objective", "fast", "slow"), [("0.99", 14.4, 6), ("0.95", 10, 6), ("0.9", 5, 5), ("0.8", 2.5, 2.5)]
+)
+def test_the_lines_of_a_burn_rate_lie_where_the_rules_notify(
+    tmp_path: Path, objective: str, fast: float, slow: float
+) -> None:
+    series = {
+        'sglang_tuning_threshold{job="sglang",instance="a:1",signal="latency",bound="objective"}': f"{objective}x240"
+    }
+    exprs = [query("latency", "Budget burn: first token", ref, instance="a:1") for ref in "AB"]
+    exprs.append(query("latency", "Budget would burn", objective=objective))
+    found = answers(tmp_path, series, exprs, at="30m")
+    assert [round(value, 6) for samples in found for _, value in samples] == [fast, slow, fast]
+
+
+def test_a_server_that_keeps_nothing_of_a_low_objective_is_far_too_fast(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1"'
+    series = {f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}': "0.8x240"}
+    for name in ("observations", "breaches"):
+        series[f'sglang_tuning_latency_{name}_total{{{place},latency="time_to_first_token"}}'] = "0+10x240"
+    [(labels, value)] = answer(tmp_path, series, query("latency", "Budget burns", instance="a:1"))
+    assert (labels["verdict"], round(value, 6)) == ("far too fast", 5)
