@@ -18,8 +18,9 @@ from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
 from closed_loop.convergence import BY_NAME as STARTS
-from closed_loop.convergence import converge, search
+from closed_loop.convergence import REPEATED, converge, search
 from closed_loop.document import render
+from closed_loop.engine import prefer
 from closed_loop.faults import FAULTS
 from closed_loop.installation import RELEASES, install, installed
 from closed_loop.loops import BY_NAME
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"follow the advice to its end: all, or of {', '.join(STARTS)}",
     )
     running.add_argument("--grid", action="store_true", help="search the grid of what --converge names as well")
+    running.add_argument("--repeats", type=int, default=REPEATED, help="runs of the best points of a grid")
     living = tasks.add_parser("liveness", help="do to a server what ends servers, where no result is there yet")
     living.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(RELEASES)}")
     living.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(f.id for f in FAULTS)}")
@@ -141,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
     for number in range(1, args.runs + 1):
         tasks += [partial(run_loop, bench, BY_NAME[name], number) for name in wanted]
         tasks += [partial(converge, bench, STARTS[name], number) for name in starts]
-    tasks += [partial(search, bench, STARTS[name]) for name in starts if args.grid]
+    tasks += [partial(search, bench, STARTS[name], args.repeats) for name in starts if args.grid]
     failed = [task for task in tasks if not _done(task)]
     return 1 if failed else 0
 
@@ -253,13 +255,12 @@ def _quiet(args: argparse.Namespace) -> int:
     wanted, true = _chosen("--only", args.only, known), _chosen("--true", args.true, known)
     if args.time_scale < 1:
         raise UsageError(f"--time-scale={args.time_scale:g}: give 1 or more")
-    lane = Lane.of(args.lane)
-    lane.stay()
+    prefer(0)  # on any core: an exporter that waits for one is no false alarm of the rules
     courses = quiet.run(
         quiet.plans(wanted, args.time_scale, true),
         60 * args.minutes,
         installed(RELEASES[0]),
-        lane,
+        Lane.of(args.lane),
         args.results,
         say=say,
     )

@@ -100,8 +100,8 @@ STARTS: tuple[Start, ...] = (
         wrong="--max-running-requests 3 --chunked-prefill-size 256 --page-size 256",
         load=Load(clients=40, seconds=SECONDS, prompt_tokens=(24, 24, 24, 24, 1200), most_new_tokens=200),
         grid={
-            "--max-running-requests": ("16", ""),
-            "--chunked-prefill-size": ("1024", "8192"),
+            "--max-running-requests": ("12", "24", ""),
+            "--chunked-prefill-size": ("8192",),
             "--page-size": ("",),
         },
     ),
@@ -113,8 +113,8 @@ STARTS: tuple[Start, ...] = (
         load=Load(clients=32, seconds=SECONDS, prompt_tokens=(24,), most_new_tokens=48, families=6, prefix_tokens=1200),
         grid={
             "--disable-radix-cache": ("",),
-            "--schedule-policy": ("fcfs", "lpm"),
-            "--schedule-conservativeness": ("0.3", "1.0"),
+            "--schedule-policy": ("fcfs", "lpm", "dfs-weight"),
+            "--schedule-conservativeness": ("1.0",),
         },
     ),
     Start(
@@ -125,8 +125,8 @@ STARTS: tuple[Start, ...] = (
         load=Load(clients=64, seconds=SECONDS, prompt_tokens=(120, 120, 120, 900), most_new_tokens=8),
         grid={
             "--enable-mixed-chunk": ("",),
-            "--chunked-prefill-size": ("2048", "8192"),
-            "--max-prefill-tokens": ("4096", ""),
+            "--chunked-prefill-size": ("1024", "4096", "8192"),
+            "--max-prefill-tokens": ("",),
         },
     ),
     Start(
@@ -136,9 +136,9 @@ STARTS: tuple[Start, ...] = (
         wrong="--page-size 512 --schedule-policy lof --schedule-conservativeness 0.1",
         load=Load(clients=96, seconds=SECONDS, prompt_tokens=(24, 60), most_new_tokens=100),
         grid={
-            "--page-size": ("16", ""),
+            "--page-size": ("",),
             "--schedule-policy": ("fcfs",),
-            "--schedule-conservativeness": ("0.3", "1.0"),
+            "--schedule-conservativeness": ("0.3", "1.0", "1.3"),
         },
     ),
     Start(
@@ -148,10 +148,10 @@ STARTS: tuple[Start, ...] = (
         wrong="--max-total-tokens 2500 --max-running-requests 256 --schedule-policy random --schedule-conservativeness 0.05",
         load=Load(clients=40, seconds=SECONDS),
         grid={
-            "--max-total-tokens": ("10000", "32000"),
+            "--max-total-tokens": ("8000", "16000", "32000"),
             "--max-running-requests": ("256",),
             "--schedule-policy": ("fcfs",),
-            "--schedule-conservativeness": ("0.3", "1.0"),
+            "--schedule-conservativeness": ("1.0",),
         },
     ),
     Start(
@@ -165,8 +165,8 @@ STARTS: tuple[Start, ...] = (
         grid={
             "--enable-priority-scheduling": ("",),
             "--schedule-policy": ("",),
-            "--max-running-requests": ("16", ""),
-            "--max-queued-requests": ("24", ""),
+            "--max-running-requests": ("16", "24", ""),
+            "--max-queued-requests": ("",),
         },
     ),
     Start(
@@ -176,9 +176,9 @@ STARTS: tuple[Start, ...] = (
         wrong="--prefill-max-requests 1 --prefill-decode-interval 16 --chunked-prefill-size 64",
         load=Load(clients=32, seconds=SECONDS, prompt_tokens=(24, 60), most_new_tokens=60),
         grid={
-            "--prefill-max-requests": ("8", ""),
+            "--prefill-max-requests": ("",),
             "--prefill-decode-interval": ("",),
-            "--chunked-prefill-size": ("1024", "8192"),
+            "--chunked-prefill-size": ("1024", "4096", "8192"),
         },
         profile="online",
     ),
@@ -214,8 +214,8 @@ def converge(bench: Bench, start: Start, number: int) -> list[Any]:
     return steps
 
 
-def search(bench: Bench, start: Start) -> None:
-    """Try each point of the grid once, and the best again; beside them, in turn, where the advice led to.
+def search(bench: Bench, start: Start, repeated: int = REPEATED) -> None:
+    """Try each point of the grid once, and the best `repeated` times in all; beside them, in turn, where the advice led to.
 
     The machine's speed drifts within minutes, so only what ran within the same minutes is compared, and for as long.
     """
@@ -224,7 +224,7 @@ def search(bench: Bench, start: Start) -> None:
     reached = chain.typed(end["args"], bench.installation, bench.lane)
     points = [bench.arguments(f"{start.fixed} {start.right} {point}") for point in start.points]
     speeds: dict[int, float] = {}
-    for number in range(1, REPEATED + 1):
+    for number in range(1, repeated + 1):
         places = sorted(speeds, key=lambda place: -speeds[place])[:BEST] or list(range(len(points)))
         for turn, place in enumerate(places):
             if turn == len(places) // 2:

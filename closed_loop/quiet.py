@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from closed_loop.situations import Situation
 
 POLL_SECONDS = 2.0
-POOL = "--max-total-tokens 32768"  # of the largest of the loads
+# The KV cache of the largest of the loads; and a scheduler that waits for requests does not take a core for that.
+FLAGS = "--max-total-tokens 32768 --sleep-on-idle"
 HEALTHY: dict[str, Situation] = {
     situation.name.removeprefix("healthy-"): situation
     for situation in SITUATIONS
@@ -119,7 +120,7 @@ def run(
     follows another one.
     """
     with tempfile.TemporaryDirectory(prefix="quiet-") as scratch:
-        arguments = engine.arguments(installation, lane.port, *POOL.split())
+        arguments = engine.arguments(installation, lane.port, *FLAGS.split())
         server = engine.start(installation, arguments, port=lane.port, log=Path(scratch) / "server.log", core=lane.any)
         courses = []
         try:

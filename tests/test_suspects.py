@@ -24,6 +24,7 @@ from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigu
 from sglang_tuning_exporter.sglang.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.histograms import Histogram
 from sglang_tuning_exporter.state import ServerState
+from test_demand import MINUTE, POOL, balanced
 
 END = 200.0
 NAMED = "flags_away_from_defaults"
@@ -75,6 +76,10 @@ def advice_of(past: Past, row: str) -> list[Advice]:
 
 def first_flag(past: Past, row: str) -> str:
     return next((each.flag for each in advice_of(past, row)), "none")
+
+
+def named(past: Past) -> set[str]:
+    return {each.suspect.arg for each in suspects(past, troubles(past))}
 
 
 def ids(past: Past) -> set[str]:
@@ -363,6 +368,37 @@ def test_what_sglang_sets_by_itself_is_not_named() -> None:
     story = decoding(0.0, END, running=6) + scrapes(between=0.3)
     past = lived(story, disable_overlap_schedule=True, speculative_algorithm="EAGLE")
     assert "--disable-overlap-schedule" not in {each.flag for each in advice_of(past, NAMED)}
+
+
+WAITING = decoding(0.0, END, running=20, queued=6000, usage=0.5)
+
+
+def test_what_the_guide_sets_against_retractions_is_no_suspect() -> None:
+    # Seen on a real engine: 1.3 for its retractions, 1.0 because requests waited, 1.3 again.
+    assert "schedule_conservativeness" not in named(lived(WAITING, "offline", schedule_conservativeness=1.3))
+
+
+def test_a_conservativeness_far_above_it_is_a_suspect_where_nothing_is_retracted() -> None:
+    assert "schedule_conservativeness" in named(lived(WAITING, "offline", schedule_conservativeness=3))
+    retracted = WAITING + repeated(retraction(), 60.0, end=END)
+    assert "schedule_conservativeness" not in named(lived(retracted, "offline", schedule_conservativeness=3))
+
+
+@pytest.mark.parametrize(
+    ("used", "conservativeness", "suggested"),
+    [(400, 1.3, [2 * POOL]), (60, 1.3, []), (400, 3.0, [])],
+    ids=["they use what they ask for", "they end early", "more is kept free than they use"],
+)
+def test_a_capped_pool_that_is_promised_to_those_that_run_is_named(
+    used: float, conservativeness: float, suggested: list[float]
+) -> None:
+    past = balanced(asked=600, used=used, ratio=0.3, conservativeness=conservativeness)
+    past.recent.seconds["admission", "held_back"] = MINUTE
+    past.recent.counts["observations"] = 60
+    printed = {**past.facts.args, "model_path": "m", "max_total_tokens": POOL}
+    facts = replace(past.facts, version="0.5.23", args=printed)
+    found = suspects(replace(past, facts=facts), troubles(past))
+    assert [each.suggested for each in found if each.suspect.arg == "max_total_tokens" and each.rows] == suggested
 
 
 def test_large_pages_are_blamed_for_retractions_before_conservativeness() -> None:

@@ -43,6 +43,9 @@ def longest_answer(past: Past) -> float | None:
     return past.longest_answer
 
 
+# Of what they ask for, running requests may have used this much before a retraction leaves the ratio higher than 0.3 starts at
+# (0.7 x 0.3): from there on a low flag means bursts of retractions and long over-care after each.
+USED_LITTLE = 0.21
 # Answers of one length this close to what a request would ask for if all of it were kept free: then all of it is.
 ALIKE = 1.5
 # Of the prompt tokens from the prefix cache: with more of them nobody knows what a request has for itself.

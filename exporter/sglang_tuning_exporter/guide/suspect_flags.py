@@ -175,11 +175,11 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/arg_groups/memory_hook.py", gpu_only=True,
     ),
     Suspect(
-        "schedule_conservativeness", Above(1.0), ("held", "waiting", "first_tokens"),
+        "schedule_conservativeness", Above(1.3), ("held", "waiting", "first_tokens"),
         "Above 1 SGLang keeps more of the KV cache free for running requests, and starts fewer.",
         "requests were retracted often with 1",
         "Requests may be retracted.",
-        "srt/managers/scheduler_components/new_token_ratio_tracker.py", suggested=1.0,
+        "srt/managers/scheduler_components/new_token_ratio_tracker.py", "reserve", only_proven=True, suggested=1.0,
     ),
     Suspect(
         "schedule_conservativeness", Below(1.0), ("retracting",),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.demand import mean_prompt
+from sglang_tuning_exporter.guide.demand import USED_LITTLE, demand, mean_prompt
 from sglang_tuning_exporter.guide.suspect import Named, Suspect, Trouble
 from sglang_tuning_exporter.sglang.flags import flag_of
 
@@ -30,6 +30,7 @@ CAPPED = "the KV cache has all that this flag allows; where less fits into memor
 PAGE_SIZES = (64, 32, 16, 1)
 AIR_ALLOWED = 0.1
 LARGE_BATCH = 32.0
+MOST_CONSERVATIVE = 1.3  # what the guide sets against retractions
 
 _WANT_ROOM: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
 _WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
@@ -173,11 +174,18 @@ def _request_tokens(past: Past) -> float | None:
 
 
 def _pool_cap(suspect: Suspect, current: float | str, load: Load) -> Named | None:
-    """The pool is as large as the flag allows, and full."""
+    """The pool is as large as the flag allows, and full: of tokens, or of what requests are going to use."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
-    if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or "pool" not in load.seen:
+    is_full = "pool" in load.seen or ("held" in load.seen and _is_promised(load.past))
+    if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
         return None
     return Named(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
+
+
+def _is_promised(past: Past) -> bool:
+    """Say whether what is kept free for those that run is what they will use, and no more than retractions call for."""
+    kept, asking = past.facts.conservativeness, demand(past)
+    return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
 
 
 def _adapters(suspect: Suspect, current: float | str, load: Load) -> Named | None:
@@ -203,6 +211,11 @@ def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Name
         return None
     gain = f"after each prefill batch no request starts for {current:g} decode steps"
     return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
+
+
+def _reserve(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """Less is kept free only where nothing is retracted. Up to 1.3 it is what the guide sets against retractions."""
+    return None if load.past.retractions else Named(suspect, current, suspect.suggested)
 
 
 def _padding(suspect: Suspect, current: float | str, load: Load) -> Named | None:
@@ -246,6 +259,7 @@ PROOFS: dict[str, Callable[[Suspect, float | str, Load], Named | None]] = {
     "adapters": _adapters,
     "prefill_requests": _prefill_requests,
     "decode_interval": _decode_interval,
+    "reserve": _reserve,
     "padding": _padding,
     "queue_limit": _queue_limit,
     "watchdog": _watchdog,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.demand import demand, longest_answer, mean_prompt
+from sglang_tuning_exporter.guide.demand import USED_LITTLE, demand, longest_answer, mean_prompt
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.sizing.case import Value, people
 from sglang_tuning_exporter.guide.sizing.limits import LOWERED_LIMIT, run_fewer
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.sizing.case import Case
 
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
-# Of what they ask for, running requests may have used this much before a retraction leaves the ratio higher than 0.3 starts at
-# (0.7 x 0.3): from there on a low flag means bursts of retractions and long over-care after each.
-USED_LITTLE = 0.21
 PEAKS = (
     "enlarge the KV cache ({flags}): it is full at peaks only (token usage is {usage:.2f}), and fewer"
     " requests at once would cost more than what is computed again"
