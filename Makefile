@@ -53,6 +53,10 @@ SIDE_BY_SIDE = $(if $(TESTS),,-n auto --dist loadfile)
 test: system install ## every test, with real Prometheus, Alertmanager and Chromium
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
+.PHONY: test-rules
+test-rules: system install ## every alert under every scraper, by promtool; RULES="--only QueueTooLong --scrape 15 60"
+	$(BIN)/python -m alert_matrix $(RULES)
+
 .PHONY: test-real
 test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)

@@ -1,0 +1,127 @@
+"""The whole matrix: which runs there are, played in parts by as many promtools as there are cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+
+from alert_matrix import beyond, rules
+from alert_matrix.columns import DISTURBANCES, EVALUATIONS, MISSES, SCRAPES, Column, Level, Run
+from alert_matrix.play import play
+from alert_matrix.troubles import MINUTE, Case, Trouble, cases
+from alert_matrix.verdict import Verdict, judge
+from sglang_tuning_exporter.guide.table import ALERTS
+
+HEALTHY = "a healthy server"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict of one run in words, as it is written down."""
+
+    alert: str
+    words: str
+    level: Level
+    column: Column
+    fault: str
+    expected: str
+    got: str
+    beyond: str
+
+    def __str__(self) -> str:
+        case = f"{self.alert}{': ' if self.words else ''}{self.words}"
+        return f"{case} | {self.level} | {self.column} | {self.fault} | expected: {self.expected} | got: {self.got}"
+
+
+def every_case() -> list[Case]:
+    """Give the cases of every row that has an alert. Raises `UndescribedError`."""
+    return [case for row in ALERTS for case in cases(row)]
+
+
+def healthy_case() -> Case:
+    """Give the server that nothing is wrong with: of every row, none may fire."""
+    return Case(ALERTS[0], HEALTHY, Trouble(), None, window=10 * MINUTE, tail=5 * MINUTE)
+
+
+def runs(case: Case, scrape: int, evaluation: int) -> Iterator[Run]:
+    """Give every run of a case at these intervals."""
+    levels: tuple[Level, ...] = ("absent",) if case.words == HEALTHY else ("present", "below")
+    for level, misses, disturbance in product(levels, MISSES, DISTURBANCES):
+        if level == "below" and case.below is None:
+            continue
+        if level == "below" and case.counts_starts and disturbance == "server restarts":
+            continue  # one more start is what it waits for
+        yield Run(case, level, Column(scrape, evaluation, misses, disturbance))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one promtool plays: one case at one pair of intervals, the long gaps apart because their runs last longer."""
+
+    case: Case
+    scrape: int
+    evaluation: int
+    with_long_gaps: bool
+
+    def __str__(self) -> str:
+        return f"{self.case.words if self.case.words == HEALTHY else self.case.name}, scrape {self.scrape} s, evaluation {self.evaluation} s"
+
+
+def parts(
+    chosen: Iterable[Case], scrapes: Iterable[int] = SCRAPES, evaluations: Iterable[int] = EVALUATIONS
+) -> list[Part]:
+    """Give every part for these cases."""
+    return [Part(*each) for each in product(chosen, scrapes, evaluations, (False, True))]
+
+
+def outcomes(part: Part, text: str) -> list[Outcome]:
+    """Play a part to the rules of a file and judge it."""
+    groups = rules.load(text)
+    is_healthy = part.case.words == HEALTHY
+    alerts = [row.alert for row in ALERTS] if is_healthy else [part.case.row.alert]
+    chosen = rules.choose(groups, None if is_healthy else alerts)
+    mine = [run for run in runs(part.case, part.scrape, part.evaluation) if run.has_long_gap == part.with_long_gaps]
+    played = play(mine, chosen, [group["name"] for group in groups])
+    return [
+        _told(judge(run, alert, fired.get(alert))) for run, fired in zip(mine, played, strict=True) for alert in alerts
+    ]
+
+
+def together(mine: list[Run], text: str) -> list[Outcome]:
+    """Play runs of several cases in one promtool: each server has what its own alert reads."""
+    groups = rules.load(text)
+    own = {alert: rules.choose(groups, [alert]) for alert in {run.case.row.alert for run in mine}}
+    chosen = rules.choose(groups, own)
+    order = [group["name"] for group in groups]
+    played = play(mine, chosen, order, lambda run, shown: own[run.case.row.alert].reads(shown))
+    return [
+        _told(judge(run, run.case.row.alert, fired.get(run.case.row.alert)))
+        for run, fired in zip(mine, played, strict=True)
+    ]
+
+
+def play_all(todo: list[Part], text: str, jobs: int, report: Callable[[Part, list[Outcome]], None]) -> list[Outcome]:
+    """Play parts, the longest first, and report each as it is done."""
+    order = sorted(todo, key=lambda part: (part.scrape, part.evaluation))
+    found: list[Outcome] = []
+    with ProcessPoolExecutor(jobs) as pool:
+        for part, outcome in zip(order, pool.map(outcomes, order, [text] * len(order)), strict=True):
+            report(part, outcome)
+            found += outcome
+    return found
+
+
+def _told(verdict: Verdict) -> Outcome:
+    run = verdict.run
+    return Outcome(
+        verdict.alert,
+        run.case.words,
+        run.level,
+        run.column,
+        verdict.fault,
+        verdict.expected,
+        verdict.got,
+        beyond.reason(verdict),
+    )

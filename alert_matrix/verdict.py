@@ -1,0 +1,74 @@
+"""Whether an alert did what its row promises: in time, without a break to the end, and never without its trouble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from alert_matrix.columns import LONG_GAP, MISSES, Run
+from alert_matrix.play import Fired
+from alert_matrix.troubles import OF_THE_EXPORTER
+from sglang_tuning_exporter.guide.table import ALERTS
+
+Fault: TypeAlias = Literal["never", "late", "broken", "ended early", "too long", "false"]
+
+ROWS = {row.alert: row for row in ALERTS}
+# An exporter that fails more often than this may be told of.
+FLAPPING = 0.25
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was wrong in one run; an empty `fault` for nothing."""
+
+    run: Run
+    alert: str
+    fault: Fault | Literal[""]
+    expected: str = ""
+    got: str = ""
+
+
+def judge(run: Run, alert: str, fired: Fired | None) -> Verdict:
+    """Compare what one alert did with what it had to do."""
+    if run.level != "present":
+        if fired is None or _may(run, alert):
+            return Verdict(run, alert, "")
+        return Verdict(run, alert, "false", "silent", _span(run, fired))
+    by = f"firing by {run.deadline - run.begin:.0f} s"
+    if fired is None:
+        return Verdict(run, alert, "never", by, "silent")
+    allowance = 2 * run.interval + 2 * run.column.evaluation
+    until, latest = _until(run), _latest(run)
+    holes = fired.holes(run.column.evaluation)
+    faults: tuple[tuple[bool, Fault, str], ...] = (
+        (fired.first < run.begin, "false", "silent before the trouble"),
+        (fired.first > run.deadline, "late", by),
+        (fired.last < until - allowance, "ended early", f"firing until {until - run.begin:.0f} s"),
+        (fired.last > latest + allowance, "too long", f"over by {latest - run.begin:.0f} s"),
+        (holes > 0, "broken", f"no break ({holes} evaluations)"),
+    )
+    found = next((each for each in faults if each[0]), None)
+    return Verdict(run, alert, *found[1:], _span(run, fired)) if found else Verdict(run, alert, "")
+
+
+def _may(run: Run, alert: str) -> bool:
+    """Whether the alert may fire though nothing is wrong with the server: scrapes that fail are the exporter's trouble."""
+    is_away = run.has_long_gap or MISSES[run.column.misses] > FLAPPING
+    return ROWS[alert].id in OF_THE_EXPORTER and is_away
+
+
+def _until(run: Run) -> float:
+    """Until when it must fire: the end of the trouble, and what its row keeps it firing after that."""
+    if run.case.seen_for is not None and run.away is not None:
+        # What happened while nobody looked is seen when it is over.
+        return run.deadline
+    return run.end + run.case.keep
+
+
+def _latest(run: Run) -> float:
+    gap = LONG_GAP if run.away is not None else 0.0
+    return run.end + run.case.tail + run.case.keep + gap
+
+
+def _span(run: Run, fired: Fired) -> str:
+    return f"fired from {fired.first - run.begin:.0f} s to {fired.last - run.begin:.0f} s ({fired.count} evaluations)"

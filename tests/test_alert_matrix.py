@@ -1,0 +1,159 @@
+"""The matrix of `alert_matrix/`: a small part of it for every alert, and that the machine itself would notice.
+
+`make test-rules` plays all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise, product
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from alert_matrix import rules, server, story
+from alert_matrix.columns import Column, Level, Run
+from alert_matrix.machine import Outcome, every_case, together
+from alert_matrix.troubles import Case, UndescribedError, cases
+from scenes import SCENES, lived
+from sglang_tuning_exporter.guide.diagnosis import Source
+from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.metrics import registry
+
+RULES = (Path(__file__).parents[1] / "alerts" / "rules" / "sglang-tuning.rules.yml").read_text()
+PLAIN = Column(15, 60, "no miss", "nothing else")
+
+
+@cache
+def exposed() -> frozenset[tuple[str, frozenset[str]]]:
+    """Give the names of all series that the exporter exposes of a good server and of one that is down, with their labels' names."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    for name in ("healthy", "down"):
+        with lived(SCENES[name](), Path(mkdtemp())) as watcher:
+            found |= {(s.name, frozenset(s.labels)) for family in registry(watcher).collect() for s in family.samples}
+    return frozenset(found)
+
+
+def small() -> list[Run]:
+    levels: tuple[Level, ...] = ("present", "below")
+    return [
+        Run(case, level, PLAIN)
+        for case, level in product(every_case(), levels)
+        if level == "present" or case.below is not None
+    ]
+
+
+@cache
+def played() -> tuple[Outcome, ...]:
+    return tuple(together(small(), RULES))
+
+
+@pytest.mark.parametrize("alert", [row.alert for row in ALERTS])
+def test_an_alert_fires_in_time_stays_to_the_end_and_is_silent_just_below(alert: str) -> None:
+    mine = [outcome for outcome in played() if outcome.alert == alert]
+    assert {outcome.level for outcome in mine} >= {"present"}
+    assert [str(outcome) for outcome in mine if outcome.fault] == []
+
+
+def test_the_machines_servers_have_the_series_that_the_exporter_exposes() -> None:
+    told = set(server.healthy("online"))
+    for case in every_case():
+        for trouble in (case.present, case.below, case.always):
+            if trouble is not None:
+                told |= {*trouble.rates, *trouble.jumps, *trouble.gauges}
+    unknown = {(name, frozenset(label for label, _ in labels)) for name, labels in told} - exposed()
+    assert unknown == set()
+
+
+def test_the_machines_servers_have_every_series_that_a_rule_reads() -> None:
+    read = {name for name in rules.choose(rules.load(RULES)).names if name.startswith("sglang_tuning_")}
+    assert read - {name for name, _ in server.healthy("online")} - set(server.ABSENT) == set()
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """A kind of condition that nobody has described."""
+
+
+def test_a_row_of_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(UndescribedError, match="Unheard"):
+        cases(replace(ALERTS[0], condition=Unheard()))  # type: ignore[arg-type]
+
+
+def test_a_source_that_nobody_has_described_is_an_error() -> None:
+    with pytest.raises(UndescribedError, match="new_source"):
+        cases(replace(ALERTS[0], id="new_source", condition=Source("up == 0")))
+
+
+def case_of(diagnosis: str) -> Case:
+    return next(case for case in every_case() if case.row.id == diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "right", "wrong", "fault"),
+    [
+        ("queue_too_long", "for: 5m", "for: 12m", "late"),
+        ("queue_too_long", 'state="above_range"', 'state="in_range"', "never"),
+        ("queue_too_long", 'bound="upper"', 'bound="lower"', "never"),
+        ("queue_too_long", "keep_firing_for: 5m", "keep_firing_for: 0s", "ended early"),
+        ("out_of_memory_decode", "[10m]", "[3m]", "ended early"),
+        ("out_of_memory_decode", "[10m]", "[40m]", "too long"),
+    ],
+)
+def test_a_wrong_rule_is_noticed(diagnosis: str, right: str, wrong: str, fault: str) -> None:
+    case = case_of(diagnosis)
+    begin = RULES.index(f"- alert: {case.row.alert}\n")
+    end = RULES.find("- alert:", begin + 1)
+    mine = RULES[begin:end]
+    assert right in mine
+    broken = RULES[:begin] + mine.replace(right, wrong) + RULES[end:]
+    [outcome] = together([Run(case, "present", PLAIN)], broken)
+    assert outcome.fault == fault
+
+
+def test_a_rule_without_its_limit_fires_just_below() -> None:
+    assert 'share10m{signal="queue", state="above_range"} > on' in RULES
+    loose = RULES.replace(
+        '> on (job, instance) group_left () sglang_tuning_threshold{signal="share", bound="upper"}', "> 0.1"
+    )
+    [outcome] = together([Run(case_of("queue_too_long"), "below", PLAIN)], loose)
+    assert outcome.fault == "false"
+
+
+def values(run: Run, name: str) -> list[str]:
+    """Give what Prometheus stores of a series at each scrape: a number, `stale`, or `_` for nothing."""
+    [text] = [
+        text for told, text in story.stored(run, story.page(run, "a")) if told.startswith((f"{name}{{", f"{name} "))
+    ]
+    return re.sub(r"^_x\d+ ", "", text).split(" _x4 ")
+
+
+def test_a_scrape_that_fails_leaves_a_stale_marker_and_up_at_0() -> None:
+    run = Run(case_of("queue_too_long"), "present", replace(PLAIN, misses="1 in 5 fails"))
+    up, tuning = values(run, "up"), values(run, "sglang_tuning_up")
+    assert len(up) == len(tuning) == len(run.scrapes)
+    failed = [ended == "failed" for _, ended in run.scrapes]
+    assert 0.1 < sum(failed) / len(failed) < 0.3
+    assert [value == "0" for value in up] == failed
+    for number, is_failed in enumerate(failed):
+        first = not is_failed or (number > 0 and not failed[number - 1])
+        assert tuning[number] == ("1" if not is_failed else "stale" if first else "_")
+
+
+def test_a_prometheus_that_was_away_has_stored_nothing() -> None:
+    run = Run(case_of("queue_too_long"), "present", replace(PLAIN, misses="12 min without, later"))
+    away = [number for number, (_, ended) in enumerate(run.scrapes) if ended == "none"]
+    assert len(away) == 12 * 60 // 15
+    for name in ("up", "sglang_tuning_up"):
+        assert {values(run, name)[number] for number in away} == {"_"}
+
+
+def test_an_exporter_that_restarts_counts_from_0_again() -> None:
+    run = Run(case_of("queue_too_long"), "present", replace(PLAIN, disturbance="exporter restarts"))
+    told = [
+        float(value) for value in values(run, "sglang_tuning_started_requests_total") if value not in {"stale", "_"}
+    ]
+    assert sum(later < sooner for sooner, later in pairwise(told)) == 2
