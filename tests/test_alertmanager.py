@@ -268,20 +268,57 @@ def test_the_mail_links_to_the_runbook_and_to_the_board(manager: Alertmanager) -
     ]
 
 
-def test_slack_is_given_links_of_its_own_kind(configuration: Path) -> None:
+def rendered(configuration: Path, template: str, status: str, *shown: Mapping[str, Any]) -> str:
+    """Give a template's text for these alerts, as amtool renders it."""
     amtool = shutil.which("amtool")
     assert amtool is not None, f"amtool {MISSING}"
-    shown = {**alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS}), "status": "firing"}
-    data = configuration.with_name("slack.json")
-    data.write_text(json.dumps({"status": "firing", "alerts": [shown]}))
-    rendered = subprocess.run(
+    data = configuration.with_name("shown.json")
+    common = {"instance": shown[0]["labels"].get("instance", "")}
+    data.write_text(
+        json.dumps({"status": status, "alerts": [{**each, "status": status} for each in shown], "commonLabels": common})
+    )
+    kind = "html" if template == "html" else "text"
+    ran = subprocess.run(
         [amtool, "template", "render", f"--template.glob={configuration.parent}/templates/*.tmpl", f"--template.data={data}",
-         '--template.text={{ template "sglang_tuning.slack" . }}'],
+         f"--template.type={kind}", f'--template.text={{{{ template "sglang_tuning.{template}" . }}}}'],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert rendered.returncode == 0, rendered.stderr
-    assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in rendered.stdout
-    assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in rendered.stdout
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_slack_is_given_links_of_its_own_kind(configuration: Path) -> None:
+    shown = alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS})
+    text = rendered(configuration, "slack", "firing", shown)
+    assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in text
+    assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in text
+
+
+FOREIGN = {"labels": {"alertname": "NodeFilesystemFull"}, "annotations": {}}
+
+
+@pytest.mark.parametrize("template", ["title", "text", "slack", "html"])
+def test_an_alert_that_is_not_ours_is_told_without_empty_sentences(configuration: Path, template: str) -> None:
+    firing, over = (rendered(configuration, template, status, FOREIGN) for status in ("firing", "resolved"))
+    for text in (firing, over):
+        assert "NodeFilesystemFull" in text
+        for empty in ("Do:", "Turn", "Why:", "It costs", "not help", "Guide", "[]", "()", "<p></p>", "· "):
+            assert empty not in text, text
+    assert "esolved" in over
+    said = {**FOREIGN, "annotations": {"summary": "The disk is full.", "description": "/var has 1 % left."}}
+    text = rendered(configuration, template, "firing", said)
+    assert "The disk is full." in text
+    assert ("/var has 1 % left." in text) == (template != "title")
+
+
+@pytest.mark.parametrize("template", ["title", "text", "slack", "html"])
+def test_of_alerts_that_come_together_ours_keep_all_their_words(configuration: Path, template: str) -> None:
+    ours = alert("SGLangRetractingTooOften", "both:1", FIGURES)
+    text = rendered(configuration, template, "firing", FOREIGN, ours)
+    if template == "title":
+        assert text.strip() == ROWS["SGLangRetractingTooOften"].summary
+    else:
+        assert text.index("Turn --schedule-conservativeness: now 0.1, try 1.3.") < text.index("NodeFilesystemFull")
 
 
 def test_advice_to_people_is_mailed_without_a_flag(manager: Alertmanager) -> None:

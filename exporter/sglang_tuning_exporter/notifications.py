@@ -45,23 +45,25 @@ def _place(alert: dict[str, Any]) -> int:
 def _alert(alert: dict[str, Any]) -> str:
     labels, notes = _strings(alert.get("labels")), _strings(alert.get("annotations"))
     state = "resolved" if alert.get("status") == "resolved" else labels.get("severity", "firing")
-    lines = [
-        f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}",
-        f"  {notes.get('summary', '')}",
-    ]
+    lines = [f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}"]
+    said = [notes.get("summary")]
     if state != "resolved":
-        lines.append(f"  {notes.get('description', '')}")
+        said.append(notes.get("description"))
         if notes.get("flag"):
             now = f"now {notes['current']}, try " if notes.get("current") else ""
-            lines.append(f"  Turn {notes['flag']}: {now}{notes.get('suggested', '?')}.")
+            said.append(f"Turn {notes['flag']}: {now}{notes.get('suggested', '?')}.")
         elif notes.get("suggested"):
-            lines.append(f"  Do: {notes['suggested']}.")
-        lines.append(f"  Why: {notes.get('why', '')}")
-        if notes.get("cost"):
-            lines.append(f"  It costs: {notes['cost']}")
-        lines.append(f"  It will not help if {notes.get('will_not_help_if', '?')}.")
+            said.append(f"Do: {notes['suggested']}.")
+        # an alert that is not ours says less
+        for words, end, name in (
+            ("Why:", "", "why"),
+            ("It costs:", "", "cost"),
+            ("It will not help if", ".", "will_not_help_if"),
+        ):
+            said.append(f"{words} {notes[name]}{end}" if notes.get(name) else None)
         links = (("Runbook", notes.get("runbook_url")), ("Dashboard", notes.get("dashboard_url")))
-        lines += [f"  {name}: {url}" for name, url in links if url]
+        said += [f"{name}: {url}" for name, url in links if url]
+    lines += [f"  {each}" for each in said if each]
     return "\n".join(lines) + "\n"
 
 
