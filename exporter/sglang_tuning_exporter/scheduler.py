@@ -84,6 +84,7 @@ class RankState:
         "_pool_lines",
         "_profile",
         "_progress",
+        "_retracted",
         "_scraped_at",
         "_stages",
         "_stood_since",
@@ -170,6 +171,7 @@ class RankState:
         self.passes_told = False
         self._admitted_told = False
         self._passes_logged: Counter[str] = Counter()
+        self._retracted = (0.0, 0.0)  # requests by log and by metrics when they were last compared
 
     @property
     def states(self) -> dict[Signal, str]:
@@ -368,9 +370,19 @@ class RankState:
         if self._native is not None:
             self._native = RankFigures(self.dp)
 
+    def count_retracted(self, *, by_log: bool) -> None:
+        """Add the requests retracted since the last call, as the log or the server's own counter tells them.
+
+        Never both: when one takes over from the other the total goes on without a jump.
+        """
+        counts, (logged, native) = self.totals.counts, self._retracted
+        self._retracted = (counts["log_retracted_requests"], counts["native_retracted_requests"])
+        by_log = by_log or not self.native_retractions_told
+        counts["retracted_requests"] += self._retracted[0] - logged if by_log else self._retracted[1] - native
+
     def saved(self) -> dict[str, float]:
         """Give the counters that only the log tells, and that it would tell twice if they were forgotten."""
-        names = ["retraction_events", "log_retracted_requests"]
+        names = ["retraction_events", "log_retracted_requests", "retracted_requests"]
         if not self.passes_told:
             names += ["replayed", "eager"]
         return {name: self.totals.counts[name] for name in names}
@@ -379,6 +391,9 @@ class RankState:
         """Put back what `saved` gave to an earlier process; none of it is recent."""
         for name in ("retraction_events", "log_retracted_requests", "replayed", "eager"):
             self.totals.counts[name] += counts.get(name, 0)
+        logged = counts.get("log_retracted_requests", 0)
+        self.totals.counts["retracted_requests"] += counts.get("retracted_requests", logged)
+        self._retracted = (self._retracted[0] + logged, self._retracted[1])
         self.window.begin(self.totals)
 
     def _clear_gauges(self) -> None:

@@ -86,6 +86,8 @@ class ServerState:
         self._settings_told: Mapping[str, object] = {}  # where they were read
         self._settings_since = -inf
         self._progress: float | None = None
+        self.log_is_read = True  # its files can be read, and lines come
+        self._counts_by_log = True  # as it was at the last `advance`
         self._log_tells_starts = False
         self._scraped = False
         self.stages = Stages()
@@ -598,6 +600,8 @@ class ServerState:
             self._add_served()  # of those that were there before a new one came
         for rank in self.ranks.values():
             rank.advance(now)
+            rank.count_retracted(by_log=self._counts_by_log)
+        self._counts_by_log = self.log_is_read
         if len(self._served_by) > 1:
             self._add_served()
         self._server_window.mark(now, self.server_totals)

@@ -47,6 +47,7 @@ STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off stil
 INFO_RETRY_SECONDS = (15.0, 300.0)
 # A log has gone silent when the server was seen at work so long after its last batch line, and none has come for five minutes.
 LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 300.0
+ROTATION_SECONDS = 60.0  # a log whose name is empty for so long is read on (`sources.tail`), and counts
 QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
 # Between two health checks of our own, made only while requests stand still; and how long one may take.
 CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
@@ -120,6 +121,7 @@ class Watcher:
         self._was_away = False
         self._checked_at = -inf  # the last health check of our own
         self._outage = Outage()
+        self._read_at = -inf  # when the log's files were last found readable
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
         self.log = Logbook(config, stdin) if config.log_file else None
@@ -167,6 +169,7 @@ class Watcher:
         """Hold the state still, its seconds brought up to the moment that is given."""
         with self._lock:
             now = time.monotonic()
+            self.state.log_is_read = self._log_is_read(now)
             self.state.advance(now)
             self.history.offer(self.state, now)
             if self.log is not None:
@@ -229,6 +232,16 @@ class Watcher:
         return (
             f"no batch line has come from the log for {(now - last) / 60:.0f} minutes, and tokens were generated{why}"
         )
+
+    def _log_is_read(self, now: float) -> bool:
+        """Whether the log's counters count what happens: at level warning retractions are printed, and batches are not."""
+        if self.log is None or not self._log_trouble(now):
+            self._read_at = now
+            return True
+        if any(not status.up for status in self.log.files):
+            # A rotated or deleted file is read on for a while.
+            return self.log.last_line_at is not None and now - self._read_at < ROTATION_SECONDS
+        return self.state.facts.args.get("log_level") == "warning" and not self.state.witness.disagrees(now)
 
     @staticmethod
     def unix(moment: float) -> float:

@@ -153,22 +153,24 @@ def _batches(of: _Schedulers) -> Iterable[Metric]:
 
 
 def _retractions(of: _Schedulers) -> Iterable[Metric]:
-    log = of.has_log
+    read = of.has_log and of.state.log_is_read
     events = counter(
         "retraction_events",
-        "Times the KV pool was full and running requests were put back, TP ranks counted once.",
+        "Times the KV pool was full and running requests were put back, TP ranks counted once; absent while the log cannot be read.",
         *of.labels(),
     )
     requests = counter(
-        "retracted_requests", "Requests put back into the queue because the KV pool was full.", *of.labels()
+        "retracted_requests",
+        "Requests put back into the queue because the KV pool was full, by the log while it can be read, else as the server counts them.",
+        *of.labels(),
     )
     for rank in of.ranks:
         counts, values = rank.totals.counts, of.values(rank)
-        if log:
+        if read:
             events.add_metric(values, counts["retraction_events"])
-        if log or rank.native_retractions_told:
-            requests.add_metric(values, counts["log_retracted_requests" if log else "native_retracted_requests"])
-    if log and not of.state.ranks:
+        if read or rank.native_retractions_told:
+            requests.add_metric(values, counts["retracted_requests" if of.has_log else "native_retracted_requests"])
+    if read and not of.state.ranks:
         events.add_metric([], 0)
         requests.add_metric([], 0)
     yield events

@@ -120,7 +120,8 @@ def agreement(watcher: Watcher, now: float) -> Iterable[Metric]:
         "fact",
     )
     state = watcher.state
-    told = {"kv_pool_tokens": state.facts.pools_disagree, "retracted_requests": state.witness.disagrees(now)}
+    counted = state.witness.disagrees(now) if state.log_is_read else None
+    told = {"kv_pool_tokens": state.facts.pools_disagree, "retracted_requests": counted}
     if watcher.log is not None:
         for fact, differs in told.items():
             if differs is not None:

@@ -51,7 +51,7 @@ def document(watcher: Watcher) -> Document:
                 "lines": None if watcher.log is None else sum(watcher.log.lines.values()),
                 "retraction_events": int(totals.counts["retraction_events"]),
                 "retracted_requests": int(
-                    totals.counts["log_retracted_requests"] or totals.counts["native_retracted_requests"]
+                    totals.counts["native_retracted_requests" if watcher.log is None else "retracted_requests"]
                 ),
                 "out_of_memory": {phase: state.out_of_memory.get(phase, 0) for phase in OUT_OF_MEMORY_PHASES},
                 "server_starts": state.starts,

@@ -1,0 +1,200 @@
+"""Retracted requests while the log comes and goes: the server's own counter takes over, and no request is invented."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import requests
+
+from conftest import RETRACTION, SERVING, FakeSGLang, Page, config, reply, wait_for, web
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.recording import Recording, load
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import Scrape
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+
+EVENTS = "sglang_tuning_retraction_events_total"
+REQUESTS = "sglang_tuning_retracted_requests_total"
+
+
+class Seen(NamedTuple):
+    """The counters after a scrape: by the log, by the server, and as they are exposed."""
+
+    logged: float
+    native: float
+    shown: float
+
+
+@cache
+def scraped(text: bytes) -> Scrape:
+    """A page, read once."""
+    return facts.read(text.decode())
+
+
+def played(recording: Recording, dead: tuple[float, float], *, lines_come_late: bool) -> list[Seen]:
+    """What is counted over a real server's log and scrapes, while the log cannot be read for a time."""
+    state, reader, kept, seen = ServerState(PROFILES["online"], 0.0), LogReader(), [], []
+    moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
+    moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes]
+    for at, text, is_line in sorted(moments, key=lambda moment: moment[0]):
+        is_read = not dead[0] <= at < dead[1]
+        if is_line and not is_read:
+            kept.append(text)
+        elif is_line:
+            for late in (*(kept if lines_come_late else ()), text):
+                state.observe_all(reader.feed(late), at)
+            kept = []
+        else:
+            state.observe_scrape(scraped(text), at)
+            state.log_is_read = is_read
+            state.advance(at)
+            counts = state.totals().counts
+            seen.append(
+                Seen(
+                    counts["log_retracted_requests"], counts["native_retracted_requests"], counts["retracted_requests"]
+                )
+            )
+    return seen
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    """Of a real 0.5.23 that retracts."""
+    return load(packaged("retract"))
+
+
+def test_while_the_log_is_read_it_is_what_counts(recording: Recording) -> None:
+    seen = played(recording, (1e9, 1e9), lines_come_late=False)
+    assert [each.shown for each in seen] == [each.logged for each in seen]
+    assert seen[-1].shown == seen[-1].native == 10
+
+
+@pytest.mark.parametrize("begin", range(0, 150, 30))
+def test_after_the_logs_end_the_servers_counter_goes_on_from_there(recording: Recording, begin: int) -> None:
+    whole = played(recording, (1e9, 1e9), lines_come_late=False)
+    seen = played(recording, (float(begin), 1e9), lines_come_late=False)
+    for before, now in pairwise(seen):
+        moved = now.shown - before.shown
+        assert moved in (now.logged - before.logged, now.native - before.native)
+    assert seen[-1].shown <= whole[-1].shown
+    lost = max(now.native - before.native for before, now in pairwise(whole))
+    assert seen[-1].shown >= whole[-1].shown - lost  # what came between the last line and the next scrape
+
+
+@pytest.mark.parametrize("lines_come_late", [False, True])
+@pytest.mark.parametrize("begin", range(0, 120, 20))
+@pytest.mark.parametrize("length", [15, 60])
+def test_a_log_that_comes_back_is_not_counted_over_the_servers_counter(
+    recording: Recording, begin: int, length: int, *, lines_come_late: bool
+) -> None:
+    whole = played(recording, (1e9, 1e9), lines_come_late=False)
+    seen = played(recording, (float(begin), float(begin + length)), lines_come_late=lines_come_late)
+    shown = [each.shown for each in seen]
+    assert shown == sorted(shown)
+    most = max(now.native - before.native for before, now in pairwise(whole))
+    assert all(now - before <= most for before, now in pairwise(shown))
+    assert whole[-1].shown - 2 * most <= shown[-1] <= whole[-1].shown
+
+
+def test_the_total_goes_on_after_a_restart_whoever_counted() -> None:
+    old = ServerState(PROFILES["online"], 0.0)
+    rank = old.rank(None, 0.0)
+    rank.native_retractions_told = True
+    rank.totals.counts.update({"log_retracted_requests": 7, "native_retracted_requests": 4})
+    old.advance(1.0)
+    old.log_is_read = False
+    old.advance(2.0)
+    rank.totals.counts["native_retracted_requests"] += 30
+    old.advance(3.0)
+    new = ServerState(PROFILES["online"], 0.0)
+    new.restore(old.saved(3.0), 0.0)
+    new.advance(1.0)
+    assert old.totals().counts["retracted_requests"] == new.totals().counts["retracted_requests"] == 37
+
+
+def test_a_log_alone_is_what_counts_even_while_it_cannot_be_read() -> None:
+    state = ServerState(PROFILES["online"], 0.0)
+    state.log_is_read = False
+    state.advance(1.0)
+    state.rank(None, 1.0).totals.counts["log_retracted_requests"] += 4  # of a rotated file
+    state.advance(2.0)
+    assert state.totals().counts["retracted_requests"] == 4
+
+
+def test_a_state_file_of_before_has_the_logs_total() -> None:
+    new = ServerState(PROFILES["online"], 0.0)
+    saved = new.saved(0.0) | {"ranks": [{"dp": None, "counts": {"retraction_events": 3, "log_retracted_requests": 9}}]}
+    new.restore(saved, 0.0)
+    new.advance(1.0)
+    assert new.totals().counts["retracted_requests"] == 9
+
+
+def serving(retracted: int) -> bytes:
+    page, found = re.subn(rb"(?m)^(sglang:num_retracted_requests_total\{.*\}) .*$", rb"\1 %d" % retracted, SERVING)
+    assert found
+    return page
+
+
+def page(url: str) -> Page:
+    return Page(requests.get(url + "/metrics", timeout=10).text)
+
+
+def test_a_log_that_is_missing_does_not_hide_what_the_server_counts(
+    sglang: FakeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    sglang.answers["/metrics"] = reply(serving(100))
+    watcher = Watcher(config(sglang_url=sglang.url, log_file=(str(log),)))
+    watcher.start()
+    with web(watcher) as url:
+        first = page(url)
+        sglang.answers["/metrics"] = reply(serving(110))
+        second = page(url)
+        assert (first.value(REQUESTS), second.value(REQUESTS)) == (0, 10)
+        assert second.labels(EVENTS) == []
+        assert second.value("sglang_tuning_sources_disagree", fact="retracted_requests") is None
+        log.touch()
+        wait_for(lambda: page(url).value(EVENTS) == 0)
+        with log.open("ab") as file:
+            file.write(RETRACTION)
+        sglang.answers["/metrics"] = reply(serving(115))
+        wait_for(lambda: page(url).value(EVENTS) == 1)
+        assert page(url).value(REQUESTS) == 15
+        log.unlink()
+        wait_for(lambda: page(url).value("sglang_tuning_log_up") == 0)
+        assert page(url).value(EVENTS) == 1  # as in a rotation
+        monkeypatch.setattr("sglang_tuning_exporter.watcher.ROTATION_SECONDS", 0.5)
+        wait_for(lambda: page(url).labels(EVENTS) == [])
+        assert page(url).value(REQUESTS) == 15
+
+
+def test_without_a_log_the_servers_counter_is_shown_as_it_is(sglang: FakeSGLang) -> None:
+    sglang.answers["/metrics"] = reply(serving(100))
+    with web(Watcher(config(sglang_url=sglang.url))) as url:
+        page(url)
+        sglang.answers["/metrics"] = reply(serving(110))
+        assert page(url).value(REQUESTS) == 10
+        assert page(url).labels(EVENTS) == []
+
+
+def test_at_level_warning_the_log_has_retractions_though_it_has_no_batch(
+    sglang: FakeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    watcher = Watcher(config(sglang_url=sglang.url, log_file=(str(log),)))
+    watcher.state.facts.args["log_level"] = "warning"
+    monkeypatch.setattr(watcher, "_log_trouble", lambda _: "no batch line has come")
+    with watcher.view():
+        assert watcher.state.log_is_read
+    watcher.state.facts.args["log_level"] = "error"
+    with watcher.view():
+        assert not watcher.state.log_is_read
