@@ -96,7 +96,7 @@ def case_of(diagnosis: str) -> Case:
     ("diagnosis", "right", "wrong", "fault"),
     [
         ("queue_too_long", "for: 5m", "for: 12m", "late"),
-        ("queue_too_long", 'state="above_range"', 'state="in_range"', "never"),
+        ("queue_too_long", 'state="above_range"', 'state="in_range"', "false"),
         ("queue_too_long", 'bound="upper"', 'bound="lower"', "never"),
         ("queue_too_long", "keep_firing_for: 5m", "keep_firing_for: 0s", "ended early"),
         ("out_of_memory_decode", "[10m]", "[3m]", "ended early"),
