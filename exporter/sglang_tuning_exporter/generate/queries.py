@@ -126,14 +126,17 @@ def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interv
 def retractions(*by: str) -> str:
     """Give retractions per minute over 5 minutes, by these labels, as the rule that notifies counts them.
 
-    Events where the log tells them, requests thrown back where only the metrics do. Without the rules, and by DP rank,
-    which the rule does not know, they are counted here.
+    Events where the log tells them, requests thrown back where only the metrics do, or the log is dead. Without the rules,
+    and by DP rank, which the rule does not know, they are counted here.
     """
+    ranks = "dp_rank" in by
     sum_ = f"sum by ({', '.join(by)})"
-    told = [own("instance:sglang_tuning_retractions:rate5m")] if "dp_rank" not in by else []
-    counters = ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
-    told += [f"increase({ranked(counter) if 'dp_rank' in by else own(counter)}[5m]) / 5" for counter in counters]
-    return f" or on ({', '.join(by)}) ".join(f"{sum_} ({expr})" for expr in told)
+    events, requests = (
+        f"{sum_} (increase({ranked(counter) if ranks else own(counter)}[5m]) / 5)"
+        for counter in ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
+    )
+    told = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate5m')})"]
+    return f" or on ({', '.join(by)}) ".join((*told, f"{events} > 0", requests, events))
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
