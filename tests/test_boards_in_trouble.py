@@ -298,7 +298,7 @@ def ranks() -> dict[str, str]:
 
 def test_latencies_stay_when_a_rank_is_chosen(tmp_path: Path) -> None:
     panels = [
-        ("fleet", "Slower than the objective", "A"), ("latency", "Budget burns", "A"), ("latency", "Budget burn: first token", "D"),
+        ("fleet", "Slower than the objective", "A"), ("latency", "Burn rate", "A"), ("latency", "Burn rate: first token", "D"),
         ("latency", "Kept the objective", "B"),
     ]  # fmt: skip
     exprs = [query(*each, instance="a:1", dp_rank="1") for each in panels]
@@ -484,8 +484,8 @@ def test_the_lines_of_a_burn_rate_lie_where_the_rules_notify(
     series = {
         'sglang_tuning_threshold{job="sglang",instance="a:1",signal="latency",bound="objective"}': f"{objective}x240"
     }
-    exprs = [query("latency", "Budget burn: first token", ref, instance="a:1") for ref in "AB"]
-    exprs.append(query("latency", "Budget would burn", objective=objective))
+    exprs = [query("latency", "Burn rate: first token", ref, instance="a:1") for ref in "AB"]
+    exprs.append(query("latency", "Burn rate, supposed", objective=objective))
     found = answers(tmp_path, series, exprs, at="30m")
     assert [round(value, 6) for samples in found for _, value in samples] == [fast, slow, fast]
 
@@ -495,5 +495,5 @@ def test_a_server_that_keeps_nothing_of_a_low_objective_is_far_too_fast(tmp_path
     series = {f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}': "0.8x240"}
     for name in ("observations", "breaches"):
         series[f'sglang_tuning_latency_{name}_total{{{place},latency="time_to_first_token"}}'] = "0+10x240"
-    [(labels, value)] = answer(tmp_path, series, query("latency", "Budget burns", instance="a:1"))
+    [(labels, value)] = answer(tmp_path, series, query("latency", "Burn rate", instance="a:1"))
     assert (labels["verdict"], round(value, 6)) == ("far too fast", 5)

@@ -22,7 +22,7 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # are two minutes apart still make a rate. A point stands for no less.
 SMALLEST_STEP = "1m"
 NO_TRAFFIC = "No traffic"
-NOT_TOLD = "The server does not tell"  # its version never does, or it is away
+NOT_TOLD = "Not reported by this server"  # by no release of its kind, or it is down
 
 # Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
 GOOD, WATCH, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#6e7280"

@@ -87,7 +87,7 @@ def _server() -> Json:
     labels: dict[str, tuple[str, str | None]] = {
         "version": ("SGLang", None),
         "model_name": ("Model", None),
-        "profile": ("Judged as", None),
+        "profile": ("Profile", None),
         "metrics": ("Metrics", None),
         "log": ("Log", None),
     }
@@ -225,11 +225,11 @@ def _memory() -> Json:
         ),
         f"GPU memory free after start-up, of the rank with the least. Below {GUIDE.reserve_lower_gb:.0f}"
         f" GB the guide expects it to run out; above {GUIDE.reserve_upper_gb:.0f} GB it could have held"
-        " more KV cache. Told by a start that the exporter saw, on a GPU.",
+        " more KV cache. Reported at a start that the exporter saw, on a GPU.",
         "sglang_tuning_available_gpu_memory_bytes",
         unit="bytes",
         decimals=1,
-        no_value="Not told",
+        no_value="Not reported",
     )
 
 
@@ -246,7 +246,7 @@ def _retractions() -> Json:
             (f"{per_minute} <= {tolerated}", "tolerated"),
             otherwise="last 5 minutes",
         ),
-        "How often running requests were thrown back into the queue because the KV cache was full, over"
+        "How often running requests were put back into the queue because the KV cache was full, over"
         f" the last 5 minutes and all DP ranks; without a log, the requests. The guide tolerates about"
         f" {GUIDE.retractions_per_minute:.0f} a minute.",
         "sglang_tuning_retraction_events_total",

@@ -76,7 +76,7 @@ def time_queued() -> Json:
         QUEUED,
         "Measured wait of the requests that left the queue; those still waiting do not count. The guide's healthy"
         " queue is one that this wait allows.",
-        no_value="No traffic, or this version does not tell",
+        no_value="No traffic, or not reported by this version",
     )
 
 

@@ -139,7 +139,7 @@ def _memory() -> Json:
         Query(free, "left{{rank}}", measured(fillOpacity=0)),
         unit="bytes",
         metric="sglang_tuning_available_gpu_memory_bytes",
-        no_value="Not told: no GPU, or no start seen",
+        no_value="Not reported: no GPU, or no start seen",
         description=f"GPU memory free when the server had started. The guide wants {GUIDE.reserve_lower_gb:.0f} to 8"
         f" GB: less, and it may run out; above {GUIDE.reserve_upper_gb:.0f} GB the KV cache could have more.",
     )

@@ -204,13 +204,13 @@ def _servers() -> Json:
         Query(by_server(known(ranked("sglang_tuning_cuda_graph_coverage_ratio")), "min")),
         Query(retractions(*PLACE)),
         Query(generated_tokens("5m")),
-        no_value="not told",
+        no_value="unknown",
         worst_first="Value #A",
         metric="sglang_tuning_verdict",
         description="What limits each server and the flag to turn, as the tuning guide would say it; click on a"
         " server for the whole story. Usage is that of the fullest pool, graphs the share of decode batches that"
         f" replayed one, retractions and tokens those of the last 5 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
-        " a minute). What a version does not tell says so.",
+        " a minute). What a server does not report is unknown.",
         columns=fields,
     )
 

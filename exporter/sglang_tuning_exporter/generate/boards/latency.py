@@ -147,7 +147,7 @@ def _budget() -> Json:
     )
     burn = f"max({worst})"
     return stat(
-        "Budget burns",
+        "Burn rate",
         Query(
             words(
                 burn,
@@ -202,7 +202,7 @@ def _tiles() -> Shelf:
                 "Time queued",
                 felt.QUEUED,
                 "Part of the first token's time, which is judged; the guide's queue is in requests.",
-                "No traffic or not told",
+                "No traffic or not reported",
             ),
             _budget(),
             stat(
@@ -237,7 +237,7 @@ def _burning() -> Shelf:
     for latency, said in LATENCIES.items():
         panels.append(
             timeseries(
-                f"Budget burn: {said}",
+                f"Burn rate: {said}",
                 Query(_notified(FAST), "notifies fast", bound_line(BAD)),
                 Query(_notified(SLOW), "notifies slowly", bound_line(WATCH)),
                 Query(_burn(latency, "5m"), "over 5 minutes", painted("light-blue", fillOpacity=0, lineWidth=1)),
@@ -319,7 +319,7 @@ def _supposed() -> Shelf:
         )
     ]
     burn = timeseries(
-        "Budget would burn",
+        "Burn rate, supposed",
         Query(f"clamp_max(vector({MOST}) / (1 - $objective), {FAST})", "would notify fast", bound_line(BAD)),
         *missed,
         unit="suffix:x",

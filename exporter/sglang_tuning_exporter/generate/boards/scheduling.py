@@ -144,7 +144,7 @@ def _pools() -> Shelf:
         Query(left, "left for the work", painted(QUIET)),
         unit="bytes",
         decimals=1,
-        no_value="Not told: no GPU, or no start seen",
+        no_value="Not reported: no GPU, or no start seen",
         metric="sglang_tuning_kv_pool_bytes",
         description="Memory of one GPU after start-up. The guide: memory = weights + KV cache + CUDA graphs +"
         " activations; the first two are --mem-fraction-static, the last must fit into what is left.",
@@ -180,7 +180,7 @@ def _admission() -> Shelf:
         f" {GUIDE.retractions_per_minute:.0f} a minute; one rank alone is a matter of routing.",
     )
     others = timeseries(
-        "Waiting elsewhere",
+        "Other queues",
         Query(
             f"sum({ranked('sglang_tuning_waiting_requests', is_('queue', 'grammar'))})",
             "grammar",

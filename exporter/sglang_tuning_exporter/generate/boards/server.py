@@ -59,7 +59,7 @@ def board() -> Json:
             Chapter("Since when", (_since(),)),
             Chapter("Throughput and prefix cache", (_throughput(),)),
             Chapter("What clients feel", felt.shelves()),
-            Chapter("Can this board be believed?", (_health(),)),
+            Chapter("Data sources", (_health(),)),
         ),
         variables=variables(),
         annotations=marks(),
@@ -144,7 +144,7 @@ def _throughput() -> Shelf:
     return Shelf(7, (tokens, requests, cache))
 
 
-# --- can this board be believed? -------------------------------------------------------------------------------------
+# --- data sources -------------------------------------------------------------------------------------
 
 
 def _health() -> Shelf:

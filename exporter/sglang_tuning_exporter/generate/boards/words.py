@@ -64,7 +64,7 @@ OTHER_VERDICTS: dict[str, tuple[str, str]] = {
 }
 # Where the id alone would be a riddle.
 _HEADLINES = {
-    "latency_queue": "Slow because of the queue",
+    "latency_queue": "First tokens late: queue",
     "latency_batch_too_large": "Slow because of large batches",
     "latency_long_prompts": "Slow because of long prompts",
     "grammar_queue": "Grammars hold requests up",
