@@ -398,9 +398,16 @@ class TestFromTheLogAlone:
         server.now += 300.0
         assert self.fails(server, 1) == [""]
 
-    def test_it_is_over_when_no_check_has_been_in_vain_for_long(self, server: Server) -> None:
+    def test_it_is_over_when_no_check_has_been_in_vain_for_long_and_the_scheduler_works(self, server: Server) -> None:
         self.fails(server, 4)
+        server.state.observe(PrefillBatch(None, NO_RANK, 1, 1, 0, 0, 0), server.now)
         assert server.state.hang(server.now + 100.0) is None
+
+    def test_it_is_not_over_because_nobody_checks_any_more(self, server: Server) -> None:
+        self.fails(server, 4)
+        hang = server.state.hang(server.now + 5000.0)
+        assert hang is not None
+        assert hang.stage == "scheduler"
 
     def test_a_new_start_ends_it(self, server: Server) -> None:
         self.fails(server, 4)

@@ -183,8 +183,12 @@ class Stages:
         return self._unchecked(now, requests)
 
     def _unchecked(self, now: float, requests: float | None) -> Hang | None:
-        if self._vain is None or now - self._vain[1] > VAIN_SECONDS or self._vain[1] - self._vain[0] < HANG_SECONDS:
+        if self._vain is None or self._vain[1] - self._vain[0] < HANG_SECONDS:
             return None
-        since = self._vain[0]
+        since, last = self._vain
+        # Of a server that is known by its log alone: nothing came after the last check, so nobody asks any more.
+        last_word = self._seen is None and (self.batch_at is None or self.batch_at < last)
+        if now - last > VAIN_SECONDS and not last_word:
+            return None
         worked = self._scheduled or (self.batch_at is not None and self.batch_at >= since + CHECK_SECONDS)
         return Hang("detokenizer" if worked else "scheduler", now - since, requests)

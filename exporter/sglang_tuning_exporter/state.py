@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 EXPLAIN_SECONDS = 0.4
 # After this long a server that printed its arguments and never became ready is not starting any more.
 STARTING_SECONDS = 1800.0
+# A server whose end is in its log may answer for so long.
+ENDING_SECONDS = 60.0
 
 # The largest deployments that were told of have 320 DP ranks; a rank here is sixty series and as many marks of the past.
 MOST_SCHEDULERS = 384
@@ -60,6 +62,7 @@ MOST_SCHEDULERS = 384
 # Names of what is remembered beside failures, by their phase, and what `Liveness` tells.
 START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"
 HUNG = "hung"
+_WATCHDOG: LivenessKind = "watchdog_timeout"
 _AGED = frozenset({*OUT_OF_MEMORY_PHASES, *get_args(LivenessKind)})  # of these it is kept when they last happened
 # With speculation several tokens come in a step, and the releases that send every fiftieth token may miss some of these.
 SPECULATED_STEPS = 250.0
@@ -272,11 +275,15 @@ class ServerState:
         """Say whether the log tells of a start that neither became ready nor failed in the time that one can take."""
         return self._started_at is not None and not self.starting(now)
 
-    def answered(self) -> None:
-        """Note that the server answers: its port opens only when the model is loaded, whatever the log has yet to say of it."""
+    def answered(self, now: float = -inf) -> None:
+        """Note that the server answers: its port opens only when the model is loaded, whatever the log has yet to say of it.
+
+        An end that the log told of is that of a run before this one where it was told before the exporter came, or long ago.
+        """
         self._started_at = None
-        if self._end_recalled:
-            self.died, self._end_recalled = "", False  # the end of a run before this one
+        ended = self._happened.get(self.died, now)
+        if self._end_recalled or now - ended >= ENDING_SECONDS:
+            self.died, self._end_recalled = "", False
 
     def recall(self, event: Event | BatchRun, now: float) -> None:
         """Take an event from before the exporter came: only what lasts is learned, nothing is counted.
@@ -285,6 +292,7 @@ class ServerState:
         """
         if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
             self._started_at, self.died, self.has_served = None, "", True
+            self._last_seen.pop(_WATCHDOG, None)
             return
         if isinstance(event, (Retraction, OutOfMemory, Rejection)) or not self._believes_start(event, now):
             return
@@ -293,6 +301,8 @@ class ServerState:
             self.facts = self._fresh_facts()
         self._take_life(event, now)
         self._end_recalled = bool(self.died)
+        if isinstance(event, Liveness) and event.what == _WATCHDOG:
+            self._last_seen[_WATCHDOG], self.watchdog = now, event.stage
         self._learn(event)
         if isinstance(event, ServerArgs):
             self._remember_settings()
@@ -301,6 +311,7 @@ class ServerState:
         """Learn whether the server is starting, or has ended."""
         if isinstance(event, ServerArgs):
             self._started_at, self.died, self.has_served = now, "", False
+            self._last_seen.pop(_WATCHDOG, None)
         elif isinstance(event, Liveness) and event.what != "health_check_failed":
             self._started_at = None
             self.died = event.what if event.what in ENDS else self.died
@@ -644,11 +655,20 @@ class ServerState:
         A failure that was followed by a start with other arguments is not counted: it says nothing about those.
         """
         since = now - seconds
-        return Counter(
+        found = Counter(
             what
             for at, what in self._marks
             if at >= (max(since, self._settings_since) if what in OUT_OF_MEMORY_PHASES else since)
         )
+        if self._watchdog_has_last_word:
+            found[_WATCHDOG] = max(found[_WATCHDOG], 1)
+        return found
+
+    @property
+    def _watchdog_has_last_word(self) -> bool:
+        """Whether nothing came after a watchdog's line, of a server that is known by its log alone."""
+        spoken = self._last_seen.get(_WATCHDOG)
+        return spoken is not None and not self._scraped and spoken > self._last_seen.get(WORK, -inf)
 
     def _mark(self, now: float, what: str) -> None:
         self._marks.append((now, what))

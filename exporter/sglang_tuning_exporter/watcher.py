@@ -210,7 +210,10 @@ class Watcher:
         starting = (
             self.health.starting if self.health.up is False else self.health.up is None and self.state.starting(now)
         )
-        return past_of(self.state, now, troubles=frozenset(troubles), words=words, starting=starting)
+        half_read = self.log is not None and self.log.reads_the_past
+        return past_of(
+            self.state, now, troubles=frozenset(troubles), words=words, starting=starting, half_read=half_read
+        )
 
     @property
     def log_silent_seconds(self) -> float | None:
@@ -292,7 +295,7 @@ class Watcher:
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte
             starts = self.state.starts
-            self.state.answered()
+            self.state.answered(time.monotonic())
             self.state.observe_scrape(scrape, time.monotonic())
             self._outage.ends(self.state.starts)
             if self._was_away or self.state.starts != starts:

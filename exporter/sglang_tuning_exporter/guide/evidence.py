@@ -237,8 +237,13 @@ def past_of(
     troubles: frozenset[str] = frozenset(),
     words: Mapping[str, str] | None = None,
     starting: bool = False,
+    half_read: bool = False,
 ) -> Past:
-    """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told)."""
+    """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told).
+
+    `half_read`: more of the log's past is to come, so an end in it need not be the last word.
+    """
+    died = "" if half_read else state.died
     profile = state.profile.for_edition(first=state.facts.is_first_edition)
     window = profile.window_seconds if seconds is None else seconds
     return Past(
@@ -251,14 +256,14 @@ def past_of(
         state.recent_marks(now, LOOP_SECONDS)[START],
         state.hang(now),
         state.latencies(now, seconds),
-        troubles | ({"server_down"} if state.died else frozenset()),
+        troubles | ({"server_down"} if died else frozenset()),
         state.longest_answer(now, seconds),
         state.fixed_answer(now, seconds),
         now,
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),
         state.watchdog,
-        {**(words or {}), **ended(state.died)},
+        {**(words or {}), **ended(died)},
         starting,
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
     )

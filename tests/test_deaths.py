@@ -1,0 +1,159 @@
+"""A server known by its log alone: after the line that tells of its end, and nothing since, it is not called healthy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import Page, config
+from sglang_tuning_exporter.guide.evidence import past_of
+from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.metrics import page as own_page
+from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.sglang.events import ENDS
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.watcher import Watcher
+
+AT = "[2025-11-20 11:38:20] "
+START = AT + "server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"
+DECODE = (
+    AT + "Decode batch, #running-req: 20, #token: 1009, token usage: 0.40, cuda graph: True, "
+    "gen throughput (token/s): 100.70, #queue-req: 0\n"
+)
+WATCHDOG = AT + "Watchdog timeout (self.watchdog_timeout=300)\n"
+CHECK = AT + "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.\n"
+TERM = AT + "SIGTERM received. signum=15 frame=None. Draining requests and shutting down...\n"
+# As releases print them.
+DEATHS = {
+    "a child that failed": (AT + "Received sigquit from a child process. It usually means the child failed.\n", "process_died"),
+    "a process that crashed": (AT + "Subprocess scheduler_0 crashed with exit code -9\n", "process_died"),
+    "an exception": (AT + "Scheduler hit an exception: Traceback (most recent call last):\n", "scheduler_exception"),
+    "an exception of 0.3.0": (AT + "Exception in ModelTpServer:\n", "scheduler_exception"),
+    "a start that failed": (AT + "Initialization failed. Traceback:\n", "launch_failed"),
+    "a rank that died": (AT + "Rank 0 scheduler died during initialization (exit code: -9).\n", "launch_failed"),
+}  # fmt: skip
+
+
+def after(*texts: str, every: float = 5.0) -> ServerState:
+    """A state that has read these lines, one each `every` seconds from 0 on."""
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    for place, text in enumerate(texts):
+        state.observe_all(reader.feed(text.encode()), place * every)
+    return state
+
+
+def verdict(state: ServerState, now: float) -> str:
+    state.advance(now)
+    return judge(past_of(state, now, starting=state.starting(now))).verdict
+
+
+@pytest.mark.parametrize("later", [1.0, 300.0, 1200.0, 40_000.0])
+@pytest.mark.parametrize("death", DEATHS)
+def test_after_its_death_a_server_is_down_until_it_is_back(death: str, later: float) -> None:
+    line, event = DEATHS[death]
+    state = after(START, *[DECODE] * 20, line)
+    assert state.liveness[event] == 1
+    assert event in ENDS
+    assert verdict(state, 105.0 + later) == "server_down"
+    state.observe_all(LogReader().feed(START.encode()), 105.0 + later)
+    assert verdict(state, 105.0 + later) == "starting"
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_the_sentence_says_that_the_log_told_of_it(death: str) -> None:
+    state = after(START, DECODE, DEATHS[death][0])
+    (found,) = [f for f in judge(past_of(state, 60.0)).findings if f.diagnosis.id == "server_down"]
+    assert found.sentence.startswith("its log says that ")
+
+
+@pytest.mark.parametrize("later", [1.0, 300.0, 1200.0, 40_000.0])
+def test_after_a_watchdogs_line_and_nothing_since_it_hangs(later: float) -> None:
+    state = after(START, *[DECODE] * 20, WATCHDOG)
+    assert verdict(state, 105.0 + later) == "scheduler_stuck"
+
+
+def test_a_watchdogs_line_is_old_once_the_server_works_again() -> None:
+    state = after(*[WATCHDOG, *[DECODE] * 200])
+    assert verdict(state, 1000.0) != "scheduler_stuck"
+    assert verdict(after(WATCHDOG, START), 1000.0) == "starting"
+
+
+@pytest.mark.parametrize("later", [1.0, 300.0, 1200.0, 40_000.0])
+def test_after_a_minute_of_health_checks_in_vain_and_nothing_since_it_hangs(later: float) -> None:
+    state = after(START, DECODE, *[CHECK] * 8, every=10.0)
+    assert verdict(state, 90.0 + later) == "scheduler_stuck"
+    state.observe_all(LogReader().feed(DECODE.encode()), 90.0 + later)
+    assert verdict(state, 90.0 + later + 100.0) != "scheduler_stuck"
+
+
+def test_one_health_check_in_vain_is_no_hang() -> None:
+    assert verdict(after(START, DECODE, CHECK), 400.0) != "scheduler_stuck"
+
+
+def test_a_server_that_is_told_to_end_has_not_died() -> None:
+    state = after(START, *[DECODE] * 20, TERM)
+    assert state.liveness["draining"] == 1
+    assert verdict(state, 5000.0) not in {"server_down", "scheduler_stuck"}
+
+
+@pytest.mark.parametrize("death", [*(line for line, _ in DEATHS.values()), WATCHDOG])
+def test_an_exporter_that_comes_later_says_the_same(death: str, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(START + DECODE + death)
+    watcher = Watcher(config(log_file=(str(log),)))
+    assert watcher.log is not None
+    watcher.log.poll(watcher.state, watcher._lock)
+    with watcher.view() as now:
+        assert watcher.judge(now).verdict == ("scheduler_stuck" if death == WATCHDOG else "server_down")
+    with log.open("a") as file:
+        file.write(START)
+    watcher.log.poll(watcher.state, watcher._lock)
+    with watcher.view() as now:
+        assert watcher.judge(now).verdict == "starting"
+
+
+def test_every_event_is_counted_from_0_on(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    watcher = Watcher(config(log_file=(str(log),)))
+    assert watcher.log is not None
+    watcher.log.poll(watcher.state, watcher._lock)
+    name = "sglang_tuning_liveness_events_total"
+    born = Page(own_page(registry(watcher)))
+    log.write_text("".join(line for line, _ in DEATHS.values()) + WATCHDOG + CHECK + TERM)
+    watcher.log.poll(watcher.state, watcher._lock)
+    page = Page(own_page(registry(watcher)))
+    for labels in page.labels(name):
+        assert born.value(name, **labels) == 0
+        assert (page.value(name, **labels) or 0) > 0 or labels["event"] == "ready"
+    assert {labels["event"] for labels in page.labels(name)} >= {*ENDS, "watchdog_timeout", "health_check_failed"}
+
+
+def test_an_end_in_half_a_log_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(START + DEATHS["an exception"][0])
+    watcher = Watcher(config(log_file=(str(log),), from_start=True))
+    assert watcher.log is not None
+    watcher.log.poll(watcher.state, watcher._lock)
+    with watcher.view() as now:
+        assert watcher.judge(now).verdict == "server_down"
+        monkeypatch.setattr(type(watcher.log), "reads_the_past", property(lambda _: True))
+        assert watcher.judge(now).verdict != "server_down"
+
+
+def test_an_end_in_the_log_is_old_once_the_server_has_answered_for_a_minute() -> None:
+    state = after(DEATHS["an exception"][0])
+    state.answered(30.0)
+    assert state.died == "scheduler_exception"
+    state.answered(61.0)
+    assert (state.died, verdict(state, 62.0)) == ("", "not_enough_data")
+
+
+def test_with_metrics_a_watchdogs_line_is_a_matter_of_ten_minutes() -> None:
+    state = after(WATCHDOG)
+    assert verdict(state, 500.0) == "scheduler_stuck"
+    state._scraped = True
+    assert verdict(state, 700.0) != "scheduler_stuck"
