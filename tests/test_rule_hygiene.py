@@ -56,10 +56,13 @@ def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901 - one question af
     """Say what a linter would of one rule."""
     found = []
     words: str = rule["expr"]
+    about_job = rule.get("labels", {}).get("diagnosis") == "exporter_gone"  # it has no instance left
     for selector in SELECTOR.finditer(words):
         name = selector["name"]
         if name not in PRODUCED and name not in RECORDED:
             found.append(f"nobody makes {name}")
+        if name not in RECORDED and not words[selector.end() :].startswith("["):
+            found.append(f"{name} is not asked as last known: a missed scrape changes it")
         matchers = MATCHER.findall(selector["matchers"] or "")
         for label, operator, value in matchers:
             if name in PRODUCED and label not in PRODUCED[name]:
@@ -81,9 +84,10 @@ def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901 - one question af
     found += [
         f"{function} drops the target"
         for function, rest in re.findall(r"\b(sum|min|max|avg|count)\s*((?:by|without)?\s*\([^)]*\)?)", words)
-        if not rest.startswith(("by (job, instance", "without ("))
+        if not rest.startswith(("by (job, instance", "without (")) and not (about_job and rest.startswith("by (job)"))
     ]
-    found += [f"matches on {labels}" for labels in re.findall(r"\bon \(([^)]*)\)", words) if labels != "job, instance"]
+    whole = {"job, instance", "job, instance, phase", "job, instance, event", *(["job"] if about_job else [])}
+    found += [f"matches on {labels}" for labels in re.findall(r"\bon \(([^)]*)\)", words) if labels not in whole]
     if "record" in rule:
         if not RECORD.fullmatch(rule["record"]):
             found.append(f"{rule['record']} is not level:metric:operations")
@@ -122,6 +126,7 @@ RECORDING: dict[str, Any] = next(rule for rule in RULES if rule.get("record", ""
     ("part", "value", "said"),
     [
         ("expr", "sglang_tuning_nothing > 0", "nobody makes sglang_tuning_nothing"),
+        ("expr", "sglang_tuning_up == 0", "sglang_tuning_up is not asked as last known: a missed scrape changes it"),
         ("expr", 'sglang_tuning_up{pool="full"} == 0', "sglang_tuning_up has no label pool"),
         ("expr", 'sglang_tuning_server_info{profile=~"offline"} == 1', "profile=~offline could be an equality"),
         ("expr", 'sglang_tuning_state{signal="queue", state="full"} == 1', "queue is never full"),

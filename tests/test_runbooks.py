@@ -18,7 +18,7 @@ from conftest import config, watched_retractions, web
 from sglang_tuning_exporter import metrics
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.generate import alerts, boards, runbooks
-from sglang_tuning_exporter.generate.alerts import Links
+from sglang_tuning_exporter.generate.annotations import Links
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.watcher import Watcher
 

@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PROFILE",
         help=f"the exporter's profile (default {DEFAULT_PROFILE})",
     )
-    demo.add_argument("--speed", type=float, default=10.0, metavar="TIMES", help="how many times as fast (default 10)")
+    demo.add_argument("--speed", type=float, default=15.0, metavar="TIMES", help="how many times as fast (default 15)")
     demo.add_argument(
         "--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)"
     )
@@ -325,7 +325,7 @@ def _notify(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     from sglang_tuning_exporter.generate import run  # noqa: PLC0415
-    from sglang_tuning_exporter.generate.alerts import GRAFANA_URL, RUNBOOK_URL, Links  # noqa: PLC0415
+    from sglang_tuning_exporter.generate.annotations import GRAFANA_URL, RUNBOOK_URL, Links  # noqa: PLC0415
 
     links = Links(arguments.runbook_url or RUNBOOK_URL, arguments.grafana_url or GRAFANA_URL)
     return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale, links=links)

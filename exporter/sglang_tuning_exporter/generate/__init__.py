@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.generate import alerts, boards, carried, diagnoses, runbooks, tables
-from sglang_tuning_exporter.generate.alerts import DEFAULT_LINKS, Links
+from sglang_tuning_exporter.generate.annotations import DEFAULT_LINKS, Links
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:

@@ -129,11 +129,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BurnRate:
-    """An objective's error budget is used up too fast, told by Prometheus alone; the value is the share of observations that missed it, 0-1."""
+    """An objective's error budget is used up `times` too fast over both windows, told by Prometheus alone.
+
+    The value is the share of observations of the `long` window that missed the objective, 0-1. `settled` is twice the
+    `short` one: what a server does in the first minutes after its start (kernels compiled, caches filled) is not judged,
+    nor by an exporter that has just come and cannot know of a start.
+    """
 
     kind: ClassVar[Kind] = "remark"
 
-    expression: str
+    latency: Literal["time_to_first_token", "inter_token"]
+    times: float
+    long: str
+    short: str
+    settled: str
 
 
 Condition: TypeAlias = (
@@ -177,8 +186,10 @@ class Diagnosis:
     template over the evidence. `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
     explain the same evidence better. `causes` are those whose consequence it can be: it comes after them, and is not
     notified while one of them is, unless it is `notified_beside` them. A row that `borrows` asks people for less where no cause
-    has advice, and else gives that. `kind` is that of its condition unless it is given. `summary_past` says the same
-    of what has not been seen for minutes, as a template over `until` and `times`; empty where that is not told.
+    has advice, and else gives that. One that `hides` explains everything else of its server up to that severity, but for its
+    own causes: none of it is notified meanwhile. `about` a job, its alert has no instance. `kind` is that of its condition
+    unless it is given. `summary_past` says the same of what has not been seen for minutes, as a template over `until` and
+    `times`; empty where that is not told.
     """
 
     id: str
@@ -196,6 +207,8 @@ class Diagnosis:
     causes: tuple[str, ...] = ()
     notified_beside: bool = False
     borrows: bool = False
+    hides: Severity | None = None
+    about: Literal["server", "job"] = "server"
     kind: Kind | None = None
     summary_past: str = ""
     no_alert: str = ""

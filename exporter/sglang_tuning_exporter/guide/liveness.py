@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Starts, Stuck, Turn
+from sglang_tuning_exporter.guide.promql import EXCUSED, ON, before, firing, known, one_of, risen
+from sglang_tuning_exporter.sglang.events import ENDS
 
-WHAT_ENDS_A_SERVER = (
+_UP = "sglang_tuning_up"
+_TOLD = firing("SGLangServerDown")
+DISABLED = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', EXCUSED)
+_NOT_READY = known('sglang_tuning_scrape_error_info{reason="not_ready"}', EXCUSED)
+# A model is loaded within half an hour, as the exporter has it; a proxy answers 503 for ever.
+_LONGEST_START = "35m"
+_DOWN = (
+    f"{known(_UP)} == 0",
+    # Each excuse ends when the alert was told: it is over when the server answers again.
+    # Without metrics: not where it had them within the hour, for then a proxy answers 404 in its place.
+    f"unless {ON} ({DISABLED} unless {ON} (max_over_time({_UP}[1h]) == 1 or {_TOLD}))",
+    # Being started: a model that is loaded is not down. A count of starts would also hide a start that failed.
+    f"unless {ON} (",
+    f"  {_NOT_READY} unless {ON} ({_TOLD} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {before(_UP, _LONGEST_START)} >= 0)",
+    ")",
+    # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
+    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0)",
+    # Nothing is known of it, for the exporter is away: what was told is not taken back.
+    f"or last_over_time({_UP}[1h]) == 0 and {ON} {_TOLD} unless {ON} {known(_UP)}",
+)
+_DEATHS = risen(
+    f"sglang_tuning_liveness_events_total{{{one_of('event', ENDS)}}}",
+    "sglang_tuning_liveness_event_age_seconds",
+    "event",
+)
+# In three pieces or more: one is told as a server that is down, two are somebody who tries a flag and takes it back.
+_OFTEN_DOWN = f"1 - avg_over_time({_UP}[2h]) > 0.1\nand {ON} resets({_UP}[2h]) > 2.5\nand {ON} {before(_UP, '1h')} >= 0"
+
+WHAT_KILLS = (
     "scheduler_stuck",
     "out_of_memory_prefill",
     "out_of_memory_decode",
@@ -17,17 +47,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="server_down",
         alert="SGLangServerDown",
         severity="critical",
-        condition=Source(
-            'sglang_tuning_up == 0 unless on (job, instance) sglang_tuning_scrape_error_info{reason="metrics_disabled"}'
-            # A model that is being loaded is not down, and the exporter says so as long as the log does; a count of starts
-            # would also hide a start that failed and a server that died young. Once told, it is over when it answers again.
-            ' unless on (job, instance) (sglang_tuning_scrape_error_info{reason="not_ready"}'
-            ' unless on (job, instance) ALERTS{alertname="SGLangServerDown", alertstate="firing"})'
-            # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
-            " and on (job, instance) (max_over_time(sglang_tuning_up[15m]) == 1 or sglang_tuning_up offset 15m)",
-            trouble="server_down",
-            words="its /metrics could not be scraped",
-        ),
+        condition=Source("\n".join(_DOWN), trouble="server_down", words="its /metrics could not be scraped"),
         summary="SGLang does not answer.",
         seen="{value}",
         guide="not in the guide: a server that is away serves nobody",
@@ -38,8 +58,9 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "The process has ended, hangs, or cannot be reached from the exporter. The exporter's page and sglang_tuning_scrape_error_info say how it failed.",
             "the address given to the exporter is wrong: check --sglang-url",
         ),
-        causes=WHAT_ENDS_A_SERVER,
+        causes=(*WHAT_KILLS, "crashed", "restart_loop"),
         notified_beside=True,
+        hides="critical",
         kind="limit",
     ),
     Diagnosis(
@@ -60,7 +81,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         hold="0m",
         keep_firing="10m",
-        causes=WHAT_ENDS_A_SERVER,
+        causes=WHAT_KILLS,
         notified_beside=True,
     ),
     Diagnosis(
@@ -80,5 +101,45 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "somebody paused it (/pause_generation), or the other half of a disaggregated pair is away: then let it go on",
         ),
         hold="1m",
+    ),
+    Diagnosis(
+        id="crashed",
+        alert="SGLangCrashed",
+        severity="warning",
+        condition=Source(
+            "\n".join(_DEATHS),
+            words="its log tells of an exception in its scheduler, a dead process or a start that failed",
+        ),
+        summary="SGLang has crashed.",
+        seen="{value}",
+        guide="not in the guide: a server that dies and is started again is away for as long as its model loads",
+        turn=Turn(
+            "",
+            "look",
+            "look at the traceback in its log, just before that line",
+            "The requests that ran were lost, and a supervisor that starts it again hides why it died.",
+            "somebody ended its processes on purpose",
+        ),
+        hold="0m",
+        causes=WHAT_KILLS,
+    ),
+    Diagnosis(
+        id="often_down",
+        alert="SGLangOftenDown",
+        severity="warning",
+        condition=Source(
+            _OFTEN_DOWN, words="it did not answer for more than a tenth of the last two hours, in three pieces or more"
+        ),
+        summary="SGLang is away again and again.",
+        seen="{value}",
+        guide="not in the guide: each time it is away is too short, or too rare, for the other alerts",
+        turn=Turn(
+            "",
+            "look",
+            "look at how it ended each time in its log, and at what its supervisor's health check asks",
+            "A crash and the loading of the model are over before a server counts as down.",
+            "somebody restarts it on purpose, such as to try flags",
+        ),
+        causes=("restart_loop", *WHAT_KILLS, "crashed"),
     ),
 )

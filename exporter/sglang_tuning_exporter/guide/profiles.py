@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.suspect import Trouble
 
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
-# About one retraction a minute is fine: one more in the rule's five minutes is no more than that.
-RETRACTION_SLACK = 0.2
+# About one retraction a minute is fine: one more within the ten minutes that are looked at is no more than that.
+ONE_MORE = 0.1
 # The guide's oldest edition (E1) calls a queue of 50 to 500 healthy, the newest 100 to 2000.
 FIRST_EDITION_QUEUE = (50.0, 500.0)
 
@@ -85,7 +85,7 @@ class Profile:
     @property
     def retractions_tolerated(self) -> float:
         """The most retractions a minute that are about as many as the threshold."""
-        return self.retractions_per_minute + RETRACTION_SLACK
+        return self.retractions_per_minute + ONE_MORE
 
     @property
     def contradiction(self) -> str:

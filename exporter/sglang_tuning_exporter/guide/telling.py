@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Turn
+from sglang_tuning_exporter.guide.liveness import DISABLED
+from sglang_tuning_exporter.guide.promql import EVER, KNOWN, ON, before, firing, known
+
+# Of half an hour's 15 at the longest interval that the rules hold for, two minutes.
+FEWEST_SCRAPES = 14
 
 SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="metrics_disabled",
         alert="SGLangMetricsDisabled",
         severity="info",
-        condition=Source('sglang_tuning_scrape_error_info{reason="metrics_disabled"} == 1', trouble="metrics_disabled"),
+        condition=Source(
+            # Where it had metrics within the hour, a proxy answers in the place of a server that is gone.
+            f"{DISABLED} == 1\nunless {ON} (max_over_time(sglang_tuning_up[1h]) == 1 or {firing('SGLangServerDown')})",
+            trouble="metrics_disabled",
+        ),
         summary="SGLang runs without metrics: only its log can be read.",
         seen="/metrics answers 404",
         guide="start with --enable-metrics --enable-cache-report (E5)",
@@ -28,8 +37,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="warning",
         condition=Source(
             # Work that the metrics show long after the last batch line; of bursts, all but the first. It lasts until a line comes.
-            "last_over_time(sglang_tuning_log_up[2m]) == 0"
-            " or last_over_time(sglang_tuning_log_silent_seconds[2m]) > 60",
+            f"{known('sglang_tuning_log_up')} == 0\nor {known('sglang_tuning_log_silent_seconds')} > 60",
             trouble="log_silent",
             words="no batch line comes from the log",
         ),
@@ -48,7 +56,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="sources_disagree",
         alert="SGLangSourcesDisagree",
         severity="warning",
-        condition=Source("max without (fact) (sglang_tuning_sources_disagree) == 1"),
+        condition=Source(f"max without (fact) ({known('sglang_tuning_sources_disagree')}) == 1"),
         summary="SGLang's log and its metrics tell different things.",
         seen="pool size or retractions differ between the log and the metrics",
         guide="not in the guide: figures of two servers, or half of a log, lead to wrong advice",
@@ -65,7 +73,8 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangFormatDrift",
         severity="info",
         condition=Source(
-            "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0 or sglang_tuning_metrics_unrecognised_families > 0"
+            "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0\n"
+            f"or {known('sglang_tuning_metrics_unrecognised_families')} > 0"
         ),
         summary="SGLang prints or exposes something that this exporter does not know.",
         seen="lines, keys or metric names that no known release has",
@@ -82,17 +91,63 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="exporter_down",
         alert="SGLangTuningExporterDown",
-        severity="warning",
-        condition=Source("up == 0 and on (job, instance) max_over_time(sglang_tuning_build_info[24h])"),
+        severity="critical",
+        condition=Source(
+            # Not `up == 0`: an exporter that answers every other time is as blind. Once told, until it answers again.
+            f"avg_over_time(up[5m]) < 0.7\nand {ON} ({known('sglang_tuning_build_info', EVER)} or {firing('SGLangTuningExporterDown')})"
+        ),
         summary="The exporter beside SGLang does not answer Prometheus.",
-        seen="the exporter's /metrics could not be scraped",
+        seen="most scrapes of the exporter's /metrics fail",
         guide="not in the guide: without the exporter nothing of the above is seen",
         turn=Turn(
             "",
             "look",
             "look at its log and whether it runs",
-            "No diagnosis is made while it is away.",
+            "No diagnosis is made while it is away, and no other alert of this server can come.",
             "the server was taken out of service with it",
         ),
+        hides="warning",
+    ),
+    Diagnosis(
+        id="exporter_gone",
+        alert="SGLangTuningExporterGone",
+        severity="critical",
+        condition=Source(
+            f"count by (job) (last_over_time(sglang_tuning_build_info[{EVER}] offset {KNOWN})) > 0\n"
+            f"unless on (job) group by (job) ({known('sglang_tuning_build_info')})\n"
+            "unless on (job) group by (job) (up)"
+        ),
+        summary="Prometheus has no SGLang exporter left to scrape in this job.",
+        seen="its last target left service discovery within the last day",
+        guide="not in the guide: without a target nothing fails, and nothing is seen",
+        turn=Turn(
+            "",
+            "look",
+            "look at Prometheus' targets page, and at what runs the servers",
+            "A target that leaves service discovery takes its series with it: no alert about its server can come any more.",
+            "the servers were taken out of service on purpose: silence it, it ends a day after they left",
+        ),
+        about="job",
+    ),
+    Diagnosis(
+        id="scraped_too_seldom",
+        alert="SGLangScrapedTooSeldom",
+        severity="info",
+        condition=Source(
+            # Failed scrapes count as well: this is about the interval.
+            f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"
+            f"and {ON} {before('up', '30m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
+        ),
+        summary="Prometheus scrapes the exporter too seldom for its alerts.",
+        seen="more than two minutes lie between two scrapes",
+        guide="not in the guide: the rules count within windows of some minutes, and need two scrapes in each",
+        turn=Turn(
+            "",
+            "look",
+            "set scrape_interval of this job to 15s, or at most 2m",
+            "A rate needs two samples in its window; with fewer most alerts can never fire.",
+            "somebody has just changed the interval: it ends within half an hour",
+        ),
+        hold="0m",
     ),
 )

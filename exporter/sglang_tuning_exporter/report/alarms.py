@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.diagnosis import (
     SERVING_SECONDS,
+    BurnRate,
     Condition,
     Diagnosis,
     Failures,
@@ -28,6 +29,7 @@ from sglang_tuning_exporter.guide.diagnosis import (
 from sglang_tuning_exporter.guide.evidence import WATCHDOG, past_of
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.guide.profiles import ONE_MORE
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 from sglang_tuning_exporter.report.samples import (
     COUNTED,
@@ -35,8 +37,8 @@ from sglang_tuning_exporter.report.samples import (
     Samples,
     Shares,
     increase_of,
-    whole_events,
 )
+from sglang_tuning_exporter.sglang.events import ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +46,11 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.state import ServerState
 
+_TOLD_BY_LOGS = frozenset({"format_drift", "crashed"})
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
-_LONG, _SHORT = 600.0, 120.0  # the two windows of a share
-_RETRACTIONS, _LATELY, _HALF_HOUR, _DRIFT = 300.0, 120.0, 1800.0, 3600.0
+_LONG, _SHORT = 600.0, 120.0  # the two windows of a share and of a rate
+_HALF, _HALF_HOUR, _DRIFT = 300.0, 1800.0, 3600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -172,7 +175,7 @@ class AlarmClock(Evaluations):
             _Alert(row)
             for row in ALERTS
             if (not row.profiles or profile.name in row.profiles)
-            and (row.id == "format_drift" or not isinstance(row.condition, Source))
+            and (row.id in _TOLD_BY_LOGS or not isinstance(row.condition, (Source, BurnRate)))
         ]
         self._spans: list[Span] = []
         self._forget()
@@ -181,7 +184,6 @@ class AlarmClock(Evaluations):
         self._seconds: dict[int | None, Samples[tuple[float, ...]]] = {}
         self._retractions: dict[int | None, Samples[float]] = {}
         self._counts: dict[str, Samples[float]] = {}
-        self._rates: Samples[float] = Samples(_LONG)  # retractions a minute, as recorded
 
     def skipped(self, since: float) -> None:
         """End what fires: without samples no alert holds."""
@@ -227,16 +229,16 @@ class AlarmClock(Evaluations):
                 del by_rank[dp]
         counts = {
             "starts": (_HALF_HOUR, state.starts),
-            "rejected": (_RETRACTIONS, state.server_totals.counts["rejected_requests"]),
+            "rejected": (_LONG, state.server_totals.counts["rejected_requests"]),
             "unrecognised": (_DRIFT, unrecognised),
-            WATCHDOG: (_LONG, state.liveness[WATCHDOG]),
+            **{event: (_LONG, state.liveness[event]) for event in (WATCHDOG, *ENDS)},
             **{phase: (_LONG, state.out_of_memory[phase]) for phase in _PHASES},
         }
         for name, (kept, value) in counts.items():
             self._counts.setdefault(name, Samples(kept)).add(now, value)
 
     def _counted(self, dp: int | None, now: float, retractions: float) -> None:
-        self._retractions.setdefault(dp, Samples(_RETRACTIONS)).add(now, retractions)
+        self._retractions.setdefault(dp, Samples(_LONG)).add(now, retractions)
 
 
 _PHASES = sorted(
@@ -252,12 +254,7 @@ class _Evaluation:
         self._clock, self._state, self._now = clock, state, now
         self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
         self._windows: dict[float, Shares] = {}
-        self._rate = self._retraction_rate(_RETRACTIONS)
-        self._lately = self._retraction_rate(_LATELY)
-        if self._rate is not None:
-            clock._rates.add(now, self._rate)  # noqa: SLF001
-        else:
-            clock._rates.prune(now)  # noqa: SLF001
+        self._rate = self._retraction_rate(_LONG)
         self._found: tuple[frozenset[str], frozenset[str]] | None = None
 
     def fires(self, row: Diagnosis) -> bool:
@@ -280,8 +277,7 @@ class _Evaluation:
         if isinstance(other, RetractionRate) and isinstance(row.condition, RetractionRate):
             return self._capped
         if isinstance(other, RetractionRate):
-            rates = [rate for _, rate in self._clock._rates.samples]  # noqa: SLF001
-            return max(rates, default=0.0) > self._limits.retractions_per_minute
+            return (self._rate or 0.0) > self._limits.retractions_per_minute
         return self._holds(other, row)
 
     def _holds(self, condition: Condition, row: Diagnosis) -> bool:  # noqa: C901, PLR0911 - one case for each kind
@@ -289,12 +285,13 @@ class _Evaluation:
         if isinstance(condition, Share):
             return self._share(condition)
         if isinstance(condition, RetractionRate):
-            often = (self._rate or 0.0) > limits.retractions_per_minute and (self._lately or 0.0) > 0
+            going_on = (self._retraction_rate(_SHORT) or 0.0) > 0 and (self._retraction_rate(_HALF, _HALF) or 0.0) > 0
+            often = (self._rate or 0.0) > limits.retractions_tolerated and going_on
             return often and (self._capped or not condition.capped)
         if isinstance(condition, Rejections):
             rejected = self._clock._counts["rejected"]  # noqa: SLF001
-            rate, lately = (whole_events(rejected, window, self._now) or 0.0 for window in (_RETRACTIONS, _LATELY))
-            return rate / 5 > limits.rejections_per_minute and lately > 0
+            rate, lately = (increase_of(rejected, window, self._now) or 0.0 for window in (_LONG, _SHORT))
+            return rate / 10 > limits.rejections_per_minute + ONE_MORE and lately > 0
         if isinstance(condition, Reserve):
             reserves = self._reserves
             if condition.side == "above":
@@ -312,11 +309,13 @@ class _Evaluation:
             return started is not None and started > condition.at_least - 0.5
         if isinstance(condition, Spread):
             return self._spread(condition)
+        if row.id == "crashed":
+            return any(self._grew(event, _LONG) for event in ENDS)
         return row.id == "format_drift" and self._grew("unrecognised", _DRIFT)
 
     def _share(self, condition: Share) -> bool:
         limit = self._limits.frequent_share
-        if self._over(_LONG).serving(condition.signal) <= SERVING_SECONDS:
+        if self._over(_LONG).busy(condition.signal) <= SERVING_SECONDS:
             return False
         if any((self._over(_LONG).share(other) or 0.0) > other.above for other in condition.unless):
             return False
@@ -332,7 +331,7 @@ class _Evaluation:
     def _spread(self, condition: Spread) -> bool:
         limit = self._limits.frequent_share
         waiting = self._over(_LONG).waiting.values()
-        if not waiting or self._over(_LONG).serving("queue") <= SERVING_SECONDS:
+        if not waiting or self._over(_LONG).busy("queue") <= SERVING_SECONDS:
             return False
         lately = self._over(_SHORT).waiting.values()
         if not lately:
@@ -343,8 +342,8 @@ class _Evaluation:
         grown = increase_of(self._clock._counts[name], window, self._now)  # noqa: SLF001
         return grown is not None and grown > 0
 
-    def _retraction_rate(self, window: float) -> float | None:
-        every = [whole_events(series, window, self._now) for series in self._clock._retractions.values()]  # noqa: SLF001
+    def _retraction_rate(self, window: float, ago: float = 0.0) -> float | None:
+        every = [increase_of(series, window, self._now - ago) for series in self._clock._retractions.values()]  # noqa: SLF001
         told = [count for count in every if count is not None]
         return sum(told) / (window / 60) if told else None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from math import floor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN
@@ -50,21 +49,26 @@ class Samples(Generic[_T]):
             self.samples.popleft()
 
     def within(self, window: float, now: float) -> Range[_T] | None:
-        """Give first and last sample of the window, and how many there are; None for less than two. Sampled at `now`, evaluated soon after."""
+        """Give first and last sample of the window, and how many there are; None for less than two.
+
+        Sampled at `now`, evaluated soon after; `now` may be a moment before the last sample.
+        """
         start, end = now + DELAY_SECONDS - window, now + DELAY_SECONDS
-        samples = self.samples
-        if not samples:
+        samples, last = self.samples, len(self.samples) - 1
+        while last >= 0 and samples[last][0] > end:
+            last -= 1
+        if last < 0:
             return None
         # Samples are evenly spaced but for gaps, so the place of the first is close to where it is reckoned.
-        place = max(0, len(samples) - round(window / EVALUATION_SECONDS))
+        place = max(0, last + 1 - round(window / EVALUATION_SECONDS))
         while place > 0 and samples[place - 1][0] > start:
             place -= 1
-        while place < len(samples) and samples[place][0] <= start:
+        while place <= last and samples[place][0] <= start:
             place += 1
-        count = len(samples) - place
+        count = last + 1 - place
         if count < 2:
             return None
-        return Range(*samples[place], *samples[-1], count, start, end)
+        return Range(*samples[place], *samples[last], count, start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +103,13 @@ def increase_of(series: Samples[float], window: float, now: float) -> float | No
     return None if found is None else found.increase(found.first, found.last)
 
 
-def whole_events(series: Samples[float], window: float, now: float) -> float | None:
-    """Count whole events in the window, as the recording rules do: `increase` with its stretch undone."""
-    found = series.within(window, now)
-    return None if found is None else floor(found.increase(found.first, found.last) * (1 - 1 / found.count) + 0.5)
-
-
 class Shares:
     """Seconds in each state over one window, of every scheduler and of all of them together."""
 
     def __init__(self, seconds: dict[int | None, Samples[tuple[float, ...]]], window: float, now: float) -> None:
         self._gained = [0.0] * len(COUNTED)
         self._serving: dict[Signal, float] = {}
+        self._by_rank: list[dict[int, float]] = []  # seconds in each state, by its place
         self.waiting: dict[int, float] = {}  # by DP rank
         for dp, series in seconds.items():
             found = series.within(window, now)
@@ -121,6 +120,7 @@ class Shares:
                 for place, (first, last) in enumerate(zip(found.first, found.last, strict=True))
                 if first != last
             }
+            self._by_rank.append(own)
             for place, gained in own.items():
                 self._gained[place] += gained
             watched = 0.0 if dp is None else sum(own.get(place, 0.0) for place in _WATCHED)
@@ -133,6 +133,10 @@ class Shares:
         if known is None:
             known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
         return known
+
+    def busy(self, signal: Signal) -> float:
+        """Give the seconds in which the busiest scheduler served."""
+        return max((sum(own.get(place, 0.0) for place in _OF_SIGNAL[signal]) for own in self._by_rank), default=0.0)
 
     def share(self, condition: Share | Beside) -> float | None:
         """Give the part of them in the states of a condition, 0-1; None without any."""

@@ -1,0 +1,162 @@
+"""What an alert tells people: what is seen, which flag to turn, from what, to what, and where to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.guide.diagnosis import (
+    BurnRate,
+    Failures,
+    Rejections,
+    Reserve,
+    RetractionRate,
+    Share,
+    Source,
+    Spread,
+    Starts,
+    Stuck,
+)
+from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
+from sglang_tuning_exporter.guide.promql import known
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.guide.diagnosis import Diagnosis
+
+# The exporter that saw it serves its runbooks, so a notification's link needs no internet.
+RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
+GRAFANA_URL = "http://localhost:3000"
+SERVER_BOARD, FLEET_BOARD = "sglang-tuning-server", "sglang-tuning-fleet"
+_SWITCHED = frozenset({"add", "drop"})  # a switch has no value
+_OWN = "{{ $labels.instance }}"
+_HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
+_SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
+# What is in force where an argument was left to its default.
+_IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where notifications send people. `runbooks` holds the pages (`{alert}` in it is the alert's name, else that is added), `grafana` the boards.
+
+    Both may hold Prometheus templates over the alert's labels.
+    """
+
+    runbooks: str = RUNBOOK_URL
+    grafana: str = GRAFANA_URL
+
+    def __post_init__(self) -> None:
+        for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
+            if not url.startswith(("http://", "https://")) or not url.isprintable():
+                raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
+
+    def runbook(self, row: Diagnosis) -> str:
+        """Give the address of an alert's page."""
+        has_place = "{alert}" in self.runbooks
+        url = self.runbooks.replace("{alert}", row.alert) if has_place else f"{self.runbooks.rstrip('/')}/{row.alert}"
+        # An exporter that is away serves nothing: any other one has the same pages.
+        if row.id == "exporter_down":
+            living = 'printf "sglang_tuning_build_info{job=%q}" $labels.job | query'
+        elif row.about == "job":
+            living = 'query "sglang_tuning_build_info"'
+        else:
+            return url
+        return url.replace(_OWN, _with(living, '{{ . | first | label "instance" }}', _OWN))
+
+    def dashboard(self, row: Diagnosis) -> str:
+        """Give the address of the board of the server that an alert is about, or of its job's servers."""
+        boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
+        if row.about == "job":
+            return f"{boards}/{FLEET_BOARD}?{job}"
+        return f"{boards}/{SERVER_BOARD}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}"
+
+
+DEFAULT_LINKS = Links()
+
+
+def description(row: Diagnosis) -> str:
+    """Write what is seen, with the figure of the moment."""
+    value = "{{ $value }}"
+    condition = row.condition
+    if isinstance(condition, (Share, Spread, BurnRate)):
+        value = "{{ $value | humanizePercentage }}"
+    elif isinstance(condition, (RetractionRate, Rejections)):
+        value = '{{ $value | printf "%.1f" }}'
+    elif isinstance(condition, Reserve):
+        value = "{{ $value | humanize1024 }}B"
+    elif isinstance(condition, (Failures, Starts)):
+        value = '{{ $value | printf "%.0f" }}'
+    elif isinstance(condition, Stuck):
+        value = _with(_query("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
+    elif isinstance(condition, Source):
+        value = condition.words
+    seen = row.sentence(value, PROFILES[DEFAULT_PROFILE])
+    return f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}."
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do, as annotations: the exporter's advice while it sees the same, else the guide's words.
+
+    All of it comes from one series, so that the flag, its present value and the value to try belong together.
+    """
+
+    row: Diagnosis
+
+    @property
+    def flag(self) -> str:
+        """The flag to turn, spelled as the running version wants it; empty when the advice is to people."""
+        arg = self.row.turn.arg
+        if not arg and not self.row.borrows:
+            return ""
+        return self._told("flag", "--" + arg.replace("_", "-") if arg else "")
+
+    @property
+    def current(self) -> str:
+        """The flag's present value."""
+        arg = self.row.turn.arg
+        if not self.flag or not self._computed:
+            return ""
+        return self._told("current", self._set if arg and self.row.turn.direction not in _SWITCHED else "")
+
+    @property
+    def _set(self) -> str:
+        """What the row's own argument is set to, or what is in force without it."""
+        arg, value = self.row.turn.arg, "{{ . | first | value }}"
+        default = "not set"
+        if arg in _IN_FORCE:
+            default = _with(_query(_IN_FORCE[arg]), value + " (default)", default)
+        return _with(_query("sglang_tuning_server_arg", arg=arg), value, default)
+
+    @property
+    def suggested(self) -> str:
+        """The value to try, or what people should do."""
+        return self._told("suggested", self.row.turn.fallback)
+
+    @property
+    def direction(self) -> str:
+        """Which way to turn it."""
+        return self._told("direction", self.row.turn.direction)
+
+    @property
+    def _computed(self) -> bool:
+        """Whether the exporter can have advice of its own for the row."""
+        return not isinstance(self.row.condition, (Source, BurnRate))
+
+    def _told(self, label: str, otherwise: str) -> str:
+        if not self._computed:
+            return otherwise
+        # The newest, where the advice changed within the minutes for which a series is known.
+        series = _query("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
+        return _with(series, f'{{{{ . | first | label "{label}" }}}}', otherwise)
+
+
+def _query(metric: str, comparison: str = "", *, newest: bool = False, **labels: str) -> str:
+    fixed = "".join(f", {name}='{value}'" for name, value in labels.items())
+    series = known(f"{metric}{{job=%q, instance=%q{fixed}}}")
+    return f'printf "{f"topk(1, {series})" if newest else series}{comparison}" $labels.job $labels.instance | query'
+
+
+def _with(query: str, found: str, otherwise: str) -> str:
+    return f"{{{{ with {query} }}}}{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
