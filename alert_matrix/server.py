@@ -49,6 +49,9 @@ OF_THE_START = frozenset(
 )
 LOG_FILE = "/var/log/sglang.log"
 ABSENT: dict[str, tuple[str, ...]] = {
+    # Only once there was such an event.
+    "sglang_tuning_liveness_event_age_seconds": ("event",),
+    "sglang_tuning_out_of_memory_age_seconds": ("phase",),
     # Only on the page of a server in trouble.
     "sglang_tuning_scrape_error_info": ("reason",),
 }

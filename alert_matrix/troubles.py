@@ -135,7 +135,8 @@ def _retractions(row: Diagnosis, condition: RetractionRate) -> list[Case]:
             Trouble(rates=often(2 * limit)),
             # "About once a minute is fine."
             Trouble(rates=often(limit)),
-            window=5 * MINUTE,
+            # In both halves of ten minutes, and more than the limit and one more in the whole.
+            window=6 * MINUTE,
             tail=5 * MINUTE,
             history=11 * MINUTE,
             always=Trouble(gauges={**capped, **always}),
@@ -305,7 +306,17 @@ def _away(reason: str) -> dict[Key, float | None]:
 
 _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
     "server_down": lambda row: [_shown(row, "", _away("connection_refused"), is_server_away=True)],
-    "metrics_disabled": lambda row: [_shown(row, "", _away("metrics_disabled"), is_server_away=True)],
+    "metrics_disabled": lambda row: [
+        # Started anew without --enable-metrics.
+        Case(
+            row,
+            "",
+            Trouble(gauges=_away("metrics_disabled"), jumps={key("server_starts_total"): (1.0,)}),
+            None,
+            tail=5 * MINUTE,
+            is_server_away=True,
+        )
+    ],
     "log_silent": lambda row: [
         _shown(row, "cannot be read", {key("log_up", file=LOG_FILE): 0.0}),
         Case(
@@ -328,6 +339,11 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
         ),
         _shown(row, "metrics", {key("metrics_unrecognised_families"): 2.0}),
     ],
+    "crashed": lambda row: [_event(row, "", key("liveness_events_total", event="process_died"))],
+    # A server that comes and goes, a target that is gone, scrapes that are too rare: no page of the exporter shows it (alerts/tests/scrapes.yml).
+    "often_down": lambda _: [],
+    "exporter_gone": lambda _: [],
+    "scraped_too_seldom": lambda _: [],
     "exporter_down": lambda row: [
         Case(
             row,

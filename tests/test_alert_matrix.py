@@ -51,7 +51,7 @@ def played() -> tuple[Outcome, ...]:
     return tuple(together(small(), RULES))
 
 
-@pytest.mark.parametrize("alert", [row.alert for row in ALERTS])
+@pytest.mark.parametrize("alert", [row.alert for row in ALERTS if cases(row)])
 def test_an_alert_fires_in_time_stays_to_the_end_and_is_silent_just_below(alert: str) -> None:
     mine = [outcome for outcome in played() if outcome.alert == alert]
     assert {outcome.level for outcome in mine} >= {"present"}
@@ -99,7 +99,7 @@ def case_of(diagnosis: str) -> Case:
         ("queue_too_long", 'state="above_range"', 'state="in_range"', "false"),
         ("queue_too_long", 'bound="upper"', 'bound="lower"', "never"),
         ("queue_too_long", "keep_firing_for: 5m", "keep_firing_for: 0s", "ended early"),
-        ("out_of_memory_decode", "[10m]", "[3m]", "ended early"),
+        ("out_of_memory_decode", "10m", "3m", "ended early"),
         ("out_of_memory_decode", "[10m]", "[40m]", "too long"),
     ],
 )
@@ -117,7 +117,8 @@ def test_a_wrong_rule_is_noticed(diagnosis: str, right: str, wrong: str, fault: 
 def test_a_rule_without_its_limit_fires_just_below() -> None:
     assert 'share10m{signal="queue", state="above_range"} > on' in RULES
     loose = RULES.replace(
-        '> on (job, instance) group_left () sglang_tuning_threshold{signal="share", bound="upper"}', "> 0.1"
+        '> on (job, instance) group_left () instance:sglang_tuning_threshold:last5m{signal="share", bound="upper"}',
+        "> 0.1",
     )
     [outcome] = together([Run(case_of("queue_too_long"), "below", PLAIN)], loose)
     assert outcome.fault == "false"

@@ -373,7 +373,7 @@ def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manage
 
 OUT_OF_MEMORY = ("SGLangOutOfMemoryPrefill", "SGLangOutOfMemoryDecode", "SGLangOutOfMemory")
 # Why a server is down is notified beside it.
-WHY_DOWN = {*OUT_OF_MEMORY, "SGLangGraphMemoryShort", "SGLangSchedulerStuck"}
+WHY_DOWN = {*OUT_OF_MEMORY, "SGLangGraphMemoryShort", "SGLangSchedulerStuck", "SGLangCrashed", "SGLangRestartLoop"}
 EXPORTER_DOWN = "SGLangTuningExporterDown"
 CAUSES = [
     *[("SGLangServerDown", name) for name in ROWS if name and name not in {"SGLangServerDown", EXPORTER_DOWN, *WHY_DOWN}],

@@ -225,8 +225,8 @@ def test_every_alert_that_the_exporter_can_tell_has_its_scenario() -> None:
         ("held_back", 'state="held_back"', 'state="no_queue"'),  # silent where it is found
         (
             "at_limit_without_room",
-            'unless on (job, instance) sglang_tuning_diagnosis_active{diagnosis="running',
-            'unless on (job, instance) nobody{diagnosis="running',
+            'unless on (job, instance) max_over_time(sglang_tuning_diagnosis_active{diagnosis="running',
+            'unless on (job, instance) max_over_time(nobody{diagnosis="running',
         ),  # fires where it is not
     ],
 )

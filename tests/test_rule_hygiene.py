@@ -52,7 +52,7 @@ PRODUCED = produced()
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 
 
-def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901 - one question after the other
+def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901, PLR0912 - one question after the other
     """Say what a linter would of one rule."""
     found = []
     words: str = rule["expr"]

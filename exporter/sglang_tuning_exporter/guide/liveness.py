@@ -8,21 +8,23 @@ from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
 _TOLD = firing("SGLangServerDown")
-DISABLED = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', EXCUSED)
+# It runs without metrics. Not where it had them within the hour and was not started since: a proxy answers 404 in its place.
+_404 = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', EXCUSED)
+_SINCE_START = f"max_over_time({_UP}[1h]) == 1 unless {ON} increase(sglang_tuning_server_starts_total[1h]) > 0"
+DISABLED = f"({_404} unless {ON} ({_SINCE_START}))"
 _NOT_READY = known('sglang_tuning_scrape_error_info{reason="not_ready"}', EXCUSED)
 # A model is loaded within half an hour, as the exporter has it; a proxy answers 503 for ever.
 _LONGEST_START = "35m"
 _DOWN = (
     f"{known(_UP)} == 0",
     # Each excuse ends when the alert was told: it is over when the server answers again.
-    # Without metrics: not where it had them within the hour, for then a proxy answers 404 in its place.
-    f"unless {ON} ({DISABLED} unless {ON} (max_over_time({_UP}[1h]) == 1 or {_TOLD}))",
+    f"unless {ON} ({DISABLED} unless {ON} {_TOLD})",
     # Being started: a model that is loaded is not down. A count of starts would also hide a start that failed.
     f"unless {ON} (",
     f"  {_NOT_READY} unless {ON} ({_TOLD} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {before(_UP, _LONGEST_START)} >= 0)",
     ")",
     # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
-    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0)",
+    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0 or {_TOLD})",
     # Nothing is known of it, for the exporter is away: what was told is not taken back.
     f"or last_over_time({_UP}[1h]) == 0 and {ON} {_TOLD} unless {ON} {known(_UP)}",
 )

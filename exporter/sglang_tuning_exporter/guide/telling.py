@@ -15,8 +15,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangMetricsDisabled",
         severity="info",
         condition=Source(
-            # Where it had metrics within the hour, a proxy answers in the place of a server that is gone.
-            f"{DISABLED} == 1\nunless {ON} (max_over_time(sglang_tuning_up[1h]) == 1 or {firing('SGLangServerDown')})",
+            f"{DISABLED} == 1\nunless {ON} {firing('SGLangServerDown')}",
             trouble="metrics_disabled",
         ),
         summary="SGLang runs without metrics: only its log can be read.",
@@ -115,7 +114,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Source(
             f"count by (job) (last_over_time(sglang_tuning_build_info[{EVER}] offset {KNOWN})) > 0\n"
             f"unless on (job) group by (job) ({known('sglang_tuning_build_info')})\n"
-            "unless on (job) group by (job) (up)"
+            f"unless on (job) group by (job) ({known('up')})"
         ),
         summary="Prometheus has no SGLang exporter left to scrape in this job.",
         seen="its last target left service discovery within the last day",
@@ -136,7 +135,8 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Source(
             # Failed scrapes count as well: this is about the interval.
             f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"
-            f"and {ON} {before('up', '30m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
+            f"and {ON} {before('up', '30m')} >= 0\n"
+            f"and {ON} {known('up', '10m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
         ),
         summary="Prometheus scrapes the exporter too seldom for its alerts.",
         seen="more than two minutes lie between two scrapes",
@@ -148,6 +148,6 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "A rate needs two samples in its window; with fewer most alerts can never fire.",
             "somebody has just changed the interval: it ends within half an hour",
         ),
-        hold="0m",
+        hold="10m",
     ),
 )
