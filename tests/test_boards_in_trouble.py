@@ -446,7 +446,7 @@ def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: 
     series = server("a:1", "queue_too_long", "warning", how=how)
     for name in (
         "queued_requests", "token_usage_ratio", "cuda_graph_coverage_ratio", "available_gpu_memory_bytes", "up", "log_up", "running_requests",
-        "server_info", "sources_info",
+        "server_info", "sources_info", "log_last_line_timestamp_seconds", "weights_bytes", "kv_pool_bytes", "cuda_graph_memory_bytes",
     ):  # fmt: skip
         series[f"sglang_tuning_{name}{{{place}}}"] = value.format(1, 1)
     series[f'sglang_tuning_state{{{place},signal="queue",state="above_range"}}'] = value.format(1, 1)
@@ -456,7 +456,8 @@ def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: 
         ("fleet", "Requests waiting", "A"), ("fleet", FLEET[1], "B"), ("fleet", FLEET[1], "C"), ("fleet", FLEET[1], "D"),
         ("fleet", FLEET[1], "E"), ("server", "What limits it now", "A"), ("server", "Queued requests", "A"), ("server", "Token usage", "A"),
         ("server", "CUDA graphs used", "A"), ("server", "GPU memory left", "A"), ("server", "Who answers", "A"),
-        ("server", "Who answers", "B"), ("server", "Server", "A"),
+        ("server", "Who answers", "B"), ("server", "Server", "A"), ("server", "Last log line", "A"),
+        *(("scheduling", "Where the GPU memory went", ref) for ref in "ABCD"),
     ]  # fmt: skip
     exprs = [query(*tile, instance="a:1") for tile in tiles]
     found = answers(tmp_path, series, [*exprs, query("fleet", FLEET[1])], at="30m")

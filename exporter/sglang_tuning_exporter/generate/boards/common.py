@@ -63,7 +63,7 @@ def variables(*, fleet: bool = False) -> tuple[Json, ...]:
             "dp_rank",
             "DP rank",
             f"label_values({own('sglang_tuning_queued_requests')}, dp_rank)",
-            "Empty where the server has no data-parallel ranks",
+            "Empty where the server has no data-parallel ranks; latencies, requests and alerts are those of all ranks",
             all_value=".*",
             multi=True,
         ),

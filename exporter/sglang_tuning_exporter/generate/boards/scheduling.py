@@ -32,7 +32,17 @@ from sglang_tuning_exporter.generate.panels import (
     painted,
     timeseries,
 )
-from sglang_tuning_exporter.generate.queries import is_, is_not, own, per_rank, prompt_tokens, ranked, rate, retractions
+from sglang_tuning_exporter.generate.queries import (
+    is_,
+    is_not,
+    known,
+    own,
+    per_rank,
+    prompt_tokens,
+    ranked,
+    rate,
+    retractions,
+)
 from sglang_tuning_exporter.signals import STATES, Signal
 
 NO_RANKS = "No DP ranks here"
@@ -135,13 +145,12 @@ def _pools() -> Shelf:
         description="Tokens that the pool holds and has room for. The guide's --mem-fraction-static buys room, in"
         " steps of 0.01; twice the room is twice the requests that fit.",
     )
-    left = f"min({own('sglang_tuning_available_gpu_memory_bytes')})"
     memory = bars(
         "Where the GPU memory went",
-        Query(f"max({own('sglang_tuning_weights_bytes')})", "weights", painted("purple")),
-        Query(f"max({own('sglang_tuning_kv_pool_bytes')})", "KV cache", painted(NEUTRAL)),
-        Query(f"max({own('sglang_tuning_cuda_graph_memory_bytes')})", "CUDA graphs", painted("light-blue")),
-        Query(left, "left for the work", painted(QUIET)),
+        Query(f"max({known(own('sglang_tuning_weights_bytes'))})", "weights", painted("purple")),
+        Query(f"max({known(own('sglang_tuning_kv_pool_bytes'))})", "KV cache", painted(NEUTRAL)),
+        Query(f"max({known(own('sglang_tuning_cuda_graph_memory_bytes'))})", "CUDA graphs", painted("light-blue")),
+        Query(f"min({known(own('sglang_tuning_available_gpu_memory_bytes'))})", "left for the work", painted(QUIET)),
         unit="bytes",
         decimals=1,
         no_value="Not reported: no GPU, or no start seen",

@@ -35,6 +35,7 @@ from sglang_tuning_exporter.generate.panels import (
 from sglang_tuning_exporter.generate.queries import (
     generated_tokens,
     is_,
+    known,
     native,
     own,
     per_rank,
@@ -172,7 +173,7 @@ def _health() -> Shelf:
     )
     age = stat(
         "Last log line",
-        Query(f"time() - max({own('sglang_tuning_log_last_line_timestamp_seconds')})", "ago"),
+        Query(f"time() - max({known(own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
         unit="s",
         text="value",
         sizes=SMALL,
