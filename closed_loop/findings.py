@@ -109,4 +109,8 @@ MENDED: tuple[tuple[str, str], ...] = (
             " the room that seems free is promised to requests that will use it."
         ),
     ),
+    (
+        "Nothing was left to say to a server at its running limit whose KV cache was a third empty space in pages.",
+        "`--page-size` is named where usage keeps the running limit from being raised.",
+    ),
 )

@@ -373,6 +373,19 @@ def test_what_sglang_sets_by_itself_is_not_named() -> None:
 WAITING = decoding(0.0, END, running=20, queued=6000, usage=0.5)
 
 
+@pytest.mark.parametrize(
+    ("usage", "flags"),
+    [(0.8, ["--page-size"]), (0.3, ["--max-running-requests"])],
+    ids=["no room for more", "room"],
+)
+def test_pages_of_air_are_named_at_a_running_limit_that_usage_keeps_from_being_raised(
+    usage: float, flags: list[str]
+) -> None:
+    story = decoding(0.0, END, running=23, queued=17, usage=usage) + scrapes()
+    past = lived(story, "offline", prompt=300, max_running_requests=23, page_size=256)
+    assert [each.flag for finding in judge(past).findings for each in finding.advice] == flags
+
+
 def test_what_the_guide_sets_against_retractions_is_no_suspect() -> None:
     # Seen on a real engine: 1.3 for its retractions, 1.0 because requests waited, 1.3 again.
     assert "schedule_conservativeness" not in named(lived(WAITING, "offline", schedule_conservativeness=1.3))

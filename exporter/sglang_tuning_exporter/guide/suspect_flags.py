@@ -44,7 +44,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/mem_cache/radix_cache.py", "radix_cache", forced_by=_NO_RADIX_CACHE,
     ),
     Suspect(
-        "page_size", Above(16), ("pool", "held", "retracting", "waiting"),
+        "page_size", Above(16), ("pool", "held", "retracting", "waiting", "limit"),
         "The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in"
         " whole pages only.",
         "the attention backend needs this page size: then SGLang sets it again",

@@ -151,7 +151,9 @@ def air(page: float, request: float) -> float:
 
 def _pages(suspect: Suspect, current: float | str, load: Load) -> Named | None:
     request = _request_tokens(load.past)
-    if not isinstance(current, float) or request is None or not (_WANT_ROOM & load.seen):
+    wants_room = bool(_WANT_ROOM & load.seen)
+    # At the running limit a smaller page is what lets it be raised, once usage does not.
+    if not isinstance(current, float) or request is None or not (wants_room or "limit" in load.seen):
         return None
     # Requests differ in length: the last page of each is half empty on average, and never less than half of one page.
     wasted = max(air(current, request), current / 2 / (request + current / 2))
@@ -161,7 +163,7 @@ def _pages(suspect: Suspect, current: float | str, load: Load) -> Named | None:
     gain = (
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
-    rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"}
+    rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"} if wants_room else frozenset()
     return Named(suspect, current, float(smaller[0] if smaller else 1), gain, rows, "instead")
 
 
