@@ -38,6 +38,7 @@ class Start:
     profile: str = "offline"
     env: Mapping[str, str] = field(default_factory=dict)
     right: str = ""
+    reason: str = ""  # why the advice ends further than a tenth below the grid's best, where it does
 
     @property
     def points(self) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def _converged(data: dict[str, Any]) -> str:
         for path in paths:
             rows = [_step(number, path, start) for number in range(len(path))]
             lines += [_table(heads, rows), ""]
-        lines += _against(paths, grid, final)
+        lines += _against(start, paths, grid, final)
         blocks.append("\n".join(lines).rstrip())
     return "\n\n".join(blocks)
 
@@ -156,7 +156,7 @@ def _step(number: int, path: Sequence[Any], start: convergence.Start) -> list[st
     ]
 
 
-def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) -> list[str]:
+def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) -> list[str]:
     if not grid or not final:
         return []
     measure = "tokens_per_cpu_second"
@@ -176,6 +176,7 @@ def _against(paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) ->
             f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
             f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
             f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
+            + (f" {start.reason}" if share < CLOSE and start.reason else "")
             + (
                 " The grid's clients send what they sent at the start; those of the advice did as they were told."
                 if followed
@@ -210,7 +211,8 @@ Healthy loads, one after the other, on one server whose KV cache holds 32,768 to
 requests. Each alert would be a false one. {"None was pending or firing." if not alerts else f"Under {alerts} of {len(told)} loads there was one."}
 Where clocks run faster, neither the loads nor thresholds in seconds are changed: a stall of a second counts as many to the
 rules, so that false alarms are likelier than at true clocks, but for rules about a rate per minute, which look at a fraction
-of a minute. Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most {100 * max(shares):.0f} %).
+of a minute. Prometheus asks every {quiet.SCRAPE_SECONDS:g} s by the rules' clocks, and no answer may take longer. The server runs with
+`--sleep-on-idle`, because the machine is shared. Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most {100 * max(shares):.0f} %).
 
 {rows}"""
 

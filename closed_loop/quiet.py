@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from closed_loop.situations import Situation
 
 POLL_SECONDS = 2.0
+SCRAPE_SECONDS = 15.0  # as Prometheus's own example has it, which is also how long the exporter may take to answer
 # The KV cache of the largest of the loads; and a scheduler that waits for requests does not take a core for that.
 FLAGS = "--max-total-tokens 32768 --sleep-on-idle"
 HEALTHY: dict[str, Situation] = {
@@ -137,6 +138,7 @@ def run(
                     log_file=server.log,
                     profile=profile,
                     time_scale=scale,
+                    scrape_interval=f"{1000 * SCRAPE_SECONDS / scale:.0f}ms",
                     on_message=lambda message, into=messages: into.append((time.time(), message)),  # type: ignore[misc]
                 )
                 try:
