@@ -144,8 +144,15 @@ class Run:
         step = self.column.scrape
         chance, share = random.Random("scrapes " + self._seed), MISSES[self.column.misses]
         found: list[tuple[float, Scrape]] = []
+        trouble = {"present": self.case.present, "below": self.case.below}.get(self.level)
+        apart, last = (trouble.scrapes_apart if trouble is not None else 0.0), -1e9
         at = step * self.place / PLACES
         while at <= self.stop:
+            if self.begin <= at < self.end and at - last < apart:
+                found.append((at, "none"))
+                at += step
+                continue
+            last = at
             is_missed = chance.random() < share
             ended: Scrape = "failed" if is_missed or any(begin <= at < end for begin, end in self.gaps) else "read"
             if self.away is not None and self.away[0] <= at < self.away[1]:

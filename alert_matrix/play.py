@@ -17,7 +17,8 @@ from alert_matrix.columns import PLACES, Run
 from alert_matrix.rules import Chosen
 from alert_matrix.story import Shown, page, stored
 
-_FIRING = 'max by (alertname, instance) (ALERTS{{alertstate="firing", instance=~"{}"}})'
+# By the job, which is each server's own: an alert about a job has no instance.
+_FIRING = 'max by (alertname, job) (ALERTS{{alertstate="firing", job=~"{}"}})'
 _ASKED = (
     "min_over_time(timestamp({})[{}s:{}s])",
     "max_over_time(timestamp({})[{}s:{}s])",
@@ -26,8 +27,8 @@ _ASKED = (
 # promtool answers no query that holds more than 10,000 samples.
 _SAMPLES = 3000
 _GOT = re.compile(r"^\s+got: (.*)$", re.MULTILINE)
-_SAMPLE = re.compile(r'\{(?:__name__="matrix:\w+", )?alertname="(\w+)", instance="([^"]+)"\} ([-+.\dEe]+)')
-_NOBODY = 'label_replace(label_replace(vector(1), "instance", "nobody", "", ""), "alertname", "none", "", "")'
+_SAMPLE = re.compile(r'\{(?:__name__="matrix:\w+", )?alertname="(\w+)", job="([^"]+)"\} ([-+.\dEe]+)')
+_NOBODY = 'label_replace(label_replace(vector(1), "job", "nobody", "", ""), "alertname", "none", "", "")'
 Reads: TypeAlias = Callable[[Run, Shown], bool]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ import yaml
 from alert_matrix.story import Shown
 from sglang_tuning_exporter.signals import IDLE, UNKNOWN
 
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NAME = re.compile(r"(?<![\w:\"$.])[a-zA-Z_:][\w:]*")
 _QUOTED = re.compile(r'"([^"]*)"')
 # Series of these are told apart by a label, and a rule reads only those whose value it names.
@@ -45,9 +47,10 @@ class Chosen:
         return label is None or shown.labels[label] in self.words
 
 
+@cache
 def load(text: str) -> list[dict[str, Any]]:
     """Read a rule file's groups."""
-    return list(yaml.safe_load(text)["groups"])
+    return list(yaml.load(text, Loader=_LOADER)["groups"])
 
 
 def choose(groups: list[dict[str, Any]], alerts: Iterable[str] | None = None) -> Chosen:

@@ -91,7 +91,28 @@ class Counter:
         return self.initial if still else None
 
 
-Series: TypeAlias = Gauge | Counter
+@dataclass(frozen=True)
+class Age:
+    """A gauge of the seconds since something last happened, that the page does not have before; a restart forgets it."""
+
+    moments: tuple[float, ...]
+    resets: tuple[float, ...] = ()
+    constant: float | None = None
+
+    def at(self, moment: float) -> float | None:
+        """Give the value that a scrape at this moment reads."""
+        place = bisect_right(self.moments, moment) - 1
+        forgotten = bisect_right(self.resets, moment) - 1
+        if place < 0 or (forgotten >= 0 and self.resets[forgotten] >= self.moments[place]):
+            return None
+        return moment - self.moments[place]
+
+    def anew(self, moments: Iterable[float]) -> Age:
+        """Give the same, forgotten at each of these moments."""
+        return replace(self, resets=tuple(sorted([*self.resets, *moments])))
+
+
+Series: TypeAlias = Gauge | Counter | Age
 Page: TypeAlias = dict[Key, Series]
 
 

@@ -48,12 +48,15 @@ OF_THE_START = frozenset(
     }
 )
 LOG_FILE = "/var/log/sglang.log"
+# How long ago a counter of events last grew, where the page says so.
+AGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sglang_tuning_out_of_memory_total": ("sglang_tuning_out_of_memory_age_seconds", ("phase",)),
+    "sglang_tuning_liveness_events_total": ("sglang_tuning_liveness_event_age_seconds", ("event",)),
+}
 ABSENT: dict[str, tuple[str, ...]] = {
-    # Only once there was such an event.
-    "sglang_tuning_liveness_event_age_seconds": ("event",),
-    "sglang_tuning_out_of_memory_age_seconds": ("phase",),
     # Only on the page of a server in trouble.
     "sglang_tuning_scrape_error_info": ("reason",),
+    **dict(AGES.values()),
 }
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 from math import inf
 
 from alert_matrix.columns import LOADING, PLACES, RESTART, SEES_AGAIN, Run
-from alert_matrix.series import Counter, Gauge, Key, Page, Series, growing, key, labelled, shown
-from alert_matrix.server import ABSENT, OF_RANKS, OF_THE_START, Shares, healthy, seconds
+from alert_matrix.series import Age, Counter, Gauge, Key, Page, Series, growing, key, labelled, shown
+from alert_matrix.server import ABSENT, AGES, OF_RANKS, OF_THE_START, Shares, healthy, seconds
 from alert_matrix.troubles import MINUTE, Trouble
 from sglang_tuning_exporter.signals import STATES, UNKNOWN, Signal
 
@@ -79,7 +79,15 @@ def _trouble(own: Page, run: Run, trouble: Trouble) -> None:
         if not _is_absent(own, name):
             own[name] = _counter(own, name).during(begin, end, rate / MINUTE)
     for name, after in trouble.jumps.items():
-        own[name] = _counter(own, name).jumping(begin + each for each in after if begin + each < end)
+        moments = [begin + each for each in after if begin + each < end]
+        own[name] = _counter(own, name).jumping(moments)
+        if name[0] in AGES:
+            own[AGES[name[0]][0], name[1]] = Age(tuple(moments))
+    for name, (value, lasts, every) in trouble.again.items():
+        at = begin
+        while at < end:
+            own[name] = _gauge(own, name).during(at, at + lasts, value)
+            at += every
     active = key("diagnosis_active", diagnosis=run.case.row.id)
     # The exporter may say so just below as well: the rule has its own limit.
     for name, value in (*trouble.gauges.items(), *(((active, 1.0),) if active in own else ())):
@@ -138,7 +146,7 @@ def _restart(own: Page, at: float) -> None:
 
 def _begin_anew(own: Page, moments: tuple[float, ...]) -> None:
     for name, series in own.items():
-        if isinstance(series, Counter):
+        if isinstance(series, (Counter, Age)):
             own[name] = series.anew(moments)
         elif name[0] in {
             "sglang_tuning_stuck_stage",
@@ -152,7 +160,10 @@ def _begin_anew(own: Page, moments: tuple[float, ...]) -> None:
 
 def _labels(run: Run, instance: str, own: Page) -> Iterator[Shown]:
     """Write the target's labels to each series, and let ranks and a new target label come and go."""
-    for name, labels, series, begin, end in _ranks(run, own):
+    trouble = {"present": run.case.present, "below": run.case.below}.get(run.level)
+    gone = trouble is not None and trouble.is_target_gone
+    for name, labels, series, begin, last in _ranks(run, own):
+        end = min(last, run.begin) if gone else last
         # A job of its own, so that nothing is added up over servers.
         target = {"job": instance, "instance": instance}
         if run.column.disturbance != "target relabelled":

@@ -51,7 +51,10 @@ class Trouble:
     rates: Mapping[Key, float] = field(default_factory=dict)
     jumps: Mapping[Key, tuple[float, ...]] = field(default_factory=dict)
     gauges: Mapping[Key, float | None] = field(default_factory=dict)
+    again: Mapping[Key, tuple[float, float, float]] = field(default_factory=dict)  # a value, for how long, how often
     is_exporter_away: bool = False
+    is_target_gone: bool = False
+    scrapes_apart: float = 0.0  # Prometheus scrapes no more often meanwhile
     lasts: float | None = None  # less than the whole time
 
 
@@ -307,13 +310,33 @@ def _away(reason: str) -> dict[Key, float | None]:
 _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
     "server_down": lambda row: [_shown(row, "", _away("connection_refused"), is_server_away=True)],
     "metrics_disabled": lambda row: [
-        # Started anew without --enable-metrics.
+        _shown(
+            row,
+            "never had any",
+            {key("scrape_error_info", reason="metrics_disabled"): 1.0},
+            is_server_away=True,
+            always=Trouble(gauges={key("up"): 0.0}),
+        ),
         Case(
             row,
-            "",
+            "started anew without",
             Trouble(gauges=_away("metrics_disabled"), jumps={key("server_starts_total"): (1.0,)}),
             None,
             tail=5 * MINUTE,
+            is_server_away=True,
+        ),
+    ],
+    "crashed": lambda row: [_event(row, "", key("liveness_events_total", event="process_died"))],
+    "often_down": lambda row: [
+        Case(
+            row,
+            "",
+            Trouble(again={key("up"): (0.0, 4 * MINUTE, 15 * MINUTE)}),
+            Trouble(again={key("up"): (0.0, 1 * MINUTE, 15 * MINUTE)}),
+            # Of two hours with one good one before it, a tenth and three pieces.
+            window=45 * MINUTE,
+            tail=2 * HOUR,
+            history=66 * MINUTE,
             is_server_away=True,
         )
     ],
@@ -339,11 +362,6 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
         ),
         _shown(row, "metrics", {key("metrics_unrecognised_families"): 2.0}),
     ],
-    "crashed": lambda row: [_event(row, "", key("liveness_events_total", event="process_died"))],
-    # A server that comes and goes, a target that is gone, scrapes that are too rare: no page of the exporter shows it (alerts/tests/scrapes.yml).
-    "often_down": lambda _: [],
-    "exporter_gone": lambda _: [],
-    "scraped_too_seldom": lambda _: [],
     "exporter_down": lambda row: [
         Case(
             row,
@@ -351,6 +369,21 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
             Trouble(is_exporter_away=True),
             Trouble(is_exporter_away=True, lasts=length(row.hold) / 2),
             tail=5 * MINUTE,
+        )
+    ],
+    "exporter_gone": lambda row: [
+        # For as long as Prometheus would look back, it may be between two scrapes. Nothing says when it is over.
+        Case(row, "", Trouble(is_target_gone=True), None, window=5 * MINUTE, tail=24 * HOUR)
+    ],
+    "scraped_too_seldom": lambda row: [
+        Case(
+            row,
+            "",
+            Trouble(scrapes_apart=180.0),
+            Trouble(scrapes_apart=120.0),
+            window=30 * MINUTE,
+            tail=30 * MINUTE,
+            history=31 * MINUTE,
         )
     ],
 }
@@ -367,7 +400,7 @@ _KINDS: dict[type, Callable[[Diagnosis, Any], list[Case]]] = {
     BurnRate: _burning,
 }
 # What these alerts tell of is the exporter itself, so that scrapes that fail are their trouble.
-OF_THE_EXPORTER = frozenset({"exporter_down"})
+OF_THE_EXPORTER = frozenset({"exporter_down", "exporter_gone", "scraped_too_seldom"})
 
 
 def _profile(row: Diagnosis) -> str:
