@@ -28,33 +28,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scrape", type=int, nargs="+", default=list(SCRAPES), help="scrape intervals, in seconds")
     parser.add_argument("--evaluation", type=int, nargs="+", default=list(EVALUATIONS), help="evaluation intervals")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="promtools at once")
-    parser.add_argument("--json", type=Path, help="write every outcome")
+    parser.add_argument("--json", type=Path, help="add every outcome to this file, a line for each, as it is known")
     parser.add_argument("--failures", type=Path, help="write what fails, a line for each run")
     options = parser.parse_args(arguments)
     names = [name for name in options.only.split(",") if name]
     cases = [case for case in every_case() if not names or any(name in f"{case.name} {case.row.id}" for name in names)]
     if not names or "healthy" in names:
         cases.append(healthy_case())
+
+    def report(part: Part, outcomes: list[Outcome]) -> None:
+        failing = sum(bool(outcome.fault and not outcome.beyond) for outcome in outcomes)
+        print(f"{part}{', long gaps' if part.with_long_gaps else ''}: {failing} of {len(outcomes)} fail", flush=True)
+        if options.json:
+            with options.json.open("a") as file:
+                file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
+
     begin = time.monotonic()
-    found = play_all(parts(cases, options.scrape, options.evaluation), options.rules.read_text(), options.jobs, _tell)
+    found = play_all(parts(cases, options.scrape, options.evaluation), options.rules.read_text(), options.jobs, report)
     failing = [outcome for outcome in found if outcome.fault and not outcome.beyond]
     for name, count in Counter(outcome.alert for outcome in failing).most_common():
         total = sum(outcome.alert == name for outcome in found)
         print(f"{name}: {count} of {total} fail")
     if options.failures:
         options.failures.write_text("".join(f"{outcome}\n" for outcome in failing))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(outcome) for outcome in found]))
     beyond = sum(bool(outcome.beyond) for outcome in found)
     print(
         f"{len(found)} combinations in {time.monotonic() - begin:.0f} s: {len(failing)} fail, {beyond} beyond any rule"
     )
     return int(bool(failing))
-
-
-def _tell(part: Part, outcomes: list[Outcome]) -> None:
-    failing = sum(bool(outcome.fault and not outcome.beyond) for outcome in outcomes)
-    print(f"{part}{', long gaps' if part.with_long_gaps else ''}: {failing} of {len(outcomes)} fail", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from itertools import product
 
 from alert_matrix import beyond, rules
 from alert_matrix.columns import DISTURBANCES, EVALUATIONS, MISSES, SCRAPES, Column, Level, Run
-from alert_matrix.play import play
+from alert_matrix.play import Fired, RuleError, play
 from alert_matrix.troubles import MINUTE, Case, Trouble, cases
 from alert_matrix.verdict import Verdict, judge
 from sglang_tuning_exporter.guide.table import ALERTS
@@ -78,15 +78,34 @@ def parts(
 
 def outcomes(part: Part, text: str) -> list[Outcome]:
     """Play a part to the rules of a file and judge it."""
-    groups = rules.load(text)
     is_healthy = part.case.words == HEALTHY
     alerts = [row.alert for row in ALERTS] if is_healthy else [part.case.row.alert]
-    chosen = rules.choose(groups, None if is_healthy else alerts)
     mine = [run for run in runs(part.case, part.scrape, part.evaluation) if run.has_long_gap == part.with_long_gaps]
-    played = play(mine, chosen, [group["name"] for group in groups])
     return [
-        _told(judge(run, alert, fired.get(alert))) for run, fired in zip(mine, played, strict=True) for alert in alerts
+        _told(judge(run, alert, fired.get(alert)))
+        for run, fired in zip(mine, _fired(mine, alerts, text), strict=True)
+        for alert in alerts
     ]
+
+
+def _fired(mine: list[Run], alerts: list[str], text: str) -> list[dict[str, Fired]]:
+    """Play runs, each by itself where a rule fails: it fails for all servers of one promtool."""
+    groups = rules.load(text)
+    try:
+        return play(mine, rules.choose(groups, alerts), [group["name"] for group in groups])
+    except RuleError as error:
+        failed = error
+    if len(mine) > 1:
+        disturbances = {run.column.disturbance for run in mine}
+        found: dict[int, dict[str, Fired]] = {}
+        for chosen in disturbances if len(disturbances) > 1 else range(len(mine)):
+            places = [place for place, run in enumerate(mine) if chosen in (place, run.column.disturbance)]
+            found |= zip(places, _fired([mine[place] for place in places], alerts, text), strict=True)
+        return [found[place] for place in range(len(mine))]
+    if failed.name not in alerts:
+        return [dict.fromkeys(alerts, Fired(error=str(failed)))]
+    rest = [alert for alert in alerts if alert != failed.name]
+    return [{**(_fired(mine, rest, text)[0] if rest else {}), failed.name: Fired(error=failed.words)}]
 
 
 def together(mine: list[Run], text: str) -> list[Outcome]:

@@ -27,6 +27,7 @@ _ASKED = (
 # promtool answers no query that holds more than 10,000 samples.
 _SAMPLES = 3000
 _GOT = re.compile(r"^\s+got: (.*)$", re.MULTILINE)
+_FAILED = re.compile(r"^\s+rule: (\S+), time: \w+, err: (.*)$", re.MULTILINE)
 _SAMPLE = re.compile(r'\{(?:__name__="matrix:\w+", )?alertname="(\w+)", job="([^"]+)"\} ([-+.\dEe]+)')
 _NOBODY = 'label_replace(label_replace(vector(1), "job", "nobody", "", ""), "alertname", "none", "", "")'
 Reads: TypeAlias = Callable[[Run, Shown], bool]
@@ -36,13 +37,22 @@ class UnplayableError(Exception):
     """promtool is missing, or refused what it was given."""
 
 
+class RuleError(Exception):
+    """A rule that Prometheus could not evaluate: it then fires for no server at all."""
+
+    def __init__(self, name: str, words: str) -> None:
+        super().__init__(f"{name}: {words}")
+        self.name, self.words = name, words
+
+
 @dataclass(frozen=True)
 class Fired:
-    """When an alert fired for the first and the last time, in seconds from the start, and at how many evaluations."""
+    """When an alert fired for the first and the last time, in seconds from the start, and at how many evaluations; or why it could not be evaluated."""
 
-    first: float
-    last: float
-    count: int
+    first: float = 0.0
+    last: float = 0.0
+    count: int = 0
+    error: str = ""
 
     def holes(self, evaluation: float) -> int:
         """At how many evaluations between the first and the last it did not fire."""
@@ -50,7 +60,7 @@ class Fired:
 
 
 def play(runs: list[Run], chosen: Chosen, order: list[str], reads: Reads | None = None) -> list[dict[str, Fired]]:
-    """Give what fired in each run, by alert. All runs have the same two intervals. Raises `UnplayableError`.
+    """Give what fired in each run, by alert. All runs have the same two intervals. Raises `UnplayableError` and `RuleError`.
 
     `order` is that of the rules' groups. `reads`: which series a run's server needs to have, if not all that the rules read.
     """
@@ -84,6 +94,9 @@ def play(runs: list[Run], chosen: Chosen, order: list[str], reads: Reads | None 
         {(alert, instance): float(value) for alert, instance, value in _SAMPLE.findall(answer)}
         for answer in _GOT.findall(said)
     ]
+    failed = _FAILED.search(said)
+    if failed:
+        raise RuleError(failed[1], failed[2])
     if len(answers) != len(parts) * len(_ASKED):
         raise UnplayableError(said[:2000])
     fired: list[dict[str, Fired]] = [{} for _ in runs]

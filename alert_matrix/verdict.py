@@ -10,7 +10,7 @@ from alert_matrix.play import Fired
 from alert_matrix.troubles import OF_THE_EXPORTER
 from sglang_tuning_exporter.guide.table import ALERTS
 
-Fault: TypeAlias = Literal["never", "late", "broken", "ended early", "too long", "false"]
+Fault: TypeAlias = Literal["never", "late", "broken", "ended early", "too long", "false", "error"]
 
 ROWS = {row.alert: row for row in ALERTS}
 # An exporter that fails more often than this may be told of.
@@ -30,6 +30,8 @@ class Verdict:
 
 def judge(run: Run, alert: str, fired: Fired | None) -> Verdict:
     """Compare what one alert did with what it had to do."""
+    if fired is not None and fired.error:
+        return Verdict(run, alert, "error", "evaluated", fired.error)
     if run.level != "present":
         if fired is None or _may(run, alert):
             return Verdict(run, alert, "")
