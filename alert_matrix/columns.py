@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 from typing import Literal, TypeAlias
 
 from alert_matrix.troubles import MINUTE, Case
@@ -105,7 +106,8 @@ class Run:
     def stop(self) -> float:
         """When the run is over."""
         last = max(self.end, self.late + (LONG_GAP if self.has_long_gap else 0.0))
-        return last + self.case.tail + self.case.keep + self._patience + 2 * MINUTE
+        tail = self.case.tail if self.case.tail < inf else 0.0
+        return last + tail + self.case.keep + self._patience + 2 * MINUTE
 
     @cached_property
     def gaps(self) -> tuple[tuple[float, float], ...]:

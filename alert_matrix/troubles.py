@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from alert_matrix.series import Key, key
@@ -62,7 +63,8 @@ class Trouble:
 class Case:
     """One way in which a row's trouble shows.
 
-    `window` is how long the trouble must have lasted before the condition can hold, `tail` how long it may hold after the end. `seen_for`: the trouble
+    `window` is how long the trouble must have lasted before the condition can hold, `tail` how long it may hold after the end (`inf`: nothing ends it).
+    `seen_for`: the trouble
     is an event, and counts for so long. `settled`: how long after a start of the server nothing is judged.
     """
 
@@ -373,7 +375,7 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
     ],
     "exporter_gone": lambda row: [
         # For as long as Prometheus would look back, it may be between two scrapes. Nothing says when it is over.
-        Case(row, "", Trouble(is_target_gone=True), None, window=5 * MINUTE, tail=24 * HOUR)
+        Case(row, "", Trouble(is_target_gone=True), None, window=5 * MINUTE, tail=inf)
     ],
     "scraped_too_seldom": lambda row: [
         Case(
