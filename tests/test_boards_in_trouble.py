@@ -331,7 +331,7 @@ def retracting(each: int) -> dict[str, str]:
 
 def test_one_retraction_a_minute_is_tolerated_where_the_limit_is_one(tmp_path: Path) -> None:
     expr = query("server", "Retractions", instance="a:1")
-    for at in ("30m", "30m7s", "30m20s", "30m38s"):  # between scrapes five events are stretched to more
+    for at in ("30m", "30m7s", "30m20s", "30m38s"):  # between scrapes ten events are stretched to more
         [(labels, value)] = answer(tmp_path, retracting(4), expr, at=at)
         assert labels["verdict"] == "tolerated", value
     [(labels, value)] = answer(tmp_path, retracting(2), expr)
@@ -339,7 +339,7 @@ def test_one_retraction_a_minute_is_tolerated_where_the_limit_is_one(tmp_path: P
 
 
 def test_retractions_are_the_figure_of_the_rule_where_it_is_loaded(tmp_path: Path) -> None:
-    series = retracting(4) | {'instance:sglang_tuning_retractions:rate5m{job="sglang",instance="a:1"}': "3.4x240"}
+    series = retracting(4) | {'instance:sglang_tuning_retractions:rate10m{job="sglang",instance="a:1"}': "3.4x240"}
     panels = [
         ("server", "Retractions", "A"),
         ("server", "Retractions per minute", "C"),
@@ -348,6 +348,21 @@ def test_retractions_are_the_figure_of_the_rule_where_it_is_loaded(tmp_path: Pat
     ]
     exprs = [query(*each, instance="a:1") for each in panels]
     assert [[value for _, value in samples] for samples in answers(tmp_path, series, exprs, at="30m")] == [[3.4]] * 4
+
+
+def test_the_tile_asks_the_record_and_the_limit_that_the_alert_asks() -> None:
+    rules = yaml.safe_load((Path(__file__).parents[1] / "alerts/rules/sglang-tuning.rules.yml").read_text())
+    [alert] = [
+        rule["expr"]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if rule.get("alert") == "SGLangRetractingTooOften"
+    ]
+    asked = re.match(r"(instance:\S+) > .+ (\+ [0-9.]+)\)", alert)
+    assert asked
+    tile = query("server", "Retractions", instance="a:1")
+    assert asked[1] in tile
+    assert asked[2] in tile
 
 
 def test_a_log_that_is_dead_hides_no_retraction(tmp_path: Path) -> None:

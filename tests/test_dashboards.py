@@ -39,7 +39,12 @@ PANELS = [
 COUNTER = re.compile(r"\b[a-z0-9_:]+_(?:total|bucket|count|sum)\b(?=\{)")
 LONGEST_TITLE = 16  # characters that fit beside the icon in a tile a sixth of a 1280 px screen wide
 # Windows of a fixed length, and how a panel must say them.
-WINDOWS = {"5m": ("last 5 minutes", "over 5 minutes"), "1h": ("last 1 hour", "over 1 hour"), "6h": ("over 6 hours",)}
+WINDOWS = {
+    "5m": ("last 5 minutes", "over 5 minutes"),
+    "10m": ("last 10 minutes", "over 10 minutes"),
+    "1h": ("last 1 hour", "over 1 hour"),
+    "6h": ("over 6 hours",),
+}
 WINDOWS["$__range"] = ("in the time shown",)
 # The budget used up exactly; every other figure that something is compared with comes from the exporter.
 PACES = {"0", "1"}
@@ -239,7 +244,7 @@ def test_a_division_never_divides_by_nothing(panel: dict[str, Any]) -> None:
         for match in re.finditer(r" / (?:on \(\) group_left \(\) )?", expr):
             divisor = expr[match.end() :]
             # the choices of $objective are all below 1
-            minutes = r"5(?:\)| or|$)"  # events in so many minutes
+            minutes = r"10(?:\)| or|$)"  # events in so many minutes
             kept = r"\((?:sum|\(\().*?> 0\)|\(\(1 - max\(.*?\)\) > 0\)|\(1 - \$objective\)"
             assert re.match(f"{kept}|{minutes}", divisor), expr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide import promql
 from sglang_tuning_exporter.guide.table import DIAGNOSES
 
 if TYPE_CHECKING:
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
 
 PLACE = ("job", "instance")  # what tells one exporter, and so one server, from another
 ON = ", ".join(PLACE)
-# A failed scrape marks every series of its target as stale. As long as Prometheus goes on with a value (its look-back).
-KNOWN = "5m"
 # No scrape worked for so long: the exporter is down. Where scrapes are two minutes apart, that is one of them.
 SILENT = "2m"
 EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked at every five minutes
@@ -20,8 +19,6 @@ EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked 
 URGENCY = {"critical": 4, "warning": 3, "info": 2}
 NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
 _WELL = "healthy|idle"
-# One retraction more or less in five minutes: `increase` stretches what its samples saw to the whole window.
-ONE_EVENT = 0.2
 _EXPORTER_DOWN = next(row for row in DIAGNOSES if row.id == "exporter_down")
 _LONGEST_NAME = 5  # underscores in the longest argument that is ever advised
 
@@ -58,7 +55,7 @@ def native(metric: str, *matchers: str) -> str:
 def threshold(signal: str, bound: str) -> str:
     """Ask what the profile in force calls healthy, as last known; no sample where the profile has no such bound."""
     series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
-    return f"max(last_over_time({series}[{KNOWN}]))"
+    return f"max({promql.known(series)})"
 
 
 def rate(selector: str, window: str = "$__rate_interval") -> str:
@@ -68,8 +65,7 @@ def rate(selector: str, window: str = "$__rate_interval") -> str:
 
 def known(selector: str) -> str:
     """Select a gauge as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
-    last = f"last_over_time({selector}[{KNOWN}])"
-    return f"({selector} or ({last} unless on ({ON}) sglang_tuning_build_info))"
+    return f"({selector} or ({promql.known(selector)} unless on ({ON}) sglang_tuning_build_info))"
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -124,7 +120,7 @@ def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interv
 
 
 def retractions(*by: str) -> str:
-    """Give retractions per minute over 5 minutes, by these labels, as the rule that notifies counts them.
+    """Give retractions per minute over 10 minutes, by these labels, as the rule that notifies counts them.
 
     Events where the log tells them, requests thrown back where only the metrics do, or the log is dead. Without the rules,
     and by DP rank, which the rule does not know, they are counted here.
@@ -132,10 +128,10 @@ def retractions(*by: str) -> str:
     ranks = "dp_rank" in by
     sum_ = f"sum by ({', '.join(by)})"
     events, requests = (
-        f"{sum_} (increase({ranked(counter) if ranks else own(counter)}[5m]) / 5)"
+        f"{sum_} (increase({ranked(counter) if ranks else own(counter)}[10m]) / 10)"
         for counter in ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
     )
-    told = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate5m')})"]
+    told = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate10m')})"]
     return f" or on ({', '.join(by)}) ".join((*told, f"{events} > 0", requests, events))
 
 
@@ -199,7 +195,7 @@ def verdict() -> str:
     levels = urgent | {f'{other}, verdict!~"{_WELL}"': NO_VERDICT, f'{other}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
     told = {own("sglang_tuning_verdict", matchers): level for matchers, level in levels.items()}
     said = " or ".join(f"{series} * {level}" for series, level in told.items())
-    last = " or ".join(f"last_over_time({series}[{KNOWN}]) * {level}" for series, level in told.items())
+    last = " or ".join(f"{promql.known(series)} * {level}" for series, level in told.items())
     firing = ('alertname=~"SGLang.+"', is_("alertstate", "firing"))
     fired = " or ".join(  # a tenth less: of two that are as urgent, the exporter's own word is shown
         f"{own('ALERTS', *firing, matcher)} * {urgency - 0.1:g}" for matcher, urgency in urgent.items()

@@ -19,7 +19,6 @@ from sglang_tuning_exporter.generate.panels import (
 )
 from sglang_tuning_exporter.generate.queries import (
     ON,
-    ONE_EVENT,
     every_advice,
     known,
     own,
@@ -29,6 +28,7 @@ from sglang_tuning_exporter.generate.queries import (
     verdict,
     words,
 )
+from sglang_tuning_exporter.guide.profiles import ONE_MORE
 from sglang_tuning_exporter.signals import Signal
 
 
@@ -235,8 +235,8 @@ def _memory() -> Json:
 
 def _retractions() -> Json:
     per_minute = f"({retractions()})"
-    # `increase` stretches five events in five minutes to more than one a minute: the rule allows for one event
-    tolerated = f"{threshold('retractions_per_minute', 'upper')} + {ONE_EVENT}"
+    # `increase` stretches ten events in ten minutes to more than one a minute: the rule allows for one event
+    tolerated = f"{threshold('retractions_per_minute', 'upper')} + {ONE_MORE}"
     return _figure(
         "Retractions",
         words(
@@ -244,10 +244,10 @@ def _retractions() -> Json:
             (f"{per_minute} > {tolerated}", "too often"),
             (f"{per_minute} == 0", "none"),
             (f"{per_minute} <= {tolerated}", "tolerated"),
-            otherwise="last 5 minutes",
+            otherwise="last 10 minutes",
         ),
         "How often running requests were put back into the queue because the KV cache was full, over"
-        f" the last 5 minutes and all DP ranks; without a log, the requests. The guide tolerates about"
+        f" the last 10 minutes and all DP ranks; without a log, the requests. The guide tolerates about"
         f" {GUIDE.retractions_per_minute:.0f} a minute.",
         "sglang_tuning_retraction_events_total",
         unit="suffix: /min",

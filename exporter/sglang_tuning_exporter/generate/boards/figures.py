@@ -86,7 +86,7 @@ def retractions() -> Json:
         "Retractions per minute",
         Query(threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH)),
         Query(
-            f"sum(increase({own('sglang_tuning_retracted_requests_total')}[5m])) / 5",
+            f"sum(increase({own('sglang_tuning_retracted_requests_total')}[10m])) / 10",
             "requests",
             painted("purple", lineWidth=1),
         ),
@@ -95,7 +95,7 @@ def retractions() -> Json:
         metric="sglang_tuning_retraction_events_total",
         no_value=NO_LOG,
         description="Times the KV cache was full and running requests went back to the queue, and how many requests"
-        f" that were, over 5 minutes and all DP ranks. The guide tolerates about {GUIDE.retractions_per_minute:.0f} a minute; when more,"
+        f" that were, over 10 minutes and all DP ranks. The guide tolerates about {GUIDE.retractions_per_minute:.0f} a minute; when more,"
         " admit more cautiously.",
     )
 

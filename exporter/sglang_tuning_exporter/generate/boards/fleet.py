@@ -38,7 +38,6 @@ from sglang_tuning_exporter.generate.panels import (
 from sglang_tuning_exporter.generate.queries import (
     EVER,
     ON,
-    ONE_EVENT,
     PLACE,
     advice,
     by_server,
@@ -52,6 +51,7 @@ from sglang_tuning_exporter.generate.queries import (
     retractions,
     verdict,
 )
+from sglang_tuning_exporter.guide.profiles import ONE_MORE
 
 OPEN = (
     f"/d/{SERVER}?var-instance=${{__data.fields.instance}}"
@@ -191,7 +191,7 @@ def _servers() -> Json:
             "unit": "suffix: /min",
             "decimals": 1,
             "custom.cellOptions": {"type": "color-text"},
-            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute + ONE_EVENT + 0.001, WATCH)),
+            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute + ONE_MORE + 0.001, WATCH)),
         },
         "Value #G": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
     }
@@ -209,7 +209,7 @@ def _servers() -> Json:
         metric="sglang_tuning_verdict",
         description="What limits each server and the flag to turn, as the tuning guide would say it; click on a"
         " server for the whole story. Usage is that of the fullest pool, graphs the share of decode batches that"
-        f" replayed one, retractions and tokens those of the last 5 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
+        f" replayed one, tokens those of the last 5 minutes, retractions those of the last 10 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
         " a minute). What a server does not report is unknown.",
         columns=fields,
     )
@@ -300,7 +300,7 @@ def _strain() -> Shelf:
                 "Retractions per minute",
                 retractions(*PLACE),
                 "sglang_tuning_retraction_events_total",
-                f"Times the KV cache was full and running requests went back, over 5 minutes. The guide tolerates about"
+                f"Times the KV cache was full and running requests went back, over 10 minutes. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",
                 unit="short",
             ),

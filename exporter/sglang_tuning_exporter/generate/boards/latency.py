@@ -30,9 +30,8 @@ from sglang_tuning_exporter.generate.queries import (
     threshold,
     words,
 )
-from sglang_tuning_exporter.guide.objectives import FAST, SLOW
+from sglang_tuning_exporter.guide.objectives import FAST, MOST_SHARE, SLOW
 
-MOST = 0.5  # the share of late requests at which a rule notifies, however low the objective is
 LATENCIES = {"time_to_first_token": "first token", "inter_token": "between tokens"}
 
 
@@ -138,7 +137,7 @@ def _burn(latency: str, window: str) -> str:
 
 def _notified(times: float) -> str:
     """How fast the budget burns when the rule notifies: so many times, or when as much is missed as any rule asks for."""
-    return f"clamp_max({MOST} / ((1 - {threshold('latency', 'objective')}) > 0), {times:g})"
+    return f"clamp_max({MOST_SHARE} / ((1 - {threshold('latency', 'objective')}) > 0), {times:g})"
 
 
 def _budget() -> Json:
@@ -320,7 +319,7 @@ def _supposed() -> Shelf:
     ]
     burn = timeseries(
         "Burn rate, supposed",
-        Query(f"clamp_max(vector({MOST}) / (1 - $objective), {FAST})", "would notify fast", bound_line(BAD)),
+        Query(f"clamp_max(vector({MOST_SHARE}) / (1 - $objective), {FAST})", "would notify fast", bound_line(BAD)),
         *missed,
         unit="suffix:x",
         metric="sglang:inter_token_latency_seconds_count",

@@ -185,7 +185,7 @@ def _admission() -> Shelf:
         unit="short",
         metric="sglang_tuning_retraction_events_total",
         no_value=NOT_TOLD,
-        description="Times the KV cache of a rank was full and running requests went back, over 5 minutes. The guide tolerates about"
+        description="Times the KV cache of a rank was full and running requests went back, over 10 minutes. The guide tolerates about"
         f" {GUIDE.retractions_per_minute:.0f} a minute; one rank alone is a matter of routing.",
     )
     others = timeseries(
