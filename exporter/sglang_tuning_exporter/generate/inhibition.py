@@ -18,8 +18,11 @@ def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
     """Whether `row` is not notified while `other` fires for the same server.
 
     Only by its cause, or by what explains everything else of a server (`Diagnosis.hides`); never by its own consequence;
-    and never an alert by one that is less urgent: who is called for critical ones alone would not be called.
+    and never an alert by one that is less urgent: who is called for critical ones alone would not be called. An alert about a
+    job has no server, and hides and is hidden by none.
     """
+    if "job" in {row.about, other.about}:
+        return False
     if row is other or row.id in other.causes or _URGENCY[other.severity] < _URGENCY[row.severity]:
         return False
     if other.id in row.causes:
