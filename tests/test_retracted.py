@@ -120,6 +120,17 @@ def test_the_total_goes_on_after_a_restart_whoever_counted() -> None:
     assert old.totals().counts["retracted_requests"] == new.totals().counts["retracted_requests"] == 37
 
 
+def test_what_is_saved_between_two_looks_is_in_the_total() -> None:
+    old = ServerState(PROFILES["online"], 0.0)
+    old.advance(1.0)
+    old.rank(None, 1.0).totals.counts["log_retracted_requests"] += 8
+    saved = old.saved(1.0)
+    new = ServerState(PROFILES["online"], 0.0)
+    new.restore(saved, 0.0)
+    new.advance(1.0)
+    assert new.totals().counts["retracted_requests"] == 8
+
+
 def test_a_log_alone_is_what_counts_even_while_it_cannot_be_read() -> None:
     state = ServerState(PROFILES["online"], 0.0)
     state.log_is_read = False
@@ -135,6 +146,41 @@ def test_a_state_file_of_before_has_the_logs_total() -> None:
     new.restore(saved, 0.0)
     new.advance(1.0)
     assert new.totals().counts["retracted_requests"] == 9
+
+
+START = b"[2025-11-20 11:38:20] server_args=ServerArgs(model_path='tiny', tp_size=8)\n"
+
+
+def restarted(state: ServerState, at: float) -> None:
+    """The server counts from 0."""
+    state.observe_scrape(Scrape([], progress=1000.0), at)
+    state.observe_scrape(Scrape([], progress=3.0), at + 5.0)
+    state.advance(at + 5.0)
+
+
+def test_a_restart_is_counted_from_the_metrics_while_the_log_is_dead() -> None:
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe_all(LogReader().feed(START), 1.0)
+    restarted(state, 10.0)
+    assert state.starts == 1  # the log will tell
+    state.log_is_read = False
+    restarted(state, 20.0)
+    assert state.starts == 2
+
+
+@pytest.mark.parametrize(("later", "starts"), [(10.0, 2), (100.0, 3)])
+def test_a_log_that_comes_back_tells_no_start_again(later: float, starts: int) -> None:
+    state = ServerState(PROFILES["online"], 0.0)
+    state.observe_all(LogReader().feed(START), 1.0)
+    state.log_is_read = False
+    state.advance(5.0)
+    restarted(state, 10.0)
+    state.log_is_read = True
+    state.advance(15.0 + later)
+    state.observe_all(LogReader().feed(START), 15.0 + later)
+    assert state.starts == starts
+    state.observe_all(LogReader().feed(START), 16.0 + later)
+    assert state.starts == starts + 1
 
 
 def serving(retracted: int) -> bytes:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 EXPLAIN_SECONDS = 0.4
 # After this long a server that printed its arguments and never became ready is not starting any more.
 STARTING_SECONDS = 1800.0
+# A log that comes back tells what it missed within so long, or not at all.
+LATE_SECONDS = 60.0
 # A server whose end is in its log may answer for so long.
 ENDING_SECONDS = 60.0
 
@@ -91,6 +93,8 @@ class ServerState:
         self._progress: float | None = None
         self.log_is_read = True  # its files can be read, and lines come
         self._counts_by_log = True  # as it was at the last `advance`
+        self._unread_at = -inf  # when the log was last found dead
+        self._starts_unread = 0  # starts that the metrics showed meanwhile
         self._log_tells_starts = False
         self._scraped = False
         self.stages = Stages()
@@ -232,7 +236,7 @@ class ServerState:
             return
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
-            self._start(now)
+            self._start(now, known=self._starts_unread > 0)
         self._take_life(event, now)
         self._learn(event)
         if isinstance(event, ServerArgs):
@@ -372,10 +376,14 @@ class ServerState:
             rank._facts = facts  # noqa: SLF001 - the facts of a server and of its ranks are one object
         return facts
 
-    def _start(self, now: float) -> None:
+    def _start(self, now: float, *, known: bool = False) -> None:
+        """Begin with a new server; `known`: it was counted when the metrics showed it, and the log tells late."""
         self.advance(now)
-        self.starts += 1
-        self._mark(now, START)
+        if known:
+            self._starts_unread -= 1
+        else:
+            self.starts += 1
+            self._mark(now, START)
         self.died = ""
         self.facts = self._fresh_facts()
         if None in self.ranks and self.ranks[None].served and not self.has_dp_ranks:
@@ -408,6 +416,9 @@ class ServerState:
         if restarted:
             if not self._log_tells_starts:
                 self._start(now)
+            elif not self.log_is_read:
+                self._start(now)
+                self._starts_unread += 1
             for rank in self.ranks.values():
                 rank.counters_began_again()
             self._native = dict.fromkeys(self._native)
@@ -540,6 +551,7 @@ class ServerState:
 
     def counted(self) -> tuple[object, ...]:
         """Give everything that `saved` keeps and that can change without a line: two equal ones need not be saved twice."""
+        self._count_retracted()
         ranks = tuple((rank.dp, *rank.saved().values()) for rank in self.ranks.values())
         rejected = self.server_totals.counts["rejected_requests"]
         failures, lives = tuple(self.out_of_memory.items()), tuple(self.liveness.items())
@@ -547,6 +559,7 @@ class ServerState:
 
     def saved(self, now: float) -> dict[str, Any]:
         """Give what a later process must know so that the rest of the log is counted once: plain JSON, read by `restore`."""
+        self._count_retracted()
         return {
             "ranks": [{"dp": rank.dp, "counts": rank.saved()} for rank in self.ranks.values()],
             "out_of_memory": dict(self.out_of_memory),
@@ -611,11 +624,19 @@ class ServerState:
             self._add_served()  # of those that were there before a new one came
         for rank in self.ranks.values():
             rank.advance(now)
-            rank.count_retracted(by_log=self._counts_by_log)
+        self._count_retracted()
         self._counts_by_log = self.log_is_read
+        if not self.log_is_read:
+            self._unread_at = now
+        elif now - self._unread_at > LATE_SECONDS:
+            self._starts_unread = 0  # their lines will not come any more
         if len(self._served_by) > 1:
             self._add_served()
         self._server_window.mark(now, self.server_totals)
+
+    def _count_retracted(self) -> None:
+        for rank in self.ranks.values():
+            rank.count_retracted(by_log=self._counts_by_log)
 
     def _add_served(self) -> None:
         """Add what the server served since the last call: with several schedulers that is a short interval ago.
