@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+from alert_matrix.beyond import idle
 from alert_matrix.columns import EVALUATIONS, SCRAPES
 from alert_matrix.machine import Outcome, Part, every_case, healthy_case, parts, play_all
 
@@ -51,11 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {count} of {total} fail")
     if options.failures:
         options.failures.write_text("".join(f"{outcome}\n" for outcome in failing))
+    unneeded = idle(outcome.beyond for outcome in found) if not names and len(options.scrape) == len(SCRAPES) else []
+    for reason in unneeded:
+        print(f"in beyond.BEYOND, and nothing fails for it: {reason}")
     beyond = sum(bool(outcome.beyond) for outcome in found)
     print(
         f"{len(found)} combinations in {time.monotonic() - begin:.0f} s: {len(failing)} fail, {beyond} beyond any rule"
     )
-    return int(bool(failing))
+    return int(bool(failing or unneeded))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from alert_matrix.columns import Run
+from alert_matrix.columns import AT_THE_START, LATER, Run
 from alert_matrix.verdict import Fault, Verdict
 
 
@@ -20,11 +20,35 @@ class Beyond:
 
 BEYOND: tuple[Beyond, ...] = (
     Beyond(
-        "A rule has nothing to look at while Prometheus stores nothing for 12 minutes: the alert ends and comes again.",
+        "Prometheus stores nothing for 12 minutes and so has nothing to look at: the alert ends and comes again.",
         frozenset({"broken"}),
-        lambda run: run.column.misses == "12 min without, later" and run.case.seen_for is None,
+        lambda run: run.column.misses == LATER and run.case.seen_for is None,
+    ),
+    Beyond(
+        "The exporter starts anew, and counts from 0, before Prometheus comes back and sees the event: it needs a --state-file.",
+        frozenset({"never"}),
+        lambda run: (
+            run.column.misses == AT_THE_START
+            and run.case.seen_for is not None
+            and run.column.disturbance == "exporter restarts"
+        ),
+    ),
+    Beyond(
+        "The target gets other labels while Prometheus is away: its counters are new series, and an event of the last half hour is told again.",
+        frozenset({"broken"}),
+        lambda run: (
+            run.column.misses == LATER
+            and run.case.seen_for is not None
+            and run.column.disturbance == "target relabelled"
+        ),
     ),
 )
+
+
+def idle(failed: Iterable[str]) -> list[str]:
+    """Give the reasons that no combination of a whole matrix needed: `failed` are those that its outcomes have."""
+    needed = set(failed)
+    return [each.reason for each in BEYOND if each.reason not in needed]
 
 
 def reason(verdict: Verdict) -> str:

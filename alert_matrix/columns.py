@@ -15,14 +15,15 @@ Level: TypeAlias = Literal["present", "below", "absent"]
 Scrape: TypeAlias = Literal["read", "failed", "none"]  # none: Prometheus itself was away
 SCRAPES = (5, 15, 30, 60, 120)
 EVALUATIONS = (15, 60)
+AT_THE_START, LATER = "12 min without, at the start", "12 min without, later"
 MISSES: dict[str, float] = {
     "no miss": 0.0,
     "1 in 20 fails": 1 / 20,
     "1 in 5 fails": 1 / 5,
     "1 in 2 fails": 1 / 2,
     "30 s without": 0.0,
-    "12 min without, at the start": 0.0,
-    "12 min without, later": 0.0,
+    AT_THE_START: 0.0,
+    LATER: 0.0,
 }
 DISTURBANCES = ("nothing else", "exporter restarts", "server restarts", "target relabelled", "DP ranks come and go")
 GAP, LONG_GAP, RESTART, LOADING = 30.0, 12 * MINUTE, 30.0, 90.0
@@ -76,12 +77,12 @@ class Run:
     @property
     def has_long_gap(self) -> bool:
         """Whether Prometheus is away for longer than it looks back."""
-        return self.column.misses.startswith("12 min")
+        return self.column.misses in {AT_THE_START, LATER}
 
     @cached_property
     def pending(self) -> float:
         """A moment while the alert is pending, or soon after an event."""
-        return self.begin + (self.case.time / 2 if self.case.time else 2 * MINUTE)
+        return self.begin + (0.4 * self.case.time if self.case.time else 2 * MINUTE)
 
     @cached_property
     def late(self) -> float:
@@ -125,9 +126,9 @@ class Run:
     @cached_property
     def away(self) -> tuple[float, float] | None:
         """From when to when Prometheus itself was away."""
-        if self.column.misses == "12 min without, at the start":
+        if self.column.misses == AT_THE_START:
             return self.begin - 2 * MINUTE, self.begin - 2 * MINUTE + LONG_GAP
-        if self.column.misses == "12 min without, later":
+        if self.column.misses == LATER:
             return self.late, self.late + LONG_GAP
         return None
 

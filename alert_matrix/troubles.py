@@ -333,7 +333,7 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
         Case(
             row,
             "",
-            Trouble(again={key("up"): (0.0, 4 * MINUTE, 15 * MINUTE)}),
+            Trouble(again={key("up"): (0.0, 6 * MINUTE, 15 * MINUTE)}),
             Trouble(again={key("up"): (0.0, 1 * MINUTE, 15 * MINUTE)}),
             # Of two hours with one good one before it, a tenth and three pieces.
             window=45 * MINUTE,
