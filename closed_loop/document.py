@@ -158,7 +158,7 @@ def _step(number: int, path: Sequence[Any], start: convergence.Start) -> list[st
 
 def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) -> list[str]:
     if not grid or not final:
-        return []
+        return ["Its grid has not been run."]
     measure = "tokens_per_cpu_second"
     ranked = sorted(grid, key=lambda point: -(spread(point["runs"], measure) or (0.0,))[0])
     # A point that was run once may have been lucky.
@@ -170,12 +170,14 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
     if top is None or reached is None or begun is None:
         return []
     followed = any(not change["what"].startswith("--") for path in paths for step in path for change in step["changes"])
+    others = [run["others"] for run in (*final, *(run for point in grid for run in point["runs"]))]
     share, restarts = reached[0] / top[0], max(map(_restarts, paths))
     lines = [
         (
             f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
             f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
             f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
+             f" Other programs took {100 * min(others):.0f} to {100 * max(others):.0f} % of the machine meanwhile."
             + (f" {start.reason}" if share < CLOSE and start.reason else "")
             + (
                 " The grid's clients send what they sent at the start; those of the advice did as they were told."
@@ -203,18 +205,20 @@ def _quiet(data: dict[str, Any]) -> str:
         return ""
     hours = sum(each["seconds"] * each["time_scale"] for each in told) / 3600
     sent = sum(each["requests"] for each in told)
-    alerts = sum(len(each["alerts"]) > 0 for each in told)
+    came = {(each["load"], name) for each in told for _, name, state, _ in each["alerts"] if state}
+    explained = "".join(f"\n\n{why}" for key, why in quiet.EXPLAINED.items() if key in came)
+    false = sorted({load for load, name in came if (load, name) not in quiet.EXPLAINED})
     rows, shares = "\n".join(quiet.table(told)), [each["others"] for each in told]
     return f"""## Whether it keeps quiet
 
 Healthy loads, one after the other, on one server whose KV cache holds 32,768 tokens: {hours:.1f} hours by the rules' clocks, {sent:,}
-requests. Each alert would be a false one. {"None was pending or firing." if not alerts else f"Under {alerts} of {len(told)} loads there was one."}
+requests. {f"False alerts came under {', '.join(false)}." if false else "No false alert was pending or firing."}
 Where clocks run faster, neither the loads nor thresholds in seconds are changed: a stall of a second counts as many to the
 rules, so that false alarms are likelier than at true clocks, but for rules about a rate per minute, which look at a fraction
 of a minute. Prometheus asks every {quiet.SCRAPE_SECONDS:g} s by the rules' clocks, and no answer may take longer. The server runs with
 `--sleep-on-idle`, because the machine is shared. Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most {100 * max(shares):.0f} %).
 
-{rows}"""
+{rows}{explained}"""
 
 
 def _liveness(data: dict[str, Any]) -> str:

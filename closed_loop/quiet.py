@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from closed_loop import advice, chain, engine, load
+from closed_loop.captures import HEALTH_SECONDS
 from closed_loop.situations import SITUATIONS
 from sglang_tuning_exporter.stack import Stack
 
@@ -40,6 +42,13 @@ HEALTHY: dict[str, Situation] = {
     for situation in SITUATIONS
     if situation.name.startswith("healthy-")
 }
+# Alerts that came and are true, with the reason.
+EXPLAINED: dict[tuple[str, str], str] = {
+    ("batch", "SGLangClientTooSlow"): (
+        "Under the batch SGLangClientTooSlow (info) is true: for throughput, 16 requests at once leave the queue empty and most of the KV"
+        " cache unused, and the profile `offline` is there to say so. Where 16 is what there is to do, the profile is `online`."
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -57,6 +66,7 @@ class Course:
     requests: int = 0
     answered: int = 0
     stopped: int = 0
+    probes: int = 0  # health probes that were answered, each with a token
     others: float = 0.0
     verdicts: list[tuple[float, str]] = field(default_factory=list)
     alerts: list[tuple[float, str, str, list[str]]] = field(default_factory=list)
@@ -164,9 +174,12 @@ def _one(plan: Plan, seconds: float, watched: _Watched, say: Callable[[str], Non
     machine = chain.machine(watched.server)
     watching = threading.Thread(target=_watch, args=(watched.stack, course, begun, done, say), daemon=True)
     watching.start()
+    probing = threading.Thread(target=_probe, args=(watched.server.url, course, done), daemon=True)
+    probing.start()
     _send(HEALTHY[plan.name], seconds, watched.server.url, course)
     done.set()
     watching.join(2 * POLL_SECONDS)
+    probing.join(2 * HEALTH_SECONDS)
     course.seconds = round(time.time() - begun, 1)
     course.others = round(chain.others(machine, chain.machine(watched.server)), 3)
     course.messages = [
@@ -175,6 +188,17 @@ def _one(plan: Plan, seconds: float, watched: _Watched, say: Callable[[str], Non
         if at >= begun
     ]
     return course
+
+
+def _probe(url: str, course: Course, done: threading.Event) -> None:
+    """Ask for its health as an orchestrator does, under each load."""
+    with requests.Session() as session:
+        session.trust_env = False
+        while not done.wait(HEALTH_SECONDS):
+            with suppress(requests.RequestException):
+                course.probes += (
+                    session.get(f"{url}/health_generate", timeout=HEALTH_SECONDS).status_code == HTTPStatus.OK
+                )
 
 
 def _send(situation: Situation, seconds: float, url: str, course: Course) -> None:
@@ -240,8 +264,8 @@ def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write results as a Markdown table."""
     shown = [
-        "| load | profile | clocks | minutes of the rules | requests | answered | stopped by clients | verdicts | pending | firing |",
-        "|---|---|---|---:|---:|---:|---:|---|---|---|",
+        "| load | profile | clocks | minutes of the rules | requests | answered | stopped by clients | health probes | verdicts | pending | firing |",
+        "|---|---|---|---:|---:|---:|---:|---:|---|---|---|",
     ]
     for each in told:
         scale = each["time_scale"]
@@ -250,7 +274,7 @@ def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
         clocks = "true" if scale == 1 else f"{scale:g} times as fast"
         shown.append(
             f"| {HEALTHY[each['load']].what} | `{each['profile']}` | {clocks} | {each['seconds'] * scale / 60:.0f} |"
-            f" {each['requests']:,} | {each['answered']:,} | {each['stopped']:,} | {verdicts} | {pending} | {firing} |"
+            f" {each['requests']:,} | {each['answered']:,} | {each['stopped']:,} | {each.get('probes', 0):,} | {verdicts} | {pending} | {firing} |"
         )
     return shown
 

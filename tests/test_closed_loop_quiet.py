@@ -11,7 +11,14 @@ from closed_loop.quiet import HEALTHY, Course, plans, table, written
 
 
 def course(load: str = "chat", **more: object) -> Course:
-    told: dict[str, object] = {"seconds": 90.0, "requests": 1200, "answered": 1000, "stopped": 200, **more}
+    told: dict[str, object] = {
+        "seconds": 90.0,
+        "requests": 1200,
+        "answered": 1000,
+        "stopped": 200,
+        "probes": 18,
+        **more,
+    }
     return Course(load, HEALTHY[load].profile, 10.0, **told)  # type: ignore[arg-type]  # fields by name
 
 
@@ -59,7 +66,7 @@ def test_the_table_names_alerts_by_their_states_and_the_time_by_the_rules_clocks
     [row] = table([course(verdicts=[(2.0, "idle"), (30.0, "healthy")], alerts=alerts).as_json()])[2:]
     cells = [cell.strip() for cell in row.split("|")[2:-1]]
     assert cells == [
-        "`online`", "10 times as fast", "15", "1,200", "1,000", "200", "`idle`, `healthy`", "SGLangQueueTooLong", "none",
+        "`online`", "10 times as fast", "15", "1,200", "1,000", "200", "18", "`idle`, `healthy`", "SGLangQueueTooLong", "none",
     ]  # fmt: skip
 
 
@@ -67,4 +74,11 @@ def test_the_page_says_how_long_nothing_was_wrong_and_that_nobody_was_called(tmp
     written(course(), tmp_path)
     page = render(collect(tmp_path))
     assert "0.2 hours by the rules' clocks, 1,200\nrequests" in page
-    assert "None was pending or firing." in page
+    assert "No false alert was pending or firing." in page
+
+
+def test_the_page_tells_a_false_alert_from_one_that_is_explained(tmp_path: Path) -> None:
+    written(course("batch", alerts=[(13.0, "SGLangClientTooSlow", "firing", [])]), tmp_path)
+    assert "No false alert was pending or firing." in render(collect(tmp_path))
+    written(course("rag", alerts=[(13.0, "SGLangQueueTooLong", "pending", [])]), tmp_path)
+    assert "False alerts came under rag." in render(collect(tmp_path))
