@@ -176,8 +176,8 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
         (
             f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
             f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
-            f" ({len(grid)} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
-             f" Other programs took {100 * min(others):.0f} to {100 * max(others):.0f} % of the machine meanwhile."
+            f" ({len(grid)}{f' of {len(start.points)}' if len(grid) < len(start.points) else ''} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
+            f" Other programs took {100 * min(others):.0f} to {100 * max(others):.0f} % of the machine meanwhile."
             + (f" {start.reason}" if share < CLOSE and start.reason else "")
             + (
                 " The grid's clients send what they sent at the start; those of the advice did as they were told."
