@@ -55,7 +55,9 @@ def judge(run: Run, alert: str, fired: Fired | None) -> Verdict:
 
 def _may(run: Run, alert: str) -> bool:
     """Whether the alert may fire though nothing is wrong with the server: scrapes that fail are the exporter's trouble."""
-    is_away = run.has_long_gap or MISSES[run.column.misses] > FLAPPING
+    share = MISSES[run.column.misses]
+    # Away for half of its time and failing one time in five besides is more than half of its time.
+    is_away = run.has_long_gap or share > FLAPPING or (run.level == "below" and share >= FLAPPING / 2)
     return ROWS[alert].id in OF_THE_EXPORTER and is_away
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,17 +15,23 @@ from tempfile import mkdtemp
 
 import pytest
 
-from alert_matrix import rules, server, story
+from alert_matrix import document, rules, server, story
 from alert_matrix.columns import Column, Level, Run
-from alert_matrix.machine import Outcome, every_case, together
+from alert_matrix.machine import LONG, Outcome, every_case, together
 from alert_matrix.troubles import Case, UndescribedError, cases
 from scenes import SCENES, lived
 from sglang_tuning_exporter.guide.diagnosis import Source
 from sglang_tuning_exporter.guide.table import ALERTS
 from sglang_tuning_exporter.metrics import registry
 
-RULES = (Path(__file__).parents[1] / "alerts" / "rules" / "sglang-tuning.rules.yml").read_text()
+ROOT = Path(__file__).parents[1]
+RULES = (ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml").read_text()
 PLAIN = Column(15, 60, "no miss", "nothing else")
+COLUMNS = (
+    PLAIN,
+    Column(15, 60, "1 in 5 fails", "DP ranks come and go"),
+    Column(60, 60, "1 in 20 fails", "nothing else"),
+)
 
 
 @cache
@@ -40,15 +47,17 @@ def exposed() -> frozenset[tuple[str, frozenset[str]]]:
 def small() -> list[Run]:
     levels: tuple[Level, ...] = ("present", "below")
     return [
-        Run(case, level, PLAIN)
-        for case, level in product(every_case(), levels)
-        if level == "present" or case.below is not None
+        Run(case, level, column)
+        for case, level, column in product(every_case(), levels, COLUMNS)
+        # Hours of a server that comes and goes are for the whole matrix.
+        if (level == "present" or case.below is not None) and (column == PLAIN or case.history < LONG / 2)
     ]
 
 
 @cache
 def played() -> tuple[Outcome, ...]:
-    return tuple(together(small(), RULES))
+    by_interval = {column.scrape: [run for run in small() if run.column.scrape == column.scrape] for column in COLUMNS}
+    return tuple(outcome for runs in by_interval.values() for outcome in together(runs, RULES))
 
 
 @pytest.mark.parametrize("alert", [row.alert for row in ALERTS if cases(row)])
@@ -158,3 +167,16 @@ def test_an_exporter_that_restarts_counts_from_0_again() -> None:
         float(value) for value in values(run, "sglang_tuning_started_requests_total") if value not in {"stale", "_"}
     ]
     assert sum(later < sooner for sooner, later in pairwise(told)) == 2
+
+
+def test_the_page_says_what_was_kept_and_which_alerts_hide_which() -> None:
+    assert (ROOT / document.PAGE).read_text() == document.page(json.loads((ROOT / document.SUMS).read_text()))
+
+
+def test_the_sums_count_failures_by_alert_and_apart_from_what_is_beyond_any_rule() -> None:
+    column = {"scrape": 15, "evaluation": 60, "misses": "no miss", "disturbance": "nothing else"}
+    told = {"alert": "SGLangServerDown", "level": "present", "column": column, "fault": "", "beyond": ""}
+    outcomes = [told, {**told, "fault": "late"}, {**told, "fault": "broken", "beyond": "no data"}]
+    found = document.sums(outcomes)
+    assert found["alerts"] == {"SGLangServerDown": [3, 1, 1]}
+    assert found["scrapes"] == {"15 s": [3, 1, 1]}
