@@ -171,12 +171,13 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
         return []
     followed = any(not change["what"].startswith("--") for path in paths for step in path for change in step["changes"])
     others = [run["others"] for run in (*final, *(run for point in grid for run in point["runs"]))]
+    points = f"{len(grid)} of {len(start.points)} points" if len(grid) < len(start.points) else f"{len(grid)} points"
     share, restarts = reached[0] / top[0], max(map(_restarts, paths))
     lines = [
         (
             f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
             f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
-            f" ({len(grid)}{f' of {len(start.points)}' if len(grid) < len(start.points) else ''} points): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
+            f" ({points}): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
             f" Other programs took {100 * min(others):.0f} to {100 * max(others):.0f} % of the machine meanwhile."
             + (f" {start.reason}" if share < CLOSE and start.reason else "")
             + (
