@@ -61,14 +61,14 @@ ABSENT: dict[str, tuple[str, ...]] = {
 
 
 def mixed(signal: Signal, states: Iterable[str] = (), share: float = 0.0) -> Shares:
-    """Split a signal's time: `share` in these states, a tenth of the rest in the second most usual one, all else in the most usual."""
+    """Split a signal's time: `share` in these states, a twentieth of the rest in the second most usual one, all else in the most usual."""
     chosen = tuple(states)
     split = dict.fromkeys(chosen, share / len(chosen)) if chosen else {}
     rest = 1.0 - (share if chosen else 0.0)
     usual = [state for state in (USUAL[signal], SECOND[signal]) if state not in chosen]
     if not usual:
         usual = [next(state for state in STATES[signal] if state not in chosen)]
-    parts = (0.9, 0.1) if len(usual) == 2 and usual[0] != usual[1] else (1.0,)
+    parts = (0.95, 0.05) if len(usual) == 2 and usual[0] != usual[1] else (1.0,)
     for state, part in zip(usual, parts, strict=False):
         split[state] = split.get(state, 0.0) + rest * part
     return split

@@ -41,13 +41,14 @@ def judge(run: Run, alert: str, fired: Fired | None) -> Verdict:
         return Verdict(run, alert, "never", by, "silent")
     allowance = 2 * run.interval + 2 * run.column.evaluation
     until, latest = _until(run), _latest(run)
+    is_free = _may(run, alert)
     holes = fired.holes(run.column.evaluation)
     faults: tuple[tuple[bool, Fault, str], ...] = (
-        (fired.first < run.begin, "false", "silent before the trouble"),
+        (fired.first < run.begin and not is_free, "false", "silent before the trouble"),
         (fired.first > run.deadline, "late", by),
         (fired.last < until - allowance, "ended early", f"firing until {until - run.begin:.0f} s"),
-        (fired.last > latest + allowance, "too long", f"over by {latest - run.begin:.0f} s"),
-        (holes > 0, "broken", f"no break ({holes} evaluations)"),
+        (fired.last > latest + allowance and not is_free, "too long", f"over by {latest - run.begin:.0f} s"),
+        (holes > 0 and not is_free, "broken", f"no break ({holes} evaluations)"),
     )
     found = next((each for each in faults if each[0]), None)
     return Verdict(run, alert, *found[1:], _span(run, fired)) if found else Verdict(run, alert, "")
