@@ -15,6 +15,7 @@ from sglang_tuning_exporter.sglang.exposition import labels, samples
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, holds_secret, is_secret
+from sglang_tuning_exporter.sglang.surroundings import find
 from sglang_tuning_exporter.sglang.wrappers import unwrap
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
@@ -182,6 +183,10 @@ def _is_usual(value: str) -> bool:
     return re.fullmatch(r"[a-z_]{1,12}|[\d.]+", value) is not None
 
 
+def _stamped(time: float) -> bytes:
+    return f"[{dt.datetime.fromtimestamp(time, dt.UTC):%Y-%m-%d %H:%M:%S}] ".encode()
+
+
 class LogScrubber:
     """Takes a log line by line and keeps the lines that the exporter reads. Times stay as printed."""
 
@@ -212,8 +217,14 @@ class LogScrubber:
             return self._server_args(given)
         prefix = parse_plain_prefix(line)
         raw = line if prefix is not None else unwrap(line).text
-        text = raw.decode("utf-8", "replace").rstrip("\r\n")
         prefix = prefix or parse_plain_prefix(raw)
+        if prefix is None and (found := find(raw)) is not None:
+            # What surrounds a line may name hosts and people.
+            raw, prefix = found.text, parse_plain_prefix(found.text)
+            if prefix is None and found.time is not None:
+                raw = _stamped(found.time) + raw
+                prefix = parse_plain_prefix(raw)
+        text = raw.decode("utf-8", "replace").rstrip("\r\n")
         head, message = (text[: prefix.end], text[prefix.end :]) if prefix is not None else ("", text)
         if kind not in _KEPT and not drifted and not self._keep_request_text:
             return None

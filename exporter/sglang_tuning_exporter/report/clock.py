@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.surroundings import begins, find
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def printed_time(line: bytes) -> tuple[float | None, float | None]:
     if prefix is None:
         text = unwrap(text).text
         prefix = parse_plain_prefix(text) or parse_own_prefix(text)
+        if prefix is None or not (prefix.plain or begins(text[prefix.end :])):
+            found = find(text)
+            if found is not None and (prefix := parse_plain_prefix(found.text)) is None:
+                return found.time, None
     return (None, None) if prefix is None else (prefix.time, prefix.clock)
 
 
@@ -47,7 +52,7 @@ def first_time(block: bytes) -> float | None:
     for time, clock in _times(block):
         return time if time is not None else clock
     for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
-        if line[:1] in b"{0123456789" and (outer := unwrap(line).time) is not None:
+        if (outer := unwrap(line).time) is not None:
             return outer
     return None
 

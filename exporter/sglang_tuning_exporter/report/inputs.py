@@ -244,6 +244,12 @@ class Logs:
         served = sum(reader.counts[kind] for reader in self.readers for kind in _SERVED_KINDS)
         # Any web server's log has access lines; only SGLang's puts its own prefix before them.
         if not found and not (served and self.first is not None):
+            unread = next((reader.unread for reader in self.readers if reader.unread is not None), None)
+            if unread is not None:
+                raise UsageError(
+                    f"{self._names(self._told)}: holds words of SGLang's, in lines whose form cannot be read; the first: "
+                    f"{shown(unread.decode('utf-8', 'replace'))}{because(self._told)}"
+                )
             raise UsageError(
                 f"{self._names(self._told)}: no line of SGLang's in it; give a server's log{because(self._told)}"
             )

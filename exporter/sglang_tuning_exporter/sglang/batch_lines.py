@@ -26,6 +26,16 @@ Fields = dict[bytes, bytes]
 _BATCH_HEAD = re.compile(
     rb"(?:Decode|Prefill) batch(?: ?\[[^\]]{0,24}\])?(?:\((?:mixed )?#running-req: ?(\d+)\))?[ ]?[.,:]?[ ]?(?=[#\w])"
 )
+# 0.1: `new fill batch. #seq: 7. #cached_token: 1541. #new_token: 4. #remaining_req: 0. #running_req: 0. …`
+_FILL_HEAD = re.compile(rb"new fill batch\. (?=#)")
+_FILL_NAMES = {
+    b"#seq": b"#new-seq",
+    b"#new_seq": b"#new-seq",
+    b"#new_token": b"#new-token",
+    b"#cached_token": b"#cached-token",
+    b"#remaining_req": b"#queue-req",
+    b"#running_req": b"#running-req",
+}
 _RETRACTION_HEAD = re.compile(
     rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40}|(Testing retraction))[ ]?[.,:]?[ ]?(?=#)"
 )
@@ -91,6 +101,8 @@ _KNOWN_UNUSED = frozenset(
         b"cpu token usage",
         b"pre-allocated usage",
         b"cache hit rate",
+        b"windowed_cache_hit_rate",
+        b"hit_tokens",
         b"tree_cache_hit_rate",
     }
     | {
@@ -157,6 +169,11 @@ def _fields(text: bytes, start: int) -> Fields:
     return found
 
 
+def _fill_fields(text: bytes, start: int) -> Fields:
+    found = (part.partition(b": ") for part in text[start:].rstrip(b". ").split(b". ", _FIELDS_READ))
+    return {_FILL_NAMES.get(key, key): value for key, _, value in found}
+
+
 def _figure(fields: Fields, *keys: bytes) -> float | None:
     for key in keys:
         value = fields.get(key)
@@ -194,6 +211,8 @@ def _unknown_keys(fields: Fields) -> tuple[str, ...]:
 def has_unreadable_value(text: bytes) -> bool:
     """Say whether a known field of a batch line has no value: the line was cut, or processes wrote into each other."""
     fields, _ = _body(normalise(text))
+    if _FILL_HEAD.match(text):
+        fields = _fill_fields(text, 0)
     return _OTHER_LINE.search(text) is not None or any(
         key in _KNOWN and value not in _MISSING and not _NUMBER.match(value) for key, value in fields.items()
     )
@@ -242,6 +261,8 @@ def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
     """Read a prefill line; with mixed chunks 0.3.0 puts the running requests into its head. Raises `BatchLineError`."""
     text = normalise(text)
     fields, head = _body(text)
+    if (fill := _FILL_HEAD.match(text)) is not None:
+        fields = _fill_fields(text, fill.end())
     sequences = _count(fields, b"#new-seq")
     tokens = _count(fields, b"#new-token")
     if sequences is None and tokens is None:

@@ -26,6 +26,7 @@ from sglang_tuning_exporter.sglang.failure_lines import TRACEBACK, FailureLines
 from sglang_tuning_exporter.sglang.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
+from sglang_tuning_exporter.sglang.surroundings import Line, Surroundings, begins
 from sglang_tuning_exporter.sglang.suspicion import Suspicion
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal, unwrap
 
@@ -50,6 +51,7 @@ _HEADS: dict[bytes, tuple[_Part, bytes]] = {
     b"Decode": ("decode", b"Decode batch"),
     b"#runni": ("decode", b"#running-req: "),
     b"Prefil": ("prefill", b"Prefill batch"),
+    b"new fi": ("prefill", b"new fill batch. "),
     b"decode": ("retraction", b"decode out of memory happened"),
     b"KV cac": ("retraction", b"KV cache pool is full"),
     b"Testin": ("retraction", b"Testing retraction"),
@@ -81,6 +83,7 @@ class LogReader:
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
+        self._surroundings = Surroundings()
         self._prefixes = usual.Prefixes()
         self._usual = usual.UsualLines(self._prefixes)
         self.suspicious = self._suspicion.counts
@@ -104,6 +107,11 @@ class LogReader:
         events: list[Event | usual.BatchRun] = []
         self._scan(block, events, singly=False)
         return events
+
+    @property
+    def unread(self) -> bytes | None:
+        """The first line with words of SGLang's whose surroundings could not be learned, cut."""
+        return self._surroundings.unread
 
     def _scan(self, block: bytes, events: list[_Any], *, singly: bool) -> None:
         """Read the usual lines a second at a time, and all others one by one."""
@@ -177,10 +185,13 @@ class LogReader:
                 self._partial[stream] = (bytearray(text), time)
                 return "other"
         kind = self._read_text(text, time, events)
-        for line_of_message in unwrapped.more:
-            # Only a traceback's lines: any other text behind a line's end may be somebody else's.
-            self._read_bare(line_of_message, time, events)
+        self._read_more(unwrapped.more, time, events)
         return kind
+
+    def _read_more(self, lines: tuple[bytes, ...], time: float | None, events: list[_Any]) -> None:
+        """Read the further lines of one message: only a traceback's, any other text may be somebody else's."""
+        for line in lines:
+            self._read_bare(line, time, events)
 
     def _read_text(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str:
         prefix = parse_plain_prefix(text)
@@ -190,16 +201,47 @@ class LogReader:
         if prefix is None and _ACCESS.match(text):
             self._read_access(text, outer_time, NO_RANK, events)
             return "access"
+        if prefix is None and (line := self._surroundings.take_off(text)) is not None:
+            return self._read_surrounded(line, outer_time, events)
         if prefix is None:
             prefix = parse_own_prefix(text)
         if prefix is None and (start := glued_line(text)):
             text = text[start:]
             prefix = parse_plain_prefix(text)
+        if prefix is None or not (prefix.plain or begins(text[prefix.end :])):
+            taught = self._surroundings.learn(text, (text, outer_time), settled=self._timed)
+            if taught is not None:
+                return self._read_held(taught.held, events)
         if prefix is not None:
             return self._read_prefixed(text, prefix, outer_time, events)
         return self._read_bare(text, outer_time, events) or self._read_message(
             text, outer_time, NO_RANK, events, timed=False
         )
+
+    def _read_held(self, held: list[tuple[bytes, float | None]], events: list[_Any]) -> str:
+        """Read the lines that waited for their form to be known: the last one's kind is this line's."""
+        kind = "other"
+        for number, (text, time) in enumerate(held, 1):
+            kind = self._read_text(text, time, events)
+            if number < len(held):
+                self.counts["other"] -= 1
+                self.counts[kind] += 1
+        return kind
+
+    def _read_surrounded(self, line: Line, outer_time: float | None, events: list[_Any]) -> str:
+        """Read a line without what surrounds it."""
+        text, time = strip_terminal(line.text), line.time if line.time is not None else outer_time
+        prefix = parse_plain_prefix(text)
+        if prefix is None and _ACCESS.match(text):
+            self._read_access(text, time, NO_RANK, events)
+            return "access"
+        kind = self._read_bare(text, time, events) if prefix is None else None
+        if kind is None:
+            if prefix is None and ((prefix := parse_own_prefix(text)) is None or not begins(text[prefix.end :])):
+                prefix = Prefix(line.time, None, line.rank, 0, plain=False)
+            kind = self._read_prefixed(text, prefix, time, events)
+        self._read_more(line.more, time, events)
+        return kind
 
     def _read_bare(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str | None:
         """Read a line without a prefix as one of a traceback; `None` where it belongs to none."""

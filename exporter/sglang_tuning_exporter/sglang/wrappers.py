@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from sglang_tuning_exporter.sglang.prefix import clock_seconds, day_seconds, zone_seconds
+from sglang_tuning_exporter.sglang.stamps import stamp_seconds
 
 LONGEST_LINE = 262_144  # bytes read of one line; the longest line that matters, `server_args=`, is about 20 kB
 _LAYERS = 4  # for example container runtime, compose, Ray
@@ -20,7 +21,7 @@ _CRI = re.compile(_ISO + rb" (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
 _STAMPED = re.compile(_ISO + rb" ")  # docker logs --timestamps, kubectl logs --timestamps
 _ISO_TIME = re.compile(_ISO)
 _JOURNALD = re.compile(
-    rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? [^\s:]{1,255} [^\s:\[\]]{1,100}(?:\[\d+\])?: ?"
+    rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? [^\s:\[]{1,255} [^\s:\[\]]{1,100}(?:\[\d+\])?: ?"
 )
 _JOURNALD_ISO = re.compile(_ISO + rb" [^\s:]{1,255} [^\s:\[\]]{1,100}\[\d+\]: ?")
 _COMPOSE = re.compile(rb"[A-Za-z0-9][\w.-]{0,100} *\| ?")
@@ -28,6 +29,7 @@ _KUBECTL = re.compile(rb"\[pod/[^\]\s]{1,300}\] ")
 _RAY = re.compile(rb"\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?")
 _RAY_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")
 _DOCKER = (b'{"log"', b'{ "log"', b'{"stream"', b'{"time":')
+_DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, a little before where a character would be cut
 _JSON = re.compile(rb"\{ ?\"")
 _MESSAGES = ("message", "msg")
 _TIMES = ("timestamp", "time", "asctime", "ts", "@timestamp", "datetime")
@@ -65,22 +67,22 @@ def _iso_seconds(match: re.Match[bytes], group: int = 1) -> float | None:
 
 
 def _unwrap_docker(line: bytes) -> Unwrapped | None:
-    """Read a line of Docker's json-file; an entry whose text has no end of line is continued by the next (16 kB)."""
+    """Read a line of Docker's json-file or of a shipper's that took off the end of line; Docker cuts a line at 16 kB."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("log"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("log"), str) or "time" not in entry:
         return None
     text = entry["log"].encode("utf-8", "replace")
     when = entry.get("time")
     stamp = _ISO_TIME.match(when.encode("utf-8", "replace")) if isinstance(when, str) else None
-    complete = text.endswith(b"\n")
+    cut = not text.endswith(b"\n") and len(text) >= _DOCKER_CUTS
     return Unwrapped(
         strip_terminal(text.split(b"\n", 1)[0]),
         _iso_seconds(stamp) if stamp else None,
         str(entry.get("stream", "")),
-        partial=not complete,
+        partial=cut,
     )
 
 
@@ -144,6 +146,8 @@ def unwrap(line: bytes) -> Unwrapped:
         rest = text[match.end() :]
         if match.re in _TIMED:
             time = _iso_seconds(match) if time is None else time
+        elif match.re is _JOURNALD:
+            time = stamp_seconds(text) if time is None else time
         if match.re is _CRI and stream is None:
             stream, partial = match[7].decode(), match[8] == b"P"
         elif match.re is _RAY:

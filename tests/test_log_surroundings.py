@@ -1,0 +1,252 @@
+"""What surrounds the lines of a stream is learned: whatever it is, the events and times are those of the bare lines."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import io
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.scrub import LogScrubber, Scrubber
+from sglang_tuning_exporter.sglang import surroundings
+from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.stamps import stamp_seconds
+from wrappings import AROUND, INSTEAD
+
+RECORDING = Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz"
+DIALECTS = sorted((Path(__file__).parent / "data" / "logs").glob("*.log"))
+STARTED = dt.datetime(2026, 11, 20, 19, 50, 0)  # noqa: DTZ001 - as a server prints it, without a zone
+PRINTED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+RETRACTION = "KV cache pool is full. Retract requests. #retracted_reqs: 99, #new_token_ratio: 0.1000 -> 0.9000"
+DECODE = "Decode batch, #running-req: 7, #token: 900, token usage: 0.90, gen throughput (token/s): 87.00, #queue-req: 7"
+
+
+def numbered(lines: list[str]) -> list[tuple[str, int, dt.datetime]]:
+    """Give each line its number and the time last printed."""
+    found, when = [], STARTED
+    for number, line in enumerate(lines, 1):
+        if match := PRINTED.match(line):
+            when = dt.datetime.fromisoformat(match[1])
+        found.append((line, number, when))
+    return found
+
+
+@cache
+def recorded() -> list[tuple[str, int, dt.datetime]]:
+    return numbered(gzip.decompress(RECORDING.read_bytes()).decode().splitlines())
+
+
+def wrapped(name: str, lines: list[tuple[str, int, dt.datetime]]) -> bytes:
+    wrap = (AROUND | INSTEAD)[name]
+    return ("\n".join(wrap(*line) for line in lines) + "\n").encode()
+
+
+def read(text: bytes) -> list[Event]:
+    return LogReader().feed(text)
+
+
+@cache
+def expected() -> list[Event]:
+    return read(wrapped("nothing", recorded()))
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_whatever_stands_around_the_lines_the_events_and_times_are_those_of_the_bare_log(name: str) -> None:
+    assert len(expected()) > 700
+    assert read(wrapped(name, recorded())) == expected()
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_whatever_stands_in_the_place_of_sglangs_prefix_the_lines_are_read_and_have_its_time(name: str) -> None:
+    events = read(wrapped(name, recorded()))
+    assert [type(event) for event in events] == [type(event) for event in expected()]
+    assert [int(event.time or 0) for event in events] == [int(event.time or 0) for event in expected()]
+
+
+@pytest.mark.parametrize("name", [*AROUND, *INSTEAD])
+def test_a_form_is_learned_alike_from_a_line_at_a_time_and_from_a_whole_file(name: str) -> None:
+    lines = wrapped(name, recorded()[:400]).splitlines(keepends=True)
+    reader = LogReader()
+    singly = [event for line in lines for event in reader.feed(line)]
+    assert singly == read(b"".join(lines))
+
+
+@pytest.mark.parametrize("name", ["stern", "torchrun", "Loki JSONL", "custom formatter", "CSV", "journald JSON"])
+def test_a_report_tells_of_a_wrapped_log_what_it_tells_of_the_bare_one(name: str) -> None:
+    def told(wrapping: str) -> tuple[Any, ...]:
+        inputs = Logs(["-"], io.BytesIO(wrapped(wrapping, recorded())))
+        events = [(int(time), type(event).__name__) for time, event in inputs.events() if event is not None]
+        return sum(reader.counts["decode"] for reader in inputs.readers), events[0], events[-1]
+
+    assert told(name) == told("nothing")
+
+
+def test_a_prefix_of_ranks_within_a_custom_formatter_is_the_rank() -> None:
+    line = "2026-03-18 11:22:05.874 INFO 120984 [ DP1 TP3 scheduler_metrics_mixin.py:415] " + DECODE
+    [event] = read(line.encode())
+    assert (event.rank.dp, event.rank.tp) == (1, 3)
+
+
+def test_several_forms_in_one_paste_are_all_read() -> None:
+    lines = recorded()[300:]
+    paste = b"".join(
+        wrapped(name, lines[start : start + 100])
+        for name, start in (("nothing", 0), ("stern", 100), ("GCP", 200), ("indented paste", 300))
+    )
+    assert read(paste) == read(wrapped("nothing", lines[:400]))
+
+
+def test_a_traceback_in_a_wrapped_log_is_one_failure() -> None:
+    failure = (
+        "[2026-11-20 19:51:18 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in event_loop_normal\n  File "y.py", line 2, in forward_extend\n'
+        "torch.OutOfMemoryError: CUDA out of memory."
+    )
+    lines = numbered([f"[2026-11-20 19:51:17 TP0] {DECODE}", *failure.splitlines()])
+    for name in ("nothing", "stern", "torchrun", "indented paste", "GCP", "CSV", "slurm srun -l", "syslog 5424"):
+        found = [event for event in read(wrapped(name, lines)) if isinstance(event, OutOfMemory)]
+        assert [(event.phase, event.rank.tp) for event in found] == [("prefill", 0)], name
+
+
+FORGERIES = (
+    "tail of a line cut by rotation: text='previous.\\n[2025-11-20 11:41:40 TP0] " + RETRACTION,
+    "[2026-11-20 19:51:18 TP0] Receive: obj=GenerateReqInput(text='a\\nstern pod [2025-11-20 11:41:40 TP0] "
+    + RETRACTION,
+    '{"message": "[2025-11-20 11:41:40 TP0] ' + RETRACTION + '"}',
+    json.dumps({"timestamp": "2026-11-20T19:51:18", "event": "request.received", "obj": {"text": RETRACTION}}),
+    json.dumps({"ts": 1795204278, "messages": [{"content": "[2025-11-20 11:41:40 TP0] " + RETRACTION}]}),
+    "Tell me what this means: [2025-11-20 11:41:40 TP0] " + RETRACTION,
+    'INFO:     1.2.3.4:5 - "GET /?[2025-11-20 11:41:40 TP0] ' + RETRACTION + ' HTTP/1.1" 200 OK',
+    'prompt="[2025-11-20 11:41:40 TP0] ' + RETRACTION + '"',
+)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("name", ["nothing", "stern", "kubernetes", "GCP", "custom formatter", "indented paste"])
+def test_a_quoted_line_inside_a_message_is_no_event_in_any_form(name: str, forgery: str) -> None:
+    real = [f"[2026-11-20 19:51:{second:02d} TP0] {DECODE}" for second in range(10, 14)]
+    events = read(wrapped(name, numbered([*real, forgery, *real])))
+    assert len(events) == 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([*AROUND]),
+    st.sampled_from(DIALECTS),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(FORGERIES)), max_size=2),
+)
+def test_any_release_in_any_form_with_quoted_lines_between_gives_its_own_events(
+    name: str, dialect: Path, forgeries: list[tuple[int, str]]
+) -> None:
+    lines = [line for line in dialect.read_text(encoding="utf-8").splitlines()[:120] if line.startswith("[")]
+    mixed = list(lines)
+    for place, forgery in forgeries:
+        mixed.insert(min(place + 4, len(mixed)), forgery)
+    kinds = [(type(event), event.time) for event in read(wrapped(name, numbered(mixed)))]
+    assert kinds == [(type(event), event.time) for event in read(wrapped("nothing", numbered(lines)))]
+
+
+def test_lines_in_a_form_that_cannot_be_learned_are_quoted_instead_of_denied() -> None:
+    reader = LogReader()
+    line = b"x\\y{{{ " + DECODE.encode() + b"\n"
+    assert reader.feed(line) == []
+    assert reader.unread == line.rstrip()
+
+
+def test_a_report_quotes_the_first_line_of_a_form_that_cannot_be_learned() -> None:
+    text = f"x\\y{{{{{{ {DECODE}\n".encode() * 3
+    with pytest.raises(UsageError) as raised:
+        list(Logs(["-"], io.BytesIO(text)).events())
+    assert DECODE in str(raised.value)
+    assert "no line of SGLang's" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["stern", "GCP", "syslog 5424", "custom formatter", "custom formatter with a host"])
+def test_a_recording_keeps_nothing_of_what_surrounds_a_line(name: str) -> None:
+    scrubber = LogScrubber(Scrubber())
+    lines = [f"[2026-11-20 19:51:{second:02d}] {DECODE}" for second in range(10, 20)]
+    if name.endswith("host"):
+        texts = [f"2026-11-20 19:51:{second:02d} gpu-01 scheduler: {DECODE}".encode() for second in range(10, 20)]
+    else:
+        texts = wrapped(name, numbered(lines)).splitlines()
+    kept = [kept for text in texts if (kept := scrubber.line(text)) is not None]
+    assert kept == [line.encode() + b"\n" for line in lines]
+
+
+def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
+    reader = LogReader()
+    reader.feed(f"[2026-11-20 19:51:18 TP0] {DECODE}\n".encode())
+    for number in range(3000):
+        marks = "".join("!?;^"[number // 4**place % 4] for place in range(6))
+        reader.feed(f"a{marks} [2025-11-20 11:41:40 TP0] {RETRACTION}\n".encode())
+    learned = reader._surroundings
+    assert len(learned._forms) <= surroundings._FORMS_KEPT
+    assert len(learned._seen) <= surroundings._HELD
+    assert sum(len(held) for held in learned._held.values()) <= surroundings._HELD * surroundings._CONFIRMED
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (b"2026-11-20T19:51:18Z", 1795204278.0),
+        (b"2026-11-20 19:51:18,250", 1795204278.25),
+        (b"2026/11/20 19:51:18.5", 1795204278.5),
+        (b"2026-11-20T19:51:18+08:00", 1795204278.0 - 8 * 3600),
+        (b"1795204278", 1795204278.0),
+        (b"1795204278.5", 1795204278.5),
+        (b"1795204278500", 1795204278.5),
+        (b"1795204278500000", 1795204278.5),
+        (b"1795204278500000000", 1795204278.5),
+        (b"Nov 20 2026 19:51:18", 1795204278.0),
+        (b"2026-13-40 19:51:18", None),
+        (b"17952042", None),
+        (b"yesterday", None),
+    ],
+)
+def test_a_time_is_read_however_it_is_printed(text: bytes, seconds: float | None) -> None:
+    assert stamp_seconds(text) == seconds
+
+
+def test_a_time_without_a_year_is_the_last_such_day() -> None:
+    now = dt.datetime.now(dt.UTC)
+    found = stamp_seconds(f"{now:%b} {now.day:2d} 00:00:00".encode())
+    assert found == now.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    later = now + dt.timedelta(days=40)
+    found = stamp_seconds(f"{later:%b} {later.day:2d} 00:00:00".encode())
+    assert found is None or found < now.timestamp()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "new fill batch. #seq: 7. #cached_token: 1541. #new_token: 4. #remaining_req: 3. #running_req: 2",
+        (
+            "GPU: 0 new fill batch. #seq: 7. #cached_token: 1541. #new_token: 4. #remaining_req: 3. #running_req: 2. "
+            "tree_cache_hit_rate: 12.50%."
+        ),
+    ],
+)
+def test_the_fill_batch_line_of_the_first_releases_is_a_prefill_line(line: str) -> None:
+    reader = LogReader()
+    [event] = reader.feed(line.encode())
+    assert isinstance(event, PrefillBatch)
+    assert (event.new_sequences, event.new_tokens, event.cached_tokens, event.queued, event.running) == (
+        7,
+        4,
+        1541,
+        3,
+        2,
+    )
+    assert reader.counts["prefill"] == 1
+    assert not any(reader.unrecognised.values())

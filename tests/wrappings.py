@@ -1,0 +1,154 @@
+"""Forms in which a server's log reaches people: each a function from the bare line, its number and its time."""
+
+# ruff: noqa: ARG001, ARG005 - every form is given what any of them needs
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _json(**fields: object) -> str:
+    return json.dumps(fields)
+
+
+def _compact(**fields: object) -> str:
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+
+
+def _csv(*fields: str, quoting: int = csv.QUOTE_MINIMAL) -> str:
+    out = io.StringIO()
+    csv.writer(out, quoting=quoting, lineterminator="").writerow(fields)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def _iso(when: dt.datetime, timespec: str = "milliseconds") -> str:
+    return when.isoformat(timespec=timespec) + "Z"
+
+
+def _epoch(when: dt.datetime) -> float:
+    return when.replace(tzinfo=dt.UTC).timestamp()
+
+
+# What keeps SGLang's own line whole.
+AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
+    "nothing": lambda line, n, t: line,
+    "indented paste": lambda line, n, t: "    " + line,
+    "tab-indented paste": lambda line, n, t: "\t" + line,
+    "mail quotation": lambda line, n, t: "> " + line,
+    "grep -n": lambda line, n, t: f"{n}:{line}",
+    "grep of several files": lambda line, n, t: f"logs/server.log:{n}:{line}",
+    "cat -n": lambda line, n, t: f"{n:6d}\t{line}",
+    "less -N": lambda line, n, t: f"{n:7d} {line}",
+    "stern": lambda line, n, t: f"sglang-7d9f8b-x2x9k server {line}",
+    "stern, two pods": lambda line, n, t: f"{('sglang-0', 'sglang-1-b')[n % 2]} server {line}",
+    "stern in colour": lambda line, n, t: f"\x1b[36msglang-0\x1b[0m \x1b[32mserver\x1b[0m {line}",
+    "stern --timestamps": lambda line, n, t: f"sglang-0 server {_iso(t, 'microseconds')} {line}",
+    "kubetail": lambda line, n, t: f"[sglang-0 server] {line}",
+    "docker service logs": lambda line, n, t: f"llm_sglang.1.kx0vn2p3q4r5@gpu-01    | {line}",
+    "docker service logs -t": lambda line, n, t: f"{_iso(t)} llm_sglang.1.kx0vn2p3q4r5@gpu-01    | {line}",
+    "compose -t": lambda line, n, t: f"sglang-1  | {_iso(t)} {line}",
+    "docker --timestamps": lambda line, n, t: f"{_iso(t, 'microseconds')} {line}",
+    "kubernetes": lambda line, n, t: f"{_iso(t, 'microseconds')} stderr F {line}",
+    "kubernetes and stern": lambda line, n, t: f"{_iso(t, 'microseconds')} stderr F sglang-0 server {line}",
+    "slurm srun -l": lambda line, n, t: f"0: {line}",
+    "slurm, node and rank": lambda line, n, t: f"node3: [rank0] {line}",
+    "pdsh": lambda line, n, t: f"gpu-node-03: {line}",
+    "mpirun": lambda line, n, t: f"[1,0]<stderr>:{line}",
+    "torchrun": lambda line, n, t: f"[rank0]: {line}",
+    "torchrun --tee": lambda line, n, t: f"[default0]:{line}",
+    "nomad": lambda line, n, t: f"{t:%Y-%m-%dT%H:%M:%S}.000Z [INFO]  sglang: {line}",
+    "nomad, allocation": lambda line, n, t: f"8a3c2f1d/server stderr: {line}",
+    "supervisor": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S},123 DEBG 'sglang' stderr output: {line}",
+    "supervisor, group": lambda line, n, t: f"sglang:sglang_00 stderr | {line}",
+    "bracket with the program": lambda line, n, t: f"[sglang] {line}",
+    "bracket with program and level": lambda line, n, t: f"[sglang] [INFO] {line}",
+    "CloudWatch tail": lambda line, n, t: f"{_iso(t, 'microseconds')[:-1]}+00:00 ecs/sglang/0f1e2d3c4b5a {line}",
+    "CloudWatch export": lambda line, n, t: f"{_iso(t)} {line}",
+    "Loki text": lambda line, n, t: f'{_iso(t)} {{app="sglang", pod="sglang-0"}} {line}',
+    "Loki JSONL": lambda line, n, t: _compact(labels={"app": "sglang", "pod": "a"}, line=line, timestamp=_iso(t)),
+    "Loki API values": lambda line, n, t: _compact(stream={"app": "a"}, values=[[str(int(_epoch(t)) * 10**9), line]]),
+    "Fluent Bit": lambda line, n, t: _compact(date=_epoch(t), log=line + "\n", stream="stderr"),
+    "Fluent Bit, kubernetes": lambda line, n, t: _compact(
+        kubernetes={"pod_name": "sglang-0", "labels": {"app": "x"}}, log=line, time=_iso(t)
+    ),
+    "GCP": lambda line, n, t: _compact(
+        insertId=f"a{n}", resource={"type": "k8s_container", "labels": {"p": "q"}}, textPayload=line, timestamp=_iso(t)
+    ),
+    "GCP, nested": lambda line, n, t: _compact(
+        insertId="a", jsonPayload={"message": line, "pid": 7}, timestamp=_iso(t)
+    ),
+    "journald JSON": lambda line, n, t: _compact(
+        __CURSOR="s=1", __REALTIME_TIMESTAMP=str(int(_epoch(t) * 1e6)), PRIORITY="6", MESSAGE=line, _PID="4711"
+    ),
+    "journald JSON, bytes": lambda line, n, t: _compact(
+        __REALTIME_TIMESTAMP=str(int(_epoch(t) * 1e6)), MESSAGE=list(line.encode())
+    ),
+    "structlog": lambda line, n, t: _json(event=line, level="info", timestamp=_iso(t)),
+    "loguru": lambda line, n, t: _json(text=line + "\n", record={"message": line, "time": {"timestamp": _epoch(t)}}),
+    "Elasticsearch": lambda line, n, t: _compact(_index="logs", _source={"@timestamp": _iso(t), "message": line}),
+    "Splunk JSON": lambda line, n, t: _compact(preview=False, result={"_raw": line, "_time": _iso(t)}),
+    "JSON without a time": lambda line, n, t: _compact(log=line),
+    "JSON behind a name": lambda line, n, t: f"sglang-0 server {_compact(level='info', body_text=line, ts=_epoch(t))}",
+    "JSON in JSON": lambda line, n, t: _compact(
+        log=_compact(line=line, ts=_iso(t)) + "\n", stream="stdout", time=_iso(t)
+    ),
+    "logfmt": lambda line, n, t: f"time={_iso(t)} level=info msg={json.dumps(line)}",
+    "GCP, pretty-printed": lambda line, n, t: f'    "textPayload": {json.dumps(line)},',
+    "CSV": lambda line, n, t: _csv(_iso(t), "sglang-0", line),
+    "CSV, all quoted": lambda line, n, t: _csv(_iso(t), line, "gpu-01", quoting=csv.QUOTE_ALL),
+    "syslog": lambda line, n, t: f"{t:%b} {t.day:2d} {t:%H:%M:%S} gpu-01 sglang[4711]: {line}",
+    "syslog with priority": lambda line, n, t: f"<30>{t:%b} {t.day:2d} {t:%H:%M:%S} gpu-01 sglang[4711]: {line}",
+    "syslog 5424": lambda line, n, t: f"<134>1 {_iso(t)} gpu-01 sglang 4711 - - {line}",
+    "journalctl short-monotonic": lambda line, n, t: f"[{n + 4000:5d}.{n:06d}] gpu-01 sglang[4711]: {line}",
+    "journalctl short-unix": lambda line, n, t: f"{_epoch(t):.6f} gpu-01 sglang[4711]: {line}",
+    "journalctl short-full": lambda line, n, t: f"{t:%a %Y-%m-%d %H:%M:%S} UTC gpu-01 sglang[4711]: {line}",
+    "moreutils ts": lambda line, n, t: f"{t:%b %d %H:%M:%S} {line}",
+    "multilog": lambda line, n, t: f"@40000000{int(_epoch(t)):08x}{n:08x} {line}",
+    "s6-log": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S}.123456789  {line}",
+    "Heroku": lambda line, n, t: f"{_iso(t, 'microseconds')[:-1]}+00:00 app[web.1]: {line}",
+    "GitHub Actions": lambda line, n, t: f"server\tRun tests\t{_iso(t, 'microseconds')} {line}",
+    "Ray": lambda line, n, t: f"(SGLangEngine pid=123, ip=10.0.0.1) {line}",
+    "Python logging around it": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S},123 - sglang.srt - INFO - {line}",
+}
+
+
+def custom(head: Callable[[dt.datetime, str], str]) -> Callable[[str, int, dt.datetime], str]:
+    """Put a logging configuration's own head in the place of SGLang's."""
+
+    def wrap(line: str, n: int, t: dt.datetime) -> str:
+        start, bracket, message = line.partition("] ")
+        if not (bracket and start.startswith("[20")):
+            return line
+        return head(t, start[20:]) + message
+
+    return wrap
+
+
+without_head = custom(lambda t, ranks: "")
+
+# What stands in the place of SGLang's own head, and gives the time.
+INSTEAD: dict[str, Callable[[str, int, dt.datetime], str]] = {
+    "custom formatter": custom(
+        lambda t, ranks: f"{t:%Y-%m-%d %H:%M:%S}.874 INFO 120984 [{ranks} scheduler_metrics_mixin.py:415] "
+    ),
+    "Python logging": custom(lambda t, ranks: f"{t:%Y-%m-%d %H:%M:%S},123 - sglang.srt - INFO - "),
+    "Python logging, module": custom(lambda t, ranks: f"{t:%Y-%m-%d %H:%M:%S},123 INFO sglang.srt.managers: "),
+    "glog": custom(lambda t, ranks: f"I{t:%m%d %H:%M:%S}.123456 4711 scheduler.py:415] "),
+    "epoch seconds": custom(lambda t, ranks: f"{_epoch(t):.3f} INFO scheduler "),
+    "epoch milliseconds": custom(lambda t, ranks: f"{int(_epoch(t) * 1000)} INFO scheduler: "),
+    "epoch microseconds": custom(lambda t, ranks: f"{int(_epoch(t) * 1e6)} INFO scheduler: "),
+    "epoch nanoseconds": custom(lambda t, ranks: f"{int(_epoch(t)) * 10**9} INFO scheduler: "),
+    "time behind the level": custom(lambda t, ranks: f"INFO | {t:%Y-%m-%d %H:%M:%S} | scheduler | "),
+    "slashes": custom(lambda t, ranks: f"{t:%Y/%m/%d %H:%M:%S} INFO scheduler | "),
+    "syslog time": custom(lambda t, ranks: f"{t:%b} {t.day:2d} {t:%H:%M:%S} gpu-01 sglang[7]: "),
+    "structlog": custom(lambda t, ranks: f"{t:%Y-%m-%dT%H:%M:%S}Z [info     ] "),
+    "JSON event": lambda line, n, t: _json(event=without_head(line, n, t), level="info", timestamp=_iso(t)),
+    "JSON log, epoch": lambda line, n, t: _compact(log=without_head(line, n, t), ts=int(_epoch(t) * 1000)),
+}
