@@ -140,6 +140,13 @@ def test_a_quoted_line_inside_a_message_is_no_event_in_any_form(name: str, forge
     assert len(events) == 8
 
 
+@pytest.mark.parametrize("name", ["stern --timestamps", "GCP", "Loki JSONL", "syslog 5424", "CSV", "kubernetes"])
+def test_a_time_around_a_line_does_not_stand_for_sglangs_own(name: str) -> None:
+    real = [f"[2026-11-20 19:51:{second:02d} TP0] {DECODE}" for second in range(10, 14)]
+    raw = ["[2026-11-20 19:51:14 TP0] Parsed value 'x", RETRACTION, "server_args=ServerArgs(tp_size=1)"]
+    assert len(read(wrapped(name, numbered([*real, *raw, *real])))) == 8
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([*AROUND]),

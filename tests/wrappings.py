@@ -148,7 +148,9 @@ INSTEAD: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "time behind the level": custom(lambda t, ranks: f"INFO | {t:%Y-%m-%d %H:%M:%S} | scheduler | "),
     "slashes": custom(lambda t, ranks: f"{t:%Y/%m/%d %H:%M:%S} INFO scheduler | "),
     "syslog time": custom(lambda t, ranks: f"{t:%b} {t.day:2d} {t:%H:%M:%S} gpu-01 sglang[7]: "),
-    "structlog": custom(lambda t, ranks: f"{t:%Y-%m-%dT%H:%M:%S}Z [info     ] "),
+    "structlog console": custom(lambda t, ranks: f"{t:%Y-%m-%dT%H:%M:%S}Z [info     ] "),
     "JSON event": lambda line, n, t: _json(event=without_head(line, n, t), level="info", timestamp=_iso(t)),
     "JSON log, epoch": lambda line, n, t: _compact(log=without_head(line, n, t), ts=int(_epoch(t) * 1000)),
 }
+
+assert not AROUND.keys() & INSTEAD.keys()

@@ -89,6 +89,7 @@ class LogReader:
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
+        self._settled = False  # a line of SGLang's was read: the stream has a form
         self._day = 0
         self._clock: float | None = None
         self._last_time: float | None = None
@@ -156,7 +157,7 @@ class LogReader:
             self.counts["other"] += others
             self.counts["access"] += number - decodes - prefills - others
         if decodes or prefills:
-            self._failures.serving = self._timed = True
+            self._failures.serving = self._timed = self._settled = True
         if decodes or prefills or others:
             self._last_time = lines.time
         return done
@@ -209,7 +210,7 @@ class LogReader:
             text = text[start:]
             prefix = parse_plain_prefix(text)
         if prefix is None or not (prefix.plain or begins(text[prefix.end :])):
-            taught = self._surroundings.learn(text, (text, outer_time), settled=self._timed)
+            taught = self._surroundings.learn(text, (text, outer_time), settled=self._settled)
             if taught is not None:
                 return self._read_held(taught.held, events)
         if prefix is not None:
@@ -238,7 +239,8 @@ class LogReader:
         kind = self._read_bare(text, time, events) if prefix is None else None
         if kind is None:
             if prefix is None and ((prefix := parse_own_prefix(text)) is None or not begins(text[prefix.end :])):
-                prefix = Prefix(line.time, None, line.rank, 0, plain=False)
+                # Where SGLang prints its own time, a line without one is somebody else's, whatever time stands around it.
+                prefix = Prefix(None if line.prefixed else time, None, line.rank, 0, plain=False)
             kind = self._read_prefixed(text, prefix, time, events)
         self._read_more(line.more, time, events)
         return kind
@@ -305,6 +307,7 @@ class LogReader:
         if kind is None:
             return self._read_failure(message, time, rank, events)
         self._timed = self._timed or (timed and kind != "other")
+        self._settled = self._settled or kind != "other"
         return kind
 
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> None:

@@ -46,7 +46,7 @@ _OWN_PART = re.compile(
     rb"(?:\[?" + _LEVEL + rb"\]?(?![\w.])"
     rb"|\d{1,10}(?=[ ]|$)"  # a process id
     rb"|\d\d-\d\d[ ]\d\d:\d\d:\d\d"  # a date without its year says nothing that could be used
-    rb"|\[[^\]\s]{1,80}\]"  # [scheduler.py:287]
+    rb"|\[(?!\d\d:\d\d:)[^\]\s]{1,80}\]"  # [scheduler.py:287]
     rb"|(?:pid|tid|rank|thread)[=:]\d+"
     rb"|[\w./-]{1,120}\.py(?::\d+)?"
     rb"|[\w.]{1,80}(?::[\w<>]{1,80})?:\d{1,6}(?=[ ]+[-|])"  # module:function:line

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK, Rank
-from sglang_tuning_exporter.sglang.prefix import parse_rank
+from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix, parse_rank
 from sglang_tuning_exporter.sglang.stamps import STAMP, stamp_seconds, value_seconds
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Line(NamedTuple):
     time: float | None  # as the surroundings print it
     rank: Rank
     more: tuple[bytes, ...] = ()  # further lines of one message
+    prefixed: bool = True  # SGLang's own prefix follows what surrounds the stream's lines
 
 
 def begins(text: bytes) -> bool:
@@ -188,41 +189,43 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned
-        self._forms: list[Form] = []
+        self._forms: list[tuple[Form, bool]] = []  # with whether SGLang's own prefix follows
         self._seen: Counter[Any] = Counter()
         self._held: dict[Any, list[Any]] = {}
 
     def take_off(self, text: bytes) -> Line | None:
         """Take off what the stream's lines are known to be surrounded by; `None` where this one is not."""
-        for form in self._forms:
+        for form, prefixed in self._forms:
             found = _taken_off(form, text)
-            if found is not None:
-                return found
+            if found is not None and (prefixed or parse_plain_prefix(found.text) is None):
+                return found._replace(prefixed=prefixed)
         return None
 
     def learn(self, text: bytes, held: Any, *, settled: bool) -> Taught | None:
         """Learn from a line of no known form; `None` where it teaches nothing.
 
-        `settled`: the stream has a form already, so that another one must come again before it is believed.
+        A form is believed at once only where the stream has none yet; `settled`: lines that need none have been read.
         """
         if _HEAD.search(text) is None and _BYTES not in text:
             return None
         form = _form_of(text)
-        if not form or _taken_off(form, text) is None:
+        found = _taken_off(form, text) if form else None
+        if not form or found is None:
             self.unread = self.unread if form == () else self.unread or text[:_LONGEST_BEFORE]
             return None
-        key = tuple(step.key for step in form)
+        prefixed = parse_plain_prefix(found.text) is not None
+        key = (prefixed, *(step.key for step in form))
         if key not in self._seen and len(self._seen) >= _HELD:
             self._seen.clear()
             self._held.clear()
         self._seen[key] += 1
-        enough = 1 if not settled and all(step.sure for step in form) else _CONFIRMED
+        enough = 1 if not (settled or self._forms) and all(step.sure for step in form) else _CONFIRMED
         if len(text) <= _HELD_LENGTH or self._seen[key] >= enough:
             self._held.setdefault(key, []).append(held)
         if self._seen[key] < enough:
             self.unread = self.unread or text[:_LONGEST_BEFORE]
             return Taught([])
-        self._forms.insert(0, form)
+        self._forms.insert(0, (form, prefixed))
         del self._forms[_FORMS_KEPT:], self._seen[key]
         return Taught(self._held.pop(key))
 
