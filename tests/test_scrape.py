@@ -38,8 +38,8 @@ TO_ANOTHER = reply(b"", "307 Temporary Redirect", more="Location: http://127.0.0
 TO_NOWHERE = reply(b"", "301 Moved Permanently", more="Location: http://[::1/\r\n")
 
 FAILURES: dict[str, tuple[Answer, str]] = {
-    "503": (reply(b"", "503 Service Unavailable"), "not_ready"),
-    "404": (reply(b"{}", "404 Not Found"), "metrics_disabled"),
+    "503": (reply(b"", "503 Service Unavailable"), "http_503"),
+    "404": (reply(b"{}", "404 Not Found"), "http_404"),
     "401": (reply(b"", "401 Unauthorized"), "http_status"),
     "500": (reply(b"Internal Server Error", "500 Internal Server Error"), "http_status"),
     "a web page": (WEB_PAGE, "invalid"),
@@ -80,7 +80,7 @@ def fake() -> Iterator[FakeSGLang]:
 
 @pytest.fixture(scope="module")
 def exporter(fake: FakeSGLang, logged: Path) -> Iterator[Exporter]:
-    """One exporter for all the ways in which an SGLang can fail; it must outlive every one."""
+    """One exporter for all the ways in which an SGLang that has served can fail; it must outlive every one."""
     with running_exporter("--sglang-url", fake.url, "--log-file", str(logged)) as running:
         yield running
 

@@ -242,6 +242,9 @@ class Watcher:
             self._read_at = now
             return True
         if any(not status.up for status in self.log.files):
+            if any(status.up for status in self.log.files):  # another one comes later, or is over
+                self._read_at = now
+                return True
             # A rotated or deleted file is read on for a while.
             return self.log.last_line_at is not None and now - self._read_at < ROTATION_SECONDS
         return self.state.facts.args.get("log_level") == "warning" and not self.state.witness.disagrees(now)

@@ -73,12 +73,13 @@ def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
             ),
             comment="Seconds in which the busiest DP rank served: eight ranks that are busy for eight seconds are no minute of load.",
         )
+    # Nothing watched is 0 / 0, which is no number and above no limit; left out, it would be asked of the next longer window.
     waited = f'{_SECONDS}{{dp_rank!="", signal="queue", state!~"empty|idle|unknown"}}[{{window}}]'
     watched = f'{_SECONDS}{{dp_rank!="", signal="queue", state!="unknown"}}[{{window}}]'
     of_rank = "sum by (job, instance, dp_rank)"
     yield Record(
         f"rank:sglang_tuning_waiting:share{name}",
-        widened(f"{of_rank} (increase({waited})) / ({of_rank} (increase({watched})) > 0)", windows),
+        widened(f"{of_rank} (increase({waited})) / {of_rank} (increase({watched}))", windows),
         comment="Share of the time watched in which requests of a DP rank waited, idle time included: an idle rank has room.",
     )
 
@@ -120,7 +121,7 @@ def _rates() -> Iterator[Record]:
     started = "increase(sglang_tuning_started_requests_total[{window}])"
     yield Record(
         "instance:sglang_tuning_given_up:ratio10m",
-        widened(f"{given_up} / ({given_up} + ({started} or 0 * {given_up}) > 0)", LONG),
+        widened(f"{given_up} / ({given_up} + ({started} or 0 * {given_up}))", LONG),
         comment="Part of the requests that their clients gave up: of those, and of the ones that got a first token (none, where that is not counted).",
     )
 

@@ -50,7 +50,7 @@ _TOLD_BY_LOGS = frozenset({"format_drift", "crashed"})
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
 _LONG, _SHORT = 600.0, 120.0  # the two windows of a share and of a rate
-_HALF, _HALF_HOUR, _DRIFT = 300.0, 1800.0, 3600.0
+_HALF, _KNOWN, _HALF_HOUR, _DRIFT = 300.0, 300.0, 1800.0, 3600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -184,6 +184,8 @@ class AlarmClock(Evaluations):
         self._seconds: dict[int | None, Samples[tuple[float, ...]]] = {}
         self._retractions: dict[int | None, Samples[float]] = {}
         self._counts: dict[str, Samples[float]] = {}
+        self._left: dict[int | None, tuple[float, float]] = {}  # GPU memory of each rank, GB, and when it was told last
+        self._active: dict[str, float] = {}  # when each diagnosis was seen to hold last
 
     def skipped(self, since: float) -> None:
         """End what fires: without samples no alert holds."""
@@ -255,6 +257,7 @@ class _Evaluation:
         self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
         self._windows: dict[float, Shares] = {}
         self._rate = self._retraction_rate(_LONG)
+        self._left = self._reserves
         self._found: tuple[frozenset[str], frozenset[str]] | None = None
 
     def fires(self, row: Diagnosis) -> bool:
@@ -270,8 +273,9 @@ class _Evaluation:
                 frozenset(found.diagnosis.id for found in judgement.findings),
                 frozenset(check.diagnosis.id for check in judgement.checks),
             )
-        active, told = self._found
-        return row.id in active or row.id not in told
+            self._clock._active.update(dict.fromkeys(self._found[0], self._now))  # noqa: SLF001
+        seen = self._clock._active.get(row.id, -inf)  # noqa: SLF001
+        return self._now - seen <= _LONG or row.id not in self._found[1]
 
     def _excuses(self, other: Condition, row: Diagnosis) -> bool:
         if isinstance(other, RetractionRate) and isinstance(row.condition, RetractionRate):
@@ -286,19 +290,19 @@ class _Evaluation:
             return self._share(condition)
         if isinstance(condition, RetractionRate):
             going_on = (self._retraction_rate(_SHORT) or 0.0) > 0 and (self._retraction_rate(_HALF, _HALF) or 0.0) > 0
-            often = (self._rate or 0.0) > limits.retractions_tolerated and going_on
+            often = (self._rate or 0.0) > limits.retractions_per_minute + ONE_MORE and going_on
             return often and (self._capped or not condition.capped)
         if isinstance(condition, Rejections):
             rejected = self._clock._counts["rejected"]  # noqa: SLF001
             rate, lately = (increase_of(rejected, window, self._now) or 0.0 for window in (_LONG, _SHORT))
             return rate / 10 > limits.rejections_per_minute + ONE_MORE and lately > 0
         if isinstance(condition, Reserve):
-            reserves = self._reserves
+            reserves = self._left
             if condition.side == "above":
                 return bool(reserves) and max(reserves) > limits.reserve_upper_gb
             return bool(reserves) and min(reserves) < limits.reserve_lower_gb
         if isinstance(condition, GraphMemory):
-            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._reserves
+            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._left
             return self._grew("graph_capture", _LONG) or (bool(reserves) and min(reserves) < limits.reserve_least_gb)
         if isinstance(condition, Failures):
             return any(self._grew(phase, _LONG) for phase in condition.phases)
@@ -353,9 +357,11 @@ class _Evaluation:
 
     @property
     def _reserves(self) -> list[float]:
-        """GPU memory left after the start, of each DP rank, GB (metrics/server.py, memory)."""
-        facts = self._state.facts
-        if facts.reserve_gb is None:
-            return []
-        told = [gb for dp, gb in facts.available_gb.items() if dp is not None and self._state.has_dp_ranks]
-        return told or [facts.reserve_gb]
+        """GPU memory left after the start, of each DP rank, GB (metrics/server.py, memory), as last known."""
+        facts, left = self._state.facts, self._clock._left  # noqa: SLF001
+        if facts.reserve_gb is not None:
+            of_ranks = [
+                (dp, gb) for dp, gb in facts.available_gb.items() if dp is not None and self._state.has_dp_ranks
+            ]
+            left.update((dp, (self._now, gb)) for dp, gb in of_ranks or [(None, facts.reserve_gb)])
+        return [gb for at, gb in left.values() if self._now - at < _KNOWN]
