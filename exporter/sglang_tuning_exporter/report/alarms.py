@@ -360,8 +360,8 @@ class _Evaluation:
         """GPU memory left after the start, of each DP rank, GB (metrics/server.py, memory), as last known."""
         facts, left = self._state.facts, self._clock._left  # noqa: SLF001
         if facts.reserve_gb is not None:
-            of_ranks = [
-                (dp, gb) for dp, gb in facts.available_gb.items() if dp is not None and self._state.has_dp_ranks
-            ]
-            left.update((dp, (self._now, gb)) for dp, gb in of_ranks or [(None, facts.reserve_gb)])
+            told = facts.available_gb if self._state.has_dp_ranks else {}
+            of_ranks: dict[int | None, float] = {dp: gb for dp, gb in told.items() if dp is not None}
+            for dp, gb in (of_ranks or {None: facts.reserve_gb}).items():
+                left[dp] = (self._now, gb)
         return [gb for at, gb in left.values() if self._now - at < _KNOWN]
