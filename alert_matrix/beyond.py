@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from alert_matrix.columns import AT_THE_START, LATER, Run
+from alert_matrix.columns import AT_THE_START, HALF, LATER, Run
 from alert_matrix.verdict import Fault, Verdict
 
 
@@ -25,13 +25,18 @@ BEYOND: tuple[Beyond, ...] = (
         lambda run: run.column.misses == LATER and run.case.seen_for is None,
     ),
     Beyond(
-        "The exporter starts anew, and counts from 0, before Prometheus comes back and sees the event: it needs a --state-file.",
-        frozenset({"never"}),
+        "The exporter starts anew, and counts from 0, before Prometheus has seen the event: it needs a --state-file.",
+        frozenset({"never", "late"}),
         lambda run: (
-            run.column.misses == AT_THE_START
-            and run.case.seen_for is not None
+            run.column.misses in {AT_THE_START, HALF}
+            and (run.case.seen_for is not None or run.case.counts_starts)
             and run.column.disturbance == "exporter restarts"
         ),
+    ),
+    Beyond(
+        "Alerts keep the labels of their target, by which notifications are routed: under other labels an alert begins anew, and the old one ends.",
+        frozenset({"never", "late", "broken", "ended early"}),
+        lambda run: run.column.disturbance == "target relabelled",
     ),
     Beyond(
         "The target gets other labels while Prometheus is away: its counters are new series, and an event of the last half hour is told again.",

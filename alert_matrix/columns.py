@@ -15,12 +15,13 @@ Level: TypeAlias = Literal["present", "below", "absent"]
 Scrape: TypeAlias = Literal["read", "failed", "none"]  # none: Prometheus itself was away
 SCRAPES = (5, 15, 30, 60, 120)
 EVALUATIONS = (15, 60)
+HALF = "1 in 2 fails"
 AT_THE_START, LATER = "12 min without, at the start", "12 min without, later"
 MISSES: dict[str, float] = {
     "no miss": 0.0,
     "1 in 20 fails": 1 / 20,
     "1 in 5 fails": 1 / 5,
-    "1 in 2 fails": 1 / 2,
+    HALF: 1 / 2,
     "30 s without": 0.0,
     AT_THE_START: 0.0,
     LATER: 0.0,

@@ -370,6 +370,7 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
             "",
             Trouble(is_exporter_away=True),
             Trouble(is_exporter_away=True, lasts=length(row.hold) / 2),
+            window=2.5 * MINUTE,  # half of five
             tail=5 * MINUTE,
         )
     ],

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.guide.diagnosis import (
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.objectives import ENOUGH_REQUESTS, MOST_SHARE
 from sglang_tuning_exporter.guide.profiles import ONE_MORE
-from sglang_tuning_exporter.guide.promql import ON, above, argument, before, known, one_of, risen, threshold
+from sglang_tuning_exporter.guide.promql import ON, WHILE, above, argument, before, known, one_of, risen, threshold
 from sglang_tuning_exporter.guide.table import BY_ID
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _rejections(condition: Rejections) -> Iterator[str]:
     budget = f"({condition.times:g} * (1 - {threshold('latency', 'objective')}))"
     yield f'({_REJECTIONS}10m{{kind="rejected"}} {above(limit)}'
     yield f'or {_REJECTIONS}10m{{kind="given_up"}} {above(limit)}'
-    yield f"  and {ON} (instance:sglang_tuning_given_up:ratio10m > {ON} {threshold('aborted_share', 'upper')})"
+    yield f"  and {ON} (instance:sglang_tuning_given_up:ratio10m {above(threshold('aborted_share', 'upper'))})"
     # Why clients would give up: they waited (any wait, where the profile has no longest one), or first tokens came late.
     yield f"  and {ON} ("
     yield f'    {_SHARE}{{signal="queue", state="above_range"}} {above(_OFTEN)}'
@@ -169,6 +169,6 @@ def _burn_rate(condition: BurnRate) -> list[str]:
         f"{missed}{condition.long}{of} {above(budget)}",
         f"and {ON} ({missed}{condition.short}{of} {above(budget)})",
         f'and {ON} {asked}{{latency="time_to_first_token"}} >= {ENOUGH_REQUESTS}',
-        f"and {ON} {before('sglang_tuning_latency_observations_total' + of, condition.settled)}",
+        f"and {ON} {before('sglang_tuning_latency_observations_total' + of, condition.settled, WHILE)}",
         f"unless {ON} increase(sglang_tuning_server_starts_total[{condition.settled}]) > 0",
     ]

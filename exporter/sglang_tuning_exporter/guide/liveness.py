@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Starts, Stuck, Turn
-from sglang_tuning_exporter.guide.promql import EXCUSED, ON, before, firing, known, one_of, risen
+from sglang_tuning_exporter.guide.promql import EXCUSED, ON, WHILE, before, firing, known, one_of, risen
 from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
@@ -17,6 +17,8 @@ _NOT_READY = known('sglang_tuning_scrape_error_info{reason="not_ready"}', EXCUSE
 _LONGEST_START = "35m"
 _DOWN = (
     f"{known(_UP)} == 0",
+    # A target whose labels have changed was down under its old ones.
+    f"unless {ON} {known(_UP)} == 1",
     # Each excuse ends when the alert was told: it is over when the server answers again.
     f"unless {ON} ({DISABLED} unless {ON} {_TOLD})",
     # Being started: a model that is loaded is not down. A count of starts would also hide a start that failed.
@@ -34,7 +36,9 @@ _DEATHS = risen(
     "event",
 )
 # In three pieces or more: one is told as a server that is down, two are somebody who tries a flag and takes it back.
-_OFTEN_DOWN = f"1 - avg_over_time({_UP}[2h]) > 0.1\nand {ON} resets({_UP}[2h]) > 2.5\nand {ON} {before(_UP, '1h')} >= 0"
+_OFTEN_DOWN = (
+    f"1 - avg_over_time({_UP}[2h]) > 0.1\nand {ON} resets({_UP}[2h]) > 2.5\nand {ON} {before(_UP, '1h', WHILE)} >= 0"
+)
 
 WHAT_KILLS = (
     "scheduler_stuck",
@@ -103,6 +107,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "somebody paused it (/pause_generation), or the other half of a disaggregated pair is away: then let it go on",
         ),
         hold="1m",
+        keep_firing="5m",  # an exporter that has just started cannot know it for a minute
     ),
     Diagnosis(
         id="crashed",

@@ -21,6 +21,8 @@ SHORT = ("5m", "10m")
 NEWS_SECONDS = 1800
 NEWS = "10m"
 REMEMBERED = "6h"
+# Whether something was there at all is asked over a longer time than an exporter is usually away.
+WHILE = "20m"
 # The longest time that a rule asks back, for whether a target was an exporter at all.
 EVER = "24h"
 
@@ -35,9 +37,9 @@ def known(series: str, window: str = KNOWN) -> str:
     return f"last_over_time({series}[{window}])"
 
 
-def before(series: str, ago: str) -> str:
-    """Write the largest value that was known some time ago."""
-    return f"max_over_time({series}[{KNOWN}] offset {ago})"
+def before(series: str, ago: str, window: str = KNOWN) -> str:
+    """Write the largest value that was known some time ago, within `window` before that."""
+    return f"max_over_time({series}[{window}] offset {ago})"
 
 
 def threshold(signal: str, bound: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Turn
 from sglang_tuning_exporter.guide.liveness import DISABLED
-from sglang_tuning_exporter.guide.promql import EVER, KNOWN, ON, before, firing, known
+from sglang_tuning_exporter.guide.promql import EVER, EXCUSED, KNOWN, ON, before, firing, known
 
 # Of half an hour's 15 at the longest interval that the rules hold for, two minutes.
 FEWEST_SCRAPES = 14
@@ -36,7 +36,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="warning",
         condition=Source(
             # Work that the metrics show long after the last batch line; of bursts, all but the first. It lasts until a line comes.
-            f"{known('sglang_tuning_log_up')} == 0\nor {known('sglang_tuning_log_silent_seconds')} > 60",
+            f"{known('sglang_tuning_log_up', EXCUSED)} == 0\nor {known('sglang_tuning_log_silent_seconds', EXCUSED)} > 60",
             trouble="log_silent",
             words="no batch line comes from the log",
         ),
@@ -50,6 +50,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "Without the log, out-of-memory failures go unseen and retractions cannot be counted as events.",
             "the server runs with --log-level warning on purpose: it prints retractions and failures, and no batch lines",
         ),
+        keep_firing="5m",  # an exporter that has just started begins to count anew
     ),
     Diagnosis(
         id="sources_disagree",
@@ -93,7 +94,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="critical",
         condition=Source(
             # Not `up == 0`: an exporter that answers every other time is as blind. Once told, until it answers again.
-            f"avg_over_time(up[5m]) < 0.7\nand {ON} ({known('sglang_tuning_build_info', EVER)} or {firing('SGLangTuningExporterDown')})"
+            f"avg_over_time(up[5m]) < 0.5\nand {ON} ({known('sglang_tuning_build_info', EVER)} or {firing('SGLangTuningExporterDown')})"
         ),
         summary="The exporter beside SGLang does not answer Prometheus.",
         seen="most scrapes of the exporter's /metrics fail",
