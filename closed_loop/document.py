@@ -176,7 +176,7 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
     lines = [
         (
             f"Reached {_triple(reached)} from {_triple(begun)} in {restarts} {'restart' if restarts == 1 else 'restarts'}, "
-            f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with `{best['flags']}`"
+            f"{100 * share:.0f} % of the grid's best, which is {_triple(top)} with {_flags(best['flags'])}"
             f" ({points}): {'within ten per cent' if share >= CLOSE else '**not within ten per cent**'}."
             f" Other programs took {100 * min(others):.0f} to {100 * max(others):.0f} % of the machine meanwhile."
             + (f" {start.reason}" if share < CLOSE and start.reason else "")
@@ -190,7 +190,7 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
     ]
     rows = [
         [name, _figure(runs, measure), _figure(runs, "first_token_p50"), str(len(runs))]
-        for name, runs in [("what the advice led to", final), *((f"`{p['flags']}`", p["runs"]) for p in ranked)]
+        for name, runs in [("what the advice led to", final), *((_flags(p["flags"]), p["runs"]) for p in ranked)]
     ]
     return [*lines, _table(("grid", WORDS[measure], "first token p50, s", "runs"), rows)]
 
@@ -331,6 +331,10 @@ def _arrow(runs: Sequence[Any], name: str) -> str:
 def _figure(sides: Sequence[Any], name: str) -> str:
     told = spread(sides, name)
     return "-" if told is None else _triple(told)
+
+
+def _flags(flags: str) -> str:
+    return f"`{flags}`" if flags else "none of these flags"
 
 
 def _triple(told: tuple[float, float, float]) -> str:
