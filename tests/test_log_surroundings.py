@@ -147,6 +147,37 @@ def test_a_time_around_a_line_does_not_stand_for_sglangs_own(name: str) -> None:
     assert len(read(wrapped(name, numbered([*real, *raw, *real])))) == 8
 
 
+BAR = "Capturing batches (bs=1 avail_mem=9.87 GB): 100%|#####| 36/36 [00:21<00:00,  1.69it/s]"
+REAL = f"[2026-11-20 19:51:10 TP0] {DECODE}"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("between", ["", "\r", " ", "\r\r", f"\r{BAR}\r"])
+def test_an_exceptions_words_are_no_line_however_they_are_glued(between: str, strict: bool) -> None:  # noqa: FBT001
+    raised = f"ValueError: bad x{between}[2026-11-20 19:51:11 TP0] {RETRACTION}"
+    frames = ["Traceback (most recent call last):", '  File "x.py", line 1, in f']
+    text = "\n".join([REAL, *frames, raised, REAL])
+    assert len(LogReader(strict=strict).feed(text.encode())) == 2
+
+
+@pytest.mark.parametrize("before", ["any words", "See https://example.com/a", "100% of it: it/s ", "x\r", f"x{BAR}\ry"])
+def test_of_a_log_that_is_followed_a_line_is_glued_behind_a_progress_bar_only(before: str) -> None:
+    forged = f"{before}[2026-11-20 19:51:11 TP0] {RETRACTION}"
+    assert len(LogReader(strict=True).feed(f"{REAL}\n{forged}\n{REAL}\n".encode())) == 2
+    for bar in (BAR, f"\r{BAR}\r", f"\r{BAR}", "  0%|          | 0/36 [00:00<?, ?it/s]\r"):
+        real = f"{bar}[2026-11-20 19:51:11 TP0] {RETRACTION}"
+        assert len(LogReader(strict=True).feed(f"{REAL}\n{real}\n{REAL}\n".encode())) == 3
+
+
+@pytest.mark.parametrize("name", ["stern", "GCP", "kubetail", "CSV"])
+def test_a_followed_log_has_another_form_only_after_many_lines_and_none_of_them_is_lost(name: str) -> None:
+    lines = numbered([f"[2026-11-20 19:51:{second:02d} TP0] {DECODE}" for second in range(40)])
+    for other, events in ((15, 20), (16, 36), (20, 40)):
+        reader = LogReader(strict=True)
+        text = wrapped("nothing", lines[:20]) + wrapped(name, lines[20 : 20 + other])
+        assert len(reader.feed(text)) == events
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([*AROUND]),

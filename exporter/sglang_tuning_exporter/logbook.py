@@ -162,7 +162,7 @@ class Logbook:
             self._state_file.release()
 
     def _read(self, block: Block, state: ServerState, lock: AbstractContextManager[Any]) -> None:
-        reader = self._readers.setdefault(block.path, LogReader())
+        reader = self._readers.setdefault(block.path, LogReader(strict=True))
         if block.historical:
             # The same reader: a traceback begun, a raw message just printed or the ranks of this server bear on what follows.
             events = self._dated(block.path, _uncounted(reader, block.data))

@@ -128,6 +128,10 @@ class FailureLines:
         self.starting = False  # a start has been seen, its end not yet
         self.serving = False  # ready, or a batch was printed
 
+    def inside(self, line: int) -> bool:
+        """Say whether the `line`-th line may be a traceback's, whose last line holds an exception's words raw."""
+        return self._open is not None and line <= self._open.expires
+
     def restart(self) -> None:
         """Forget what of the server before is still open."""
         self._open = self._closed = self._announced = None
@@ -171,7 +175,7 @@ class FailureLines:
 
         The kind is `None` where the line belongs to no traceback.
         """
-        is_open = self._open is not None and line <= self._open.expires
+        is_open = self.inside(line)
         if text.startswith(TRACEBACK):
             self._open_bare(time, line)
         elif frame := _FRAME.match(text):

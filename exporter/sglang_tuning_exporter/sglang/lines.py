@@ -74,16 +74,18 @@ class LogReader:
     `counts` are lines by kind (`events.LINE_KINDS`). `unrecognised` counts what could not be read: `batch_key` (a field
     no release of the census has), `batch_line` and `retraction_line` (a known head whose body cannot be read, or a
     batch line of an unknown sort), `server_args`. `suspicious` counts the events with `suspect` set, by kind.
+    `strict`: of a log that is followed, whose form does not change from line to line; pastes are read with more patience.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
         self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
-        self._surroundings = Surroundings()
+        self._strict = strict
+        self._surroundings = Surroundings(strict=strict)
         self._prefixes = usual.Prefixes()
         self._usual = usual.UsualLines(self._prefixes)
         self.suspicious = self._suspicion.counts
@@ -196,8 +198,10 @@ class LogReader:
 
     def _read_text(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str:
         prefix = parse_plain_prefix(text)
-        if prefix is None and b"\r" in text:
-            text = after_last_return(text)
+        # An exception's words stand raw in the last line of its traceback: nothing is read out of the middle of one.
+        raw = self._failures.inside(self._line)
+        if prefix is None and b"\r" in text and not raw:
+            text = after_last_return(text, strict=self._strict)
             prefix = parse_plain_prefix(text)
         if prefix is None and _ACCESS.match(text):
             self._read_access(text, outer_time, NO_RANK, events)
@@ -206,10 +210,10 @@ class LogReader:
             return self._read_surrounded(line, outer_time, events)
         if prefix is None:
             prefix = parse_own_prefix(text)
-        if prefix is None and (start := glued_line(text)):
+        if prefix is None and not raw and (start := glued_line(text, strict=self._strict)):
             text = text[start:]
             prefix = parse_plain_prefix(text)
-        if prefix is None or not (prefix.plain or begins(text[prefix.end :])):
+        if not raw and (prefix is None or not (prefix.plain or begins(text[prefix.end :]))):
             taught = self._surroundings.learn(text, (text, outer_time), settled=self._settled)
             if taught is not None:
                 return self._read_held(taught.held, events)

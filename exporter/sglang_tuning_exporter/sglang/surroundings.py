@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FORMS_KEPT = 8  # of one stream: a paste may hold several
-_CONFIRMED = 3  # lines
+_CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; of a stream that is followed and had another form before
 _HELD = 16  # forms that wait to be confirmed
 _HELD_LENGTH = 65_536  # `server_args=` is about 20 kB
 _LONGEST_BEFORE = 300
@@ -187,7 +187,8 @@ class Taught(NamedTuple):
 class Surroundings:
     """What surrounds the lines of one stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
+        self._again = _CONFIRMED_AGAIN if strict else _CONFIRMED
         self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned
         self._forms: list[tuple[Form, bool]] = []  # with whether SGLang's own prefix follows
         self._seen: Counter[Any] = Counter()
@@ -219,7 +220,10 @@ class Surroundings:
             self._seen.clear()
             self._held.clear()
         self._seen[key] += 1
-        enough = 1 if not (settled or self._forms) and all(step.sure for step in form) else _CONFIRMED
+        if settled or self._forms:
+            enough = self._again
+        else:
+            enough = 1 if all(step.sure for step in form) else _CONFIRMED
         if len(text) <= _HELD_LENGTH or self._seen[key] >= enough:
             self._held.setdefault(key, []).append(held)
         if self._seen[key] < enough:

@@ -45,6 +45,9 @@ _ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]")
 _GLUED = re.compile(rb"\[20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d")
 _GLUE_AT_MOST = 600
 _QUOTING = re.compile(rb"[\"'{}\\]|obj=|text=|ReqInput|Model attempted|rid=|prompt")
+_WHOLE_BAR = re.compile(
+    rb"\s*(?:[A-Z][\w /-]{0,60}(?:\([^()\n]{0,80}\))?: *)?\d{1,3}%\|[^|\n]{0,200}\|[^\"'{}\\\n]{0,120}"
+)
 _BAR = re.compile(rb"\d+%\||it/s|s/it|\?it\]")
 
 
@@ -159,18 +162,33 @@ def unwrap(line: bytes) -> Unwrapped:
     return found
 
 
-def after_last_return(text: bytes) -> bytes:
-    """Keep what a terminal would still show: what follows the last carriage return of a progress bar."""
-    return text.rsplit(b"\r", 1)[-1] if b"\r" in text else text
+def after_last_return(text: bytes, *, strict: bool = False) -> bytes:
+    """Keep what a terminal would still show: what follows the last carriage return.
+
+    `strict`: only behind progress bars, since any other text could be somebody's words.
+    """
+    before, found, rest = text.rpartition(b"\r")
+    if not found or (strict and not all(_is_bar(part) for part in before.split(b"\r"))):
+        return text
+    return rest
 
 
-def glued_line(text: bytes) -> int:
-    """Find where SGLang's line starts that is glued behind a text without an end of line; 0 where none is."""
+def glued_line(text: bytes, *, strict: bool = False) -> int:
+    """Find where SGLang's line starts that is glued behind a text without an end of line; 0 where none is.
+
+    `strict`: only behind progress bars.
+    """
     match = _GLUED.search(text, 1, _GLUE_AT_MOST)
     if match is None:
         return 0
     start = match.start()
     before = text[:start]
+    if strict and not _is_bar(before):
+        return 0
     if _QUOTING.search(before) or (before[-1:].isspace() and not _BAR.search(before)):
         return 0
     return start
+
+
+def _is_bar(text: bytes) -> bool:
+    return not text.strip() or _WHOLE_BAR.match(text) is not None
