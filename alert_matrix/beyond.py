@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from alert_matrix.columns import AT_THE_START, HALF, LATER, Run
 from alert_matrix.verdict import Fault, Verdict
 
+# Scrapes so far apart, in seconds, that a few misses in a row empty a window.
+SELDOM = 60
+
 
 @dataclass(frozen=True)
 class Beyond:
@@ -28,10 +31,15 @@ BEYOND: tuple[Beyond, ...] = (
         "The exporter starts anew, and counts from 0, before Prometheus has seen the event: it needs a --state-file.",
         frozenset({"never", "late"}),
         lambda run: (
-            run.column.misses in {AT_THE_START, HALF}
-            and (run.case.seen_for is not None or run.case.counts_starts)
+            (run.column.misses in {AT_THE_START, HALF} or run.column.scrape >= SELDOM)
+            and (run.case.seen_for is not None or run.case.counts_starts or run.case.row.id == "metrics_disabled")
             and run.column.disturbance == "exporter restarts"
         ),
+    ),
+    Beyond(
+        "With half of the scrapes failing, a minute or more apart, none may come within five minutes.",
+        frozenset({"never", "late", "broken", "ended early"}),
+        lambda run: run.column.misses == HALF and run.column.scrape >= SELDOM,
     ),
     Beyond(
         "Alerts keep the labels of their target, by which notifications are routed: under other labels an alert begins anew, and the old one ends.",

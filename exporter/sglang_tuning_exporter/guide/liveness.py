@@ -8,10 +8,18 @@ from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
 _TOLD = firing("SGLangServerDown")
-# It runs without metrics. Not where it had them within the hour and was not started since: a proxy answers 404 in its place.
-_404 = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', EXCUSED)
 _SINCE_START = f"max_over_time({_UP}[1h]) == 1 unless {ON} increase(sglang_tuning_server_starts_total[1h]) > 0"
-DISABLED = f"({_404} unless {ON} ({_SINCE_START}))"
+
+
+def disabled(window: str) -> str:
+    """Write that a server runs without metrics.
+
+    Not where it had them within the hour and was not started since: a proxy answers 404 in its place.
+    """
+    answers = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', window)
+    return f"({answers} unless {ON} ({_SINCE_START}))"
+
+
 _NOT_READY = known('sglang_tuning_scrape_error_info{reason="not_ready"}', EXCUSED)
 # A model is loaded within half an hour, as the exporter has it; a proxy answers 503 for ever.
 _LONGEST_START = "35m"
@@ -20,7 +28,7 @@ _DOWN = (
     # A target whose labels have changed was down under its old ones.
     f"unless {ON} {known(_UP)} == 1",
     # Each excuse ends when the alert was told: it is over when the server answers again.
-    f"unless {ON} ({DISABLED} unless {ON} {_TOLD})",
+    f"unless {ON} ({disabled(EXCUSED)} unless {ON} {_TOLD})",
     # Being started: a model that is loaded is not down. A count of starts would also hide a start that failed.
     f"unless {ON} (",
     f"  {_NOT_READY} unless {ON} ({_TOLD} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {before(_UP, _LONGEST_START)} >= 0)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Turn
-from sglang_tuning_exporter.guide.liveness import DISABLED
+from sglang_tuning_exporter.guide.liveness import disabled
 from sglang_tuning_exporter.guide.promql import EVER, EXCUSED, KNOWN, ON, before, firing, known
 
 # Of half an hour's 15 at the longest interval that the rules hold for, two minutes.
@@ -15,7 +15,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangMetricsDisabled",
         severity="info",
         condition=Source(
-            f"{DISABLED} == 1\nunless {ON} {firing('SGLangServerDown')}",
+            f"{disabled(KNOWN)} == 1\nunless {ON} {firing('SGLangServerDown')}",
             trouble="metrics_disabled",
         ),
         summary="SGLang runs without metrics: only its log can be read.",
@@ -56,7 +56,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="sources_disagree",
         alert="SGLangSourcesDisagree",
         severity="warning",
-        condition=Source(f"max without (fact) ({known('sglang_tuning_sources_disagree')}) == 1"),
+        condition=Source(f"max without (fact) ({known('sglang_tuning_sources_disagree', EXCUSED)}) == 1"),
         summary="SGLang's log and its metrics tell different things.",
         seen="pool size or retractions differ between the log and the metrics",
         guide="not in the guide: figures of two servers, or half of a log, lead to wrong advice",
@@ -136,8 +136,9 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Source(
             # Failed scrapes count as well: this is about the interval.
             f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"
-            f"and {ON} {before('up', '30m')} >= 0\n"
-            f"and {ON} {known('up', '10m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
+            # The same target, with the same labels, as long as that.
+            f"and {before('up', '30m')} >= 0\n"
+            f"and {known('up', '10m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
         ),
         summary="Prometheus scrapes the exporter too seldom for its alerts.",
         seen="more than two minutes lie between two scrapes",
