@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from alert_matrix.columns import AT_THE_START, HALF, LATER, Run
+from alert_matrix.columns import AT_THE_START, HALF, LATER, MISSES, Run
 from alert_matrix.verdict import Fault, Verdict
 
 # Scrapes so far apart, in seconds, that a few misses in a row empty a window.
 SELDOM = 60
+# As is a share of lost scrapes that are so many seconds apart.
+OFTEN_LOST = 24.0
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ BEYOND: tuple[Beyond, ...] = (
         ),
     ),
     Beyond(
-        "With half of the scrapes failing, a minute or more apart, none may come within five minutes.",
+        "With half of the scrapes failing a minute apart, or one in five two minutes apart, none may come within five minutes.",
         frozenset({"never", "late", "broken", "ended early"}),
-        lambda run: run.column.misses == HALF and run.column.scrape >= SELDOM,
+        lambda run: MISSES[run.column.misses] * run.column.scrape >= OFTEN_LOST,
     ),
     Beyond(
         "Alerts keep the labels of their target, by which notifications are routed: under other labels an alert begins anew, and the old one ends.",

@@ -178,7 +178,7 @@ class Run:
         if not shares or len(read) < 2:
             return float(self.column.scrape)
         steps = [later - sooner for sooner, later in pairwise(read)]
-        return max(self.column.scrape, *(step for step in steps if step < LONG_GAP))
+        return max([self.column.scrape, *(step for step in steps if step < LONG_GAP)])
 
     @property
     def deadline_of_the_seen(self) -> float:

@@ -67,6 +67,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "The exporter was given another server's log, or retraction lines do not reach the file.",
             "several servers write into one log: give each its own",
         ),
+        keep_firing="5m",
     ),
     Diagnosis(
         id="format_drift",
