@@ -25,6 +25,25 @@ class Beyond:
 
 BEYOND: tuple[Beyond, ...] = (
     Beyond(
+        "A server that was away twice and is restarted has been away three times, which is what SGLangOftenDown tells.",
+        frozenset({"false"}),
+        lambda run: run.case.row.id == "often_down" and run.column.disturbance == "server restarts",
+    ),
+    Beyond(
+        "A share of two hours is one of what was stored: under new labels and without 12 minutes, what is left weighs more.",
+        frozenset({"false"}),
+        lambda run: (
+            run.case.row.id == "often_down"
+            and run.column.disturbance == "target relabelled"
+            and run.column.misses == AT_THE_START
+        ),
+    ),
+    Beyond(
+        "Half an hour of scrapes cannot be counted within 12 minutes in which Prometheus stores nothing.",
+        frozenset({"late"}),
+        lambda run: run.column.misses == AT_THE_START and run.case.row.id == "scraped_too_seldom",
+    ),
+    Beyond(
         "Prometheus stores nothing for 12 minutes and so has nothing to look at: the alert ends and comes again.",
         frozenset({"broken"}),
         lambda run: run.column.misses == LATER and run.case.seen_for is None,
