@@ -375,8 +375,9 @@ OUT_OF_MEMORY = ("SGLangOutOfMemoryPrefill", "SGLangOutOfMemoryDecode", "SGLangO
 # Why a server is down is notified beside it.
 WHY_DOWN = {*OUT_OF_MEMORY, "SGLangGraphMemoryShort", "SGLangSchedulerStuck", "SGLangCrashed", "SGLangRestartLoop"}
 EXPORTER_DOWN = "SGLangTuningExporterDown"
+OF_A_JOB = "SGLangTuningExporterGone"  # it has no server
 CAUSES = [
-    *[("SGLangServerDown", name) for name in ROWS if name and name not in {"SGLangServerDown", EXPORTER_DOWN, *WHY_DOWN}],
+    *[("SGLangServerDown", name) for name in ROWS if name and name not in {"SGLangServerDown", EXPORTER_DOWN, OF_A_JOB, *WHY_DOWN}],
     ("SGLangRetractingTooOften", "SGLangAdmissionTooConservative"),
     ("SGLangRetractingTooOften", "SGLangRunningAtLimit"),
     ("SGLangRetractingTooOften", "SGLangQueueTooLong"),

@@ -609,6 +609,7 @@ class ServerState:
         Failures, starts and signs of life keep the times at which they happened.
         """
         self.begun = now
+        self._count_retracted()
         self._server_window.begin(self.server_totals)
         self.latency.begin_window()
         for rank in self.ranks.values():
