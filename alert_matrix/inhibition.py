@@ -158,7 +158,7 @@ def running(directory: Path, configuration: Path = CONFIGURATION) -> Iterator[Ma
     process = Process("alertmanager", command, directory / "alertmanager.log")
     receiver.start()
     try:
-        wait_until(lambda: process.ended or _answers(f"{url}/-/ready"), "Alertmanager")
+        wait_until(lambda: process.ended or answers(f"{url}/-/ready"), "Alertmanager")
         if process.ended:
             raise RuntimeError(process.last_words())
         yield manager
@@ -176,7 +176,8 @@ def wait_until(condition: Callable[[], bool], words: str, most: float = 60.0) ->
         time.sleep(0.05)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Say whether an address answers 200 within two seconds."""
     with requests.Session() as session:
         session.trust_env = False
         try:

@@ -76,26 +76,7 @@ def mixed(signal: Signal, states: Iterable[str] = (), share: float = 0.0) -> Sha
 
 def thresholds(profile: Profile) -> Page:
     """Give the series of what a profile calls healthy."""
-    told: tuple[tuple[str, str, float | None], ...] = (
-        ("queue", "lower", profile.queue_lower),
-        ("queue", "upper", profile.queue_upper),
-        ("queue", "wait_seconds", profile.queue_wait_seconds),
-        ("token_usage", "target", profile.token_usage_target),
-        ("retractions_per_minute", "upper", profile.retractions_per_minute),
-        ("rejections_per_minute", "upper", profile.rejections_per_minute),
-        ("aborted_share", "upper", profile.aborted_share),
-        ("available_gpu_memory_bytes", "least", profile.reserve_least_gb * GIGABYTE),
-        ("available_gpu_memory_bytes", "lower", profile.reserve_lower_gb * GIGABYTE),
-        ("available_gpu_memory_bytes", "upper", profile.reserve_upper_gb * GIGABYTE),
-        ("cuda_graph", "lower", 1 - profile.frequent_share),
-        ("share", "upper", profile.frequent_share),
-        ("time_to_first_token_seconds", "upper", profile.time_to_first_token_seconds),
-        ("inter_token_latency_seconds", "upper", profile.inter_token_seconds),
-        ("latency", "objective", profile.latency_objective),
-    )
-    return {
-        key("threshold", signal=signal, bound=bound): shown(value) for signal, bound, value in told if value is not None
-    }
+    return {key("threshold", signal=signal, bound=bound): shown(value) for signal, bound, value in profile.bounds}
 
 
 def healthy(profile: str, shares: Mapping[Signal, Shares] | None = None) -> Page:

@@ -28,19 +28,19 @@ from sglang_tuning_exporter.guide.diagnosis import (
 )
 from sglang_tuning_exporter.guide.objectives import FAST, SLOW
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, GIGABYTE, PROFILES
+from sglang_tuning_exporter.guide.promql import duration
 from sglang_tuning_exporter.signals import Signal
 
 MINUTE, HOUR = 60.0, 3600.0
-_UNITS = {"s": 1.0, "m": MINUTE, "h": HOUR}
 
 
 class UndescribedError(Exception):
     """A row that the machine cannot try."""
 
 
-def length(duration: str) -> float:
+def length(text: str) -> float:
     """Give the seconds of a rule's duration, 0 for none."""
-    return float(duration[:-1]) * _UNITS[duration[-1]] if duration else 0.0
+    return duration(text) if text else 0.0
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.guide.promql import duration
 from sglang_tuning_exporter.guide.table import ALERTS
-from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, Evaluations, Span, duration
+from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, Evaluations, Span
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
 

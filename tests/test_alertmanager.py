@@ -23,6 +23,7 @@ import pytest
 import requests
 import yaml
 
+from alert_matrix.inhibition import answers
 from sglang_tuning_exporter.config import Address
 from sglang_tuning_exporter.generate import alerts
 from sglang_tuning_exporter.guide.profiles import PROFILES
@@ -184,22 +185,13 @@ def _running(configuration: Path) -> Iterator[Alertmanager]:
     webhook.start()
     process = Process("alertmanager", command, configuration.parent / "alertmanager.log")
     try:
-        wait_until(lambda: process.ended or _answers(f"{url}/-/ready"), "Alertmanager")
+        wait_until(lambda: process.ended or answers(f"{url}/-/ready"), "Alertmanager")
         assert not process.ended, process.last_words()
         yield Alertmanager(url, mail, received)
     finally:
         process.stop()
         webhook.stop()
         mail.stop()
-
-
-def _answers(url: str) -> bool:
-    with requests.Session() as session:
-        session.trust_env = False
-        try:
-            return session.get(url, timeout=2).status_code == 200
-        except requests.RequestException:
-            return False
 
 
 @pytest.fixture(scope="module")

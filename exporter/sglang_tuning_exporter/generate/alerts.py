@@ -12,6 +12,7 @@ from sglang_tuning_exporter.generate.annotations import DEFAULT_LINKS, Advice, L
 from sglang_tuning_exporter.generate.expressions import expression
 from sglang_tuning_exporter.generate.inhibition import inhibitions
 from sglang_tuning_exporter.generate.records import records
+from sglang_tuning_exporter.guide.promql import SECONDS_IN
 from sglang_tuning_exporter.guide.table import ALERTS
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 
 
@@ -76,7 +76,7 @@ def scaled(text: str, time_scale: float) -> str:
         return text
 
     def shorter(match: re.Match[str]) -> str:
-        milliseconds = round(1000 * int(match[1]) * _UNITS[match[2]] / time_scale)
+        milliseconds = round(1000 * int(match[1]) * SECONDS_IN[match[2]] / time_scale)
         return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
 
     return _DURATION.sub(shorter, text)

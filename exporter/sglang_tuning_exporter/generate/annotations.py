@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.generate.boards.common import FLEET, SERVER
 from sglang_tuning_exporter.guide.diagnosis import (
     BurnRate,
     Failures,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # The exporter that saw it serves its runbooks, so a notification's link needs no internet.
 RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
 GRAFANA_URL = "http://localhost:3000"
-SERVER_BOARD, FLEET_BOARD = "sglang-tuning-server", "sglang-tuning-fleet"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
 _OWN = "{{ $labels.instance }}"
 _HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
@@ -68,8 +68,8 @@ class Links:
         """Give the address of the board of the server that an alert is about, or of its job's servers."""
         boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
         if row.about == "job":
-            return f"{boards}/{FLEET_BOARD}?{job}"
-        return f"{boards}/{SERVER_BOARD}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}"
+            return f"{boards}/{FLEET}?{job}"
+        return f"{boards}/{SERVER}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}"
 
 
 DEFAULT_LINKS = Links()

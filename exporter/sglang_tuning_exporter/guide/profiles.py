@@ -90,6 +90,28 @@ class Profile:
         return self.retractions_per_minute + ABOUT
 
     @property
+    def bounds(self) -> list[tuple[str, str, float]]:
+        """The thresholds as they are exposed: signal, bound and figure (`sglang_tuning_threshold`); memory in bytes."""
+        told: tuple[tuple[str, str, float | None], ...] = (
+            ("queue", "lower", self.queue_lower),
+            ("queue", "upper", self.queue_upper),
+            ("queue", "wait_seconds", self.queue_wait_seconds),
+            ("token_usage", "target", self.token_usage_target),
+            ("retractions_per_minute", "upper", self.retractions_per_minute),
+            ("rejections_per_minute", "upper", self.rejections_per_minute),
+            ("aborted_share", "upper", self.aborted_share),
+            ("available_gpu_memory_bytes", "least", self.reserve_least_gb * GIGABYTE),
+            ("available_gpu_memory_bytes", "lower", self.reserve_lower_gb * GIGABYTE),
+            ("available_gpu_memory_bytes", "upper", self.reserve_upper_gb * GIGABYTE),
+            ("cuda_graph", "lower", 1 - self.frequent_share),
+            ("share", "upper", self.frequent_share),
+            ("time_to_first_token_seconds", "upper", self.time_to_first_token_seconds),
+            ("inter_token_latency_seconds", "upper", self.inter_token_seconds),
+            ("latency", "objective", self.latency_objective),
+        )
+        return [(signal, bound, value) for signal, bound, value in told if value is not None]
+
+    @property
     def contradiction(self) -> str:
         """What the thresholds say against each other, and what to do; empty where they agree."""
         for low, high in _ASCENDING:

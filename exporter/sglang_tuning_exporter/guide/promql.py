@@ -7,6 +7,9 @@ is widened where too few scrapes came.
 
 from __future__ import annotations
 
+import re
+
+SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 # As long as Prometheus itself would go on with a value (its look-back), had no scrape failed.
 KNOWN = "5m"
 # An excuse is asked for a shorter time: what hid an alert must not hide it for minutes after it is gone.
@@ -25,6 +28,14 @@ REMEMBERED = "6h"
 WHILE = "20m"
 # The longest time that a rule asks back, for whether a target was an exporter at all.
 EVER = "24h"
+
+
+def duration(text: str) -> float:
+    """Read a duration of the table, such as `5m`, in seconds."""
+    match = re.fullmatch(r"(\d+)([smh])", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no duration such as 5m")
+    return int(match[1]) * SECONDS_IN[match[2]]
 
 
 def one_of(label: str, values: tuple[str, ...]) -> str:

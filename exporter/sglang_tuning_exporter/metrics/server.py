@@ -156,23 +156,6 @@ def thresholds(watcher: Watcher) -> Iterable[Metric]:
     """What the profile in force calls healthy, for panels and rules."""
     profile = watcher.profile.for_edition(first=watcher.state.facts.is_first_edition)
     family = gauge("threshold", "What the profile in force calls healthy.", "signal", "bound")
-    for signal, bound, value in (
-        ("queue", "lower", profile.queue_lower),
-        ("queue", "upper", profile.queue_upper),
-        ("queue", "wait_seconds", profile.queue_wait_seconds),
-        ("token_usage", "target", profile.token_usage_target),
-        ("retractions_per_minute", "upper", profile.retractions_per_minute),
-        ("rejections_per_minute", "upper", profile.rejections_per_minute),
-        ("aborted_share", "upper", profile.aborted_share),
-        ("available_gpu_memory_bytes", "least", profile.reserve_least_gb * GIGABYTE),
-        ("available_gpu_memory_bytes", "lower", profile.reserve_lower_gb * GIGABYTE),
-        ("available_gpu_memory_bytes", "upper", profile.reserve_upper_gb * GIGABYTE),
-        ("cuda_graph", "lower", 1 - profile.frequent_share),
-        ("share", "upper", profile.frequent_share),
-        ("time_to_first_token_seconds", "upper", profile.time_to_first_token_seconds),
-        ("inter_token_latency_seconds", "upper", profile.inter_token_seconds),
-        ("latency", "objective", profile.latency_objective),
-    ):
-        if value is not None:
-            family.add_metric([signal, bound], value)
+    for signal, bound, value in profile.bounds:
+        family.add_metric([signal, bound], value)
     yield family

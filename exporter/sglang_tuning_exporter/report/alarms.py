@@ -5,7 +5,6 @@ The rules' PromQL is followed: `increase()` (`samples`), `for`, `keep_firing_for
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from sglang_tuning_exporter.guide.evidence import WATCHDOG, past_of
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.profiles import ONE_MORE
+from sglang_tuning_exporter.guide.promql import duration
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 from sglang_tuning_exporter.report.samples import (
     COUNTED,
@@ -51,7 +51,6 @@ _TOLD_BY_LOGS = frozenset({"format_drift", "crashed"})
 GAP_SECONDS = 86_400.0
 _LONG, _SHORT = 600.0, 120.0  # the two windows of a share and of a rate
 _HALF, _KNOWN, _HALF_HOUR, _DRIFT = 300.0, 300.0, 1800.0, 3600.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +68,6 @@ class Span:
     end: float
     pending_since: float
     ongoing: bool = False
-
-
-def duration(text: str) -> float:
-    """Read a duration of the table, such as `5m`, in seconds."""
-    match = re.fullmatch(r"(\d+)([smh])", text)
-    if match is None:
-        raise ValueError(f"{text!r} is no duration such as 5m")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 class _Alert:
@@ -229,6 +220,11 @@ class AlarmClock(Evaluations):
                     gone.append(dp)
             for dp in gone:
                 del by_rank[dp]
+        if state.facts.reserve_gb is not None:
+            by_dp = state.facts.available_gb if state.has_dp_ranks else {}
+            of_ranks: dict[int | None, float] = {dp: gb for dp, gb in by_dp.items() if dp is not None}
+            for dp, gb in (of_ranks or {None: state.facts.reserve_gb}).items():
+                self._left[dp] = (now, gb)
         counts = {
             "starts": (_HALF_HOUR, state.starts),
             "rejected": (_LONG, state.server_totals.counts["rejected_requests"]),
@@ -257,7 +253,6 @@ class _Evaluation:
         self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
         self._windows: dict[float, Shares] = {}
         self._rate = self._retraction_rate(_LONG)
-        self._left = self._reserves
         self._found: tuple[frozenset[str], frozenset[str]] | None = None
 
     def fires(self, row: Diagnosis) -> bool:
@@ -297,12 +292,12 @@ class _Evaluation:
             rate, lately = (increase_of(rejected, window, self._now) or 0.0 for window in (_LONG, _SHORT))
             return rate / 10 > limits.rejections_per_minute + ONE_MORE and lately > 0
         if isinstance(condition, Reserve):
-            reserves = self._left
+            reserves = self._reserves
             if condition.side == "above":
                 return bool(reserves) and max(reserves) > limits.reserve_upper_gb
             return bool(reserves) and min(reserves) < limits.reserve_lower_gb
         if isinstance(condition, GraphMemory):
-            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._left
+            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._reserves
             return self._grew("graph_capture", _LONG) or (bool(reserves) and min(reserves) < limits.reserve_least_gb)
         if isinstance(condition, Failures):
             return any(self._grew(phase, _LONG) for phase in condition.phases)
@@ -358,10 +353,5 @@ class _Evaluation:
     @property
     def _reserves(self) -> list[float]:
         """GPU memory left after the start, of each DP rank, GB (metrics/server.py, memory), as last known."""
-        facts, left = self._state.facts, self._clock._left  # noqa: SLF001
-        if facts.reserve_gb is not None:
-            told = facts.available_gb if self._state.has_dp_ranks else {}
-            of_ranks: dict[int | None, float] = {dp: gb for dp, gb in told.items() if dp is not None}
-            for dp, gb in (of_ranks or {None: facts.reserve_gb}).items():
-                left[dp] = (self._now, gb)
+        left = self._clock._left  # noqa: SLF001
         return [gb for at, gb in left.values() if self._now - at < _KNOWN]
