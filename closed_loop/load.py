@@ -27,7 +27,8 @@ class Load:
     With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
     retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes the
-    connection in the middle of the answer. A client pauses for one of `pause_seconds` after each answer, gives up a
+    connection in the middle of the answer. Each request asks for `samples` answers; of these the longest is counted. With a
+    `schema` (JSON) answers are held to it. A client pauses for one of `pause_seconds` after each answer, gives up a
     request after `patience_seconds`, and after the end of the load waits `grace_seconds` for its answer.
     """
 
@@ -44,6 +45,8 @@ class Load:
     pause_seconds: tuple[float, ...] = (0.0,)
     priorities: tuple[int, ...] = ()
     dp_rank: int | None = None
+    samples: int = 1
+    schema: str = ""
     patience_seconds: float = 900.0
     grace_seconds: float = 0.0
 
@@ -55,7 +58,15 @@ class Load:
             family = drawn.randrange(self.families)
             prompt = _words(random.Random(f"{self.seed}/family {family}"), self.prefix_tokens)
         prompt += _words(drawn, drawn.choice(self.prompt_tokens))
-        sampling = {"max_new_tokens": self.most_new_tokens, "ignore_eos": self.ignore_eos, "temperature": 0.8}
+        sampling: dict[str, Any] = {
+            "max_new_tokens": self.most_new_tokens,
+            "ignore_eos": self.ignore_eos,
+            "temperature": 0.8,
+        }
+        if self.samples > 1:
+            sampling["n"] = self.samples
+        if self.schema:
+            sampling["json_schema"] = self.schema
         body: dict[str, Any] = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         if self.streamed < 1.0:
             body["stream"] = drawn.random() < self.streamed

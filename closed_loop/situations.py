@@ -8,9 +8,12 @@ must not be: `--flag up`, `--flag down`, `--flag drop`, or `--flag` for any.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from closed_loop.load import Load
+
+Process: TypeAlias = Literal["main", "scheduler", "detokenizer"]
+STAGES: tuple[Process, ...] = ("detokenizer", "scheduler", "main")
 
 NEUTRAL = frozenset({"not_enough_data", "starting", "idle", "healthy", "no_clear_bottleneck"})
 HEALTHY = ("healthy", "idle", "not_enough_data")
@@ -27,7 +30,7 @@ class Act:
 
     at: float
     signal: Literal["STOP", "CONT", "TERM"]
-    process: Literal["main", "scheduler", "detokenizer"]
+    process: Process
 
 
 Step = tuple[Load, ...]  # sent side by side
@@ -79,7 +82,7 @@ def _nothing(seconds: float) -> Step:
     return (Load(0, seconds),)
 
 
-def _stage(process: Literal["main", "scheduler", "detokenizer"], version: str = "0.5.23") -> Situation:
+def _stage(process: Process, version: str = "0.5.23") -> Situation:
     prefix = "" if version == "0.5.23" else f"v{version}-"
     stage = "main process" if process == "main" else process
     headline = ("scheduler_stuck", "server_down") if process == "main" else ("scheduler_stuck",)
@@ -101,12 +104,163 @@ def _stage(process: Literal["main", "scheduler", "detokenizer"], version: str = 
     )
 
 
+_SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
 _PREFIXES = {"families": 6, "prefix_tokens": 1200}
 
+_ONE_LIMIT = "--max-running-requests up. No change of conservativeness."
+_LATE = "Twelve answers are under way; each prompt of 3,000 tokens stops all of them while it is computed."
+
+# Loads that nothing was tuned for when they were first sent.
+UNTUNED: tuple[Situation, ...] = (
+    *(
+        Situation(
+            name=f"late-by-prefill{name}",
+            what=f"twelve long answers beside eight clients with prompts of 3,000 tokens{words}",
+            flags=f"--max-total-tokens 65536{flags}",
+            steps=((*_send(12, 60, 24, 400), *_send(8, 60, 3000, 8)),),
+            truth=_LATE,
+            right=right,
+            verdicts=("healthy", "latency_prefill_between", *WAITING),
+            cures=cures,
+            never=(CONSERVATIVENESS, "--max-running-requests down"),
+        )
+        for name, words, flags, right, cures in (
+            (
+                "",
+                "",
+                "",
+                "Let decode steps come between the prompts' chunks.",
+                ("--enable-mixed-chunk add", "--prefill-decode-interval"),
+            ),
+            ("-chunk-512", " in chunks of 512", " --chunked-prefill-size 512", "The same.", ()),
+            ("-mixed", " and mixed chunks", " --enable-mixed-chunk", "A smaller chunk.", ()),
+            (
+                "-mixed-512",
+                " and mixed chunks of 512",
+                " --enable-mixed-chunk --chunked-prefill-size 512",
+                "Little is left.",
+                (),
+            ),
+            (
+                "-interval-10",
+                " and ten decode steps after each prefill",
+                " --prefill-decode-interval 10",
+                "Little is left.",
+                (),
+            ),
+        )
+    ),
+    Situation(
+        name="long-answers-tiny-pool",
+        what="a pool of 1,500 tokens, prompts of 16 and answers of up to 600",
+        flags="--max-total-tokens 1500",
+        steps=(_send(16, 60, 16, 600),),
+        truth="Some three answers of 500 tokens fit; what waits, waits for memory.",
+        right="A larger pool; never a lower conservativeness.",
+        verdicts=(*POOL, "retracting_too_often", "conservativeness_ineffective"),
+        cures=(*MORE_MEMORY, f"{CONSERVATIVENESS} up"),
+        never=(f"{CONSERVATIVENESS} down", "--max-running-requests up"),
+    ),
+    Situation(
+        name="giants-among-small",
+        what="one prompt of 6,000 tokens to nine of 40",
+        flags="--max-total-tokens 16384",
+        steps=(_send(24, 60, (*[40] * 9, 6000), 60),),
+        truth="A giant takes more than a third of the pool and two chunks; two at once leave room for one more.",
+        right="A larger pool, or nothing. No change of conservativeness, no smaller batch.",
+        verdicts=(*POOL, *WAITING, "healthy"),
+        never=(CONSERVATIVENESS, "--max-running-requests"),
+    ),
+    Situation(
+        name="eight-samples",
+        what="six clients that ask for eight answers to each prompt, and --max-running-requests 12",
+        flags="--max-total-tokens 32768 --max-running-requests 12",
+        steps=(_send(6, 60, 40, 120, samples=8),),
+        truth="48 answers are asked for at once and twelve run: the running limit beside an empty pool.",
+        right=_ONE_LIMIT,
+        verdicts=("running_at_limit",),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "--max-total-tokens"),
+    ),
+    Situation(
+        name="one-at-a-time",
+        what="--max-running-requests 1 and six clients",
+        flags="--max-total-tokens 16384 --max-running-requests 1",
+        steps=(_send(6, 60, 40, 120),),
+        truth="One request runs and five wait, beside an empty pool.",
+        right=_ONE_LIMIT,
+        verdicts=("running_at_limit",),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "--max-total-tokens"),
+    ),
+    Situation(
+        name="policy-lof",
+        what="--schedule-policy lof beside --max-running-requests 8",
+        flags="--max-total-tokens 16384 --max-running-requests 8 --schedule-policy lof",
+        steps=(_send(32, 60, (24, 60), 200),),
+        truth="Eight run and 24 wait, beside a pool that is nearly empty; longest answers first.",
+        right=_ONE_LIMIT,
+        verdicts=("running_at_limit",),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "--max-total-tokens"),
+    ),
+    Situation(
+        name="stream-interval-50",
+        what="twelve chats whose tokens come fifty at a time (--stream-interval 50)",
+        flags="--max-total-tokens 16384 --stream-interval 50",
+        steps=(_send(12, 60, (24, 60), 200, pause_seconds=(0.2, 1.0)),),
+        truth="Healthy: nothing waits, and tokens come in bundles because the flag says so.",
+        right="Nothing, or the flag.",
+        verdicts=HEALTHY,
+        never=(CONSERVATIVENESS, "--max-running-requests down", "replica"),
+    ),
+    Situation(
+        name="impatient-clients",
+        what="24 clients that give a request up after four seconds, and --max-running-requests 4",
+        flags="--max-total-tokens 16384 --max-running-requests 4",
+        steps=(_send(24, 60, 40, 200, patience_seconds=4.0),),
+        truth="Most requests are given up while they wait for the running limit, beside an empty pool.",
+        right="--max-running-requests up, before anybody is asked to send less.",
+        verdicts=("running_at_limit", "requests_rejected"),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "--max-total-tokens"),
+    ),
+    Situation(
+        name="dp2-even",
+        what="two DP ranks with an even load, and --max-running-requests 8",
+        flags="--dp-size 2 --max-total-tokens 8192 --max-running-requests 8 --sleep-on-idle",
+        steps=(_send(40, 60, 40, 200),),
+        truth="Both ranks are at their part of the running limit, and requests wait for both.",
+        right=_ONE_LIMIT,
+        verdicts=("running_at_limit",),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "--load-balance-method"),
+        env=(("SGLANG_CPU_OMP_THREADS_BIND", "0|0"),),
+    ),
+    Situation(
+        name="prompts-beyond-the-pool",
+        what="one prompt of 5,000 tokens to three of 40, and a pool of 4,200",
+        flags="--max-total-tokens 4200",
+        steps=(_send(6, 60, (40, 40, 40, 5000), 60, pause_seconds=(0.2,)),),
+        truth="A prompt longer than the pool is answered with an error at once; all others are served well.",
+        right="Nothing, or a larger pool. Nobody sends too many.",
+        verdicts=HEALTHY,
+        never=(CONSERVATIVENESS, "requests at once", "replica"),
+    ),
+    Situation(
+        name="answers-by-schema",
+        what="twelve clients whose answers are held to a JSON schema",
+        flags="--max-total-tokens 16384 --grammar-backend xgrammar",
+        steps=(_send(12, 60, 40, 100, schema=_SCHEMA),),
+        truth="Healthy: the grammar is compiled once, and nothing waits for long.",
+        right="Nothing.",
+        verdicts=HEALTHY,
+        never=(CONSERVATIVENESS, "--max-running-requests down", "replica"),
+    ),
+)
+
 SITUATIONS: tuple[Situation, ...] = (
-    _stage("detokenizer"),
-    _stage("scheduler"),
-    _stage("main"),
+    *(_stage(process) for process in STAGES),
     Situation(
         name="pool-4200-prompts-1100",
         what="a pool of 4,200 tokens, in which three requests of 1,200 fit and a fourth never does",
@@ -389,10 +543,8 @@ SITUATIONS: tuple[Situation, ...] = (
         verdicts=("healthy", *WAITING),
         never=(CONSERVATIVENESS,),
     ),
-    _stage("detokenizer", "0.5.9"),
-    _stage("main", "0.5.9"),
-    _stage("detokenizer", "0.4.9.post6"),
-    _stage("main", "0.4.9.post6"),
+    *UNTUNED,
+    *(_stage(process, version) for version in ("0.5.9", "0.4.9.post6") for process in STAGES),
     *(
         Situation(
             name=f"healthy-{name}",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from sglang_tuning_exporter.guide.evidence import past_of
 from sglang_tuning_exporter.guide.findings import judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.latency import Recent
 from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
@@ -581,5 +582,34 @@ def test_clients_who_gave_up_on_a_server_that_hung_had_no_other_reason() -> None
         server.computes()
         server.sent += 100.0
         server.tick()
-    found = {finding.diagnosis.id for finding in judge(past_of(server.state, server.now)).findings}
-    assert "requests_rejected" not in found
+    assert "requests_rejected" not in found_by(server)
+
+
+def test_what_is_given_up_while_nothing_comes_out_is_called_rejected_only_when_something_does() -> None:
+    server = Server()
+    server.queued = 300.0
+    server.serves(300)
+    for _ in range(4):
+        server.computes()
+        server.aborted += 30.0
+        server.tick()
+    assert "requests_rejected" not in found_by(server)
+    server.serves(5)
+    assert "requests_rejected" in found_by(server)
+
+
+def test_first_tokens_that_were_late_while_the_server_hung_are_no_slow_prompts() -> None:
+    late = Recent(observations=100.0, breaches=90.0, mean_seconds=30.0, p50_seconds=30.0, p99_seconds=60.0)
+    for hangs, expected in ((0, True), (30, False)):
+        server = Server()
+        server.serves(200)
+        for _ in range(hangs):
+            server.computes()
+            server.tick()
+        server.serves(200)
+        past = replace(past_of(server.state, server.now), latency={"time_to_first_token": late})
+        assert ("latency_long_prompts" in {found.diagnosis.id for found in judge(past).findings}) is expected
+
+
+def found_by(server: Server) -> set[str]:
+    return {found.diagnosis.id for found in judge(past_of(server.state, server.now)).findings}

@@ -158,13 +158,18 @@ class Stages:
         self._open_at = (self._open_at or now) if waits else None
         self._idle_at = (self._idle_at or now) if waits and look.idle else None
 
+    @property
+    def left_in_vain(self) -> bool:
+        """Whether requests were given up, nothing has come out since, and no health check was answered: perhaps it hangs."""
+        return self._gave_up > 0
+
     def suspicious(self, now: float) -> bool:
         """Whether a health check would tell what the counters do not: requests are there, or left in vain, and nothing moves."""
         if self._sent_at is None or now - self._sent_at < SUSPECT_SECONDS:
             return False
         opened = self._open_at is not None and now - self._open_at >= SUSPECT_SECONDS
         failing = self._vain is not None and now - self._vain[1] <= VAIN_SECONDS
-        return opened or self._gave_up > 0 or failing
+        return opened or self.left_in_vain or failing
 
     def hang(self, now: float, stuck_since: float | None = None) -> Hang | None:
         """Say which stage hangs, if any; `stuck_since` is since when a scheduler's own figures stand still beside work."""

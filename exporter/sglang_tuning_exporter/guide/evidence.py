@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.demand import is_reserved_in_full
-from sglang_tuning_exporter.state import START
+from sglang_tuning_exporter.state import HUNG, START
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -96,7 +96,8 @@ class Past:
     `longest_answer` are the tokens that 99 % of the answers that ended in it end within, `fixed_answer` those of an answer where
     nearly all are of one length. `last_seen` gives when an event, by
     its name, or a state, by signal and state, was last seen; `now` is on the same clock. `knows_waits`: it is known how fast
-    requests start, and so whether those that wait do it for too long.
+    requests start, and so whether those that wait do it for too long. `left_in_vain`: requests were given up, and nothing
+    has come out since.
     """
 
     recent: Totals
@@ -118,11 +119,18 @@ class Past:
     words: Mapping[str, str] = field(default_factory=dict)  # what is known of a trouble, by its id
     starting: bool = False  # it is not there yet
     serves: bool = False  # at this moment
+    left_in_vain: bool = False
 
     @property
     def stage(self) -> str:
         """The stage that hangs; empty where none does. A server that takes connections and answers nothing hangs at its tokenizer."""
         return self.hang.stage if self.hang is not None else "tokenizer" if "hung" in self.troubles else ""
+
+    @property
+    def hung(self) -> bool:
+        """Whether the server hung within the window, or may do so now: what was late or given up had that reason."""
+        last = self.last_seen(HUNG)
+        return self.left_in_vain or (last is not None and self.now - last <= self.profile.window_seconds)
 
     @property
     def served_seconds(self) -> float:
@@ -266,6 +274,7 @@ def past_of(
         {**(words or {}), **ended(died)},
         starting,
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
+        state.stages.left_in_vain,
     )
 
 

@@ -31,7 +31,7 @@ from sglang_tuning_exporter.guide.evidence import (
 )
 from sglang_tuning_exporter.guide.suitability import beside, suits
 from sglang_tuning_exporter.sglang.events import ENDS
-from sglang_tuning_exporter.state import ABORTED, HUNG, REJECTION, RETRACTION, START, WORK
+from sglang_tuning_exporter.state import ABORTED, REJECTION, RETRACTION, START, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -186,8 +186,7 @@ def _rejections(condition: Rejections, past: Past) -> Evidence | None:
         return None
     limit = profile.rejections_per_minute
     rejected, given_up = (past.per_minute(counts[name]) for name in ("rejected_requests", "aborted_requests"))
-    hung = past.last_seen(HUNG)
-    if hung is not None and past.now - hung <= profile.window_seconds:
+    if past.hung:
         pass  # those who gave up on a server that hung had no other reason
     elif rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share and _gave_reason(condition, past):
         return Evidence("requests given up a minute", given_up, limit, "per_minute")
@@ -223,8 +222,14 @@ def _spread(condition: Spread, past: Past) -> Evidence | None:
 def _slow(condition: Slow, past: Past) -> Evidence | None:
     profile, recent = past.profile, past.latency.get(condition.latency)
     breaches = recent.breach_share if recent is not None else None
-    # Not before what could be the cause can be judged.
-    if recent is None or breaches is None or recent.observations < profile.enough_observations or not past.enough:
+    # Not before what could be the cause can be judged; what was late while the server hung had no other reason.
+    if (
+        past.hung
+        or recent is None
+        or breaches is None
+        or recent.observations < profile.enough_observations
+        or not past.enough
+    ):
         return None
     name = f"share of {condition.latency.replace('_', ' ')} observations above the objective"
     bound = _late_share(condition.times, profile)
