@@ -1,8 +1,9 @@
 """`python -m fuzz [--seconds S] [--seed N] [--target NAME …]`: hostile input for everything that comes from the world.
 
-First spoiled log lines by the million, then each target of `fuzz/targets.py` led by coverage (atheris, where there is a wheel of it for this Python). The
-time is for all together. What a target must not do is written in its check; an input that does it is kept under `build/fuzz/<target>/`: put it under
-`tests/data/fuzz/<target>/`, where a test tries it again, and mend what it found. Exit status 1 when something was found.
+First spoiled log lines by the million, then whole pages for a real Prometheus, then each target of `fuzz/targets.py`: led by coverage (atheris) where there
+is a wheel of it for this Python, else by Hypothesis; the first line says which. The time is for all together. What a target must not do is written in its
+check; an input that does it is kept under `build/fuzz/<target>/`: put it under `tests/data/fuzz/<target>/`, where a test tries it again, and mend what it
+found. Exit status 1 when something was found.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuzz import spoiled
+from fuzz import mutated, scraped, spoiled
 from fuzz.targets import FOUND, TARGETS, Target
 
-SPOILED = "spoiled"
 BUILT = Path("build/fuzz")
 # A page of any size must be read in a moment; ten seconds is a loop or an expression that backtracks.
 _UNIT_SECONDS, _MEMORY_MIB = 10, 2048
@@ -71,7 +71,7 @@ def _escaped(word: bytes) -> str:
 
 def main() -> int:
     """Read the flags and run."""
-    names = (SPOILED, *TARGETS)
+    names = ("spoiled", "scraped", *TARGETS)
     parser = argparse.ArgumentParser(
         prog="python -m fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -81,23 +81,28 @@ def main() -> int:
     parser.add_argument("--target", nargs="+", choices=names, default=names, help=f"which: {', '.join(names)}")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a seed may be a damaged file, which is said aloud
-    print(f"seed {arguments.seed}", flush=True)
-    targets = [TARGETS[name] for name in arguments.target if name != SPOILED]
-    if targets and importlib.util.find_spec("atheris") is None:
-        version = ".".join(map(str, sys.version_info[:2]))
-        print(
-            f"atheris is not installed for Python {version} (pip install atheris, where there is a wheel): "
-            f"left out {', '.join(target.name for target in targets)}",
-            file=sys.stderr,
-        )
-        targets = []
-    share = arguments.seconds / max(1, len(targets) + (SPOILED in arguments.target))
+    guided = importlib.util.find_spec("atheris") is not None
+    print(f"seed {arguments.seed}, {_engine(guided=guided)}", flush=True)
+    share = arguments.seconds / len(arguments.target)
     found = 0
-    if SPOILED in arguments.target:
-        found |= spoiled.run(arguments.lines, share, arguments.seed)
-    for number, target in enumerate(targets, 1):
-        found |= led(target, share, arguments.seed + number)
+    for number, name in enumerate(arguments.target):
+        seed = arguments.seed + number
+        if name == "spoiled":
+            found |= spoiled.run(arguments.lines, share, seed)
+        elif name == "scraped":
+            found |= scraped.run(share, seed)
+        elif guided:
+            found |= led(TARGETS[name], share, seed)
+        else:
+            found |= mutated.run(TARGETS[name], share, seed, BUILT / name)
     return found
+
+
+def _engine(*, guided: bool) -> str:
+    if guided:
+        return "targets led by coverage (atheris)"
+    version = ".".join(map(str, sys.version_info[:2]))
+    return f"targets by Hypothesis, not led by coverage: atheris is not installed for Python {version}"
 
 
 if __name__ == "__main__":

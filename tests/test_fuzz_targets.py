@@ -6,15 +6,17 @@ What must hold is said by each target's check in `fuzz/targets.py`. An input tha
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from fuzz.targets import FOUND, TARGETS, harmless
+from fuzz import mutated
+from fuzz.mutated import spoiled
+from fuzz.targets import FOUND, TARGETS, Target, harmless
 
 ROOT = Path(__file__).parents[1]
 CASES = sorted(path for path in FOUND.rglob("*") if path.is_file() and path.name != "README.md")
@@ -25,18 +27,6 @@ BUDGET = {"report": 15, "exposition": 25}
 def _quiet() -> None:
     """A damaged state file is said aloud: not ten thousand times."""
     logging.getLogger("sglang_tuning_exporter").setLevel(logging.CRITICAL)
-
-
-@st.composite
-def spoiled(draw: st.DrawFn, seeds: list[bytes], words: tuple[bytes, ...]) -> bytes:
-    """A real input that was cut, mended with pieces of another, with words that mean something and with words that mean nothing."""
-    text = draw(st.sampled_from(seeds))
-    for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, len(text)))
-        upto = at + draw(st.integers(0, 30))
-        piece = draw(st.sampled_from(words) | st.binary(max_size=6) | st.just(draw(st.sampled_from(seeds))[-200:]))
-        text = text[:at] + piece + text[upto:]
-    return text[draw(st.sampled_from([0, 0, 0, 1, len(text) // 2])) :]
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
@@ -75,17 +65,34 @@ def test_a_check_sees_a_secret() -> None:
         harmless({"a": ["--api-key", "x"]})
 
 
-def test_without_atheris_what_it_leads_is_left_out_and_named() -> None:
+def test_without_atheris_every_target_is_run_by_hypothesis_and_that_is_said() -> None:
     script = (
-        "import runpy, sys; sys.modules['atheris'] = None; sys.argv = ['fuzz', '--target', 'config', 'lines']; "
+        "import runpy, sys; sys.modules['atheris'] = None; "
+        f"sys.argv = ['fuzz', '--seconds', '0', '--lines', '2000', '--seed', '5', '--target', 'spoiled', {', '.join(map(repr, TARGETS))}]; "
         "runpy.run_module('fuzz', run_name='__main__')"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stderr
-    assert "atheris is not installed for Python 3." in ran.stderr
-    assert ran.stderr.rstrip().endswith("left out config, lines")
+    assert ran.stdout.startswith(
+        "seed 5, targets by Hypothesis, not led by coverage: atheris is not installed for Python 3."
+    )
+    assert re.findall(
+        r"^(\w+): [1-9]\d* inputs in \d+ s by Hypothesis, nothing found", ran.stdout, re.MULTILINE
+    ) == list(TARGETS)
+
+
+def test_what_hypothesis_finds_is_kept_and_ends_with_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(text: bytes) -> None:
+        assert b"bad" not in text
+
+    target = Target("spoilt", check, lambda: [b"good"], (b"bad",))
+    assert mutated.run(target, 60, 3, tmp_path) == 1
+    assert b"bad" in (tmp_path / "found").read_bytes()
+    assert "spoilt: found something with seed 3" in capsys.readouterr().err
 
 
 def test_a_short_run_repeats_its_seed_and_says_what_it_did() -> None:
@@ -94,4 +101,4 @@ def test_a_short_run_repeats_its_seed_and_says_what_it_did() -> None:
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("seed 7\n4,000 spoiled lines, ")
+    assert re.match(r"seed 7, targets .*\n4,000 spoiled lines, ", ran.stdout)

@@ -286,10 +286,11 @@ class Watcher:
                 self._failed(outcome)
             return
         page = exposition.bounded(outcome.text)
-        scrape, native = self._pages.read(page.text)
+        scrape, native, left_out = self._pages.read(page.text)
         with self._lock:
             self.state.capped["long_metric_lines"] += page.too_long
             self.state.capped["metric_lines"] += page.too_many
+            self.state.capped["refused_metric_lines"] += left_out
             if self.health.up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
             self.health.up, self.health.reason, self.health.message = True, "", ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.watcher import Watcher
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
-CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines")
+CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
 SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
@@ -47,7 +47,9 @@ def sources(watcher: Watcher) -> Iterable[Metric]:
         unknown.add_metric([], health.unrecognised)
     yield unknown
     capped = counter(
-        "capped", "What was left out because no server tells so much: lines of its page, words of DP ranks.", "what"
+        "capped",
+        "What was left out: lines of the server's page that are too many, too long or would have Prometheus refuse it, words of DP ranks beyond the most.",
+        "what",
     )
     for what in CAPPED:
         capped.add_metric([what], watcher.state.capped[what])

@@ -8,8 +8,9 @@ the whole text and labels parsed on demand.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Sample: TypeAlias = tuple[str, str, float]  # name, labels as they stand between the braces, value
+Text: TypeAlias = tuple[str, str, str]  # the same, the value as it is printed
 
 # NUL and lone surrogates cannot be written into a page that others can read; the escapes are the format's, no more.
 _VALUE = r'[^"\\\n\x00\ud800-\udfff]*(?:\\[\\"n][^"\\\n\x00\ud800-\udfff]*)*'
@@ -39,6 +41,7 @@ _COMMENT = re.compile(rf"[ \t]*#[ \t]*(TYPE|HELP)[ \t]+({_NAME})(?:[ \t]+(.*))?"
 _ONLY_LABELS = re.compile(_LABELS)
 _LABEL = re.compile(rf'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"({_VALUE})"')
 _ESCAPE = re.compile(r"\\(.)")
+_BOUND = re.compile(r"[0-9.eE+-]+|NaN|[+-]?Inf")
 
 
 # The page of one scheduler has some 700 lines, a tenth of them its own, all shorter than a thousand characters.
@@ -86,9 +89,14 @@ def scan(text: str) -> Page:
     for name, raw, value, other in _DATA_LINES.findall(text):
         if not other and (not raw or _are_labels(raw)):
             try:
-                found.append((name, raw, float(value)))
+                number = float(value)
             except ValueError:  # 1.2.3
                 broken += 1
+                continue
+            if is_beyond(number, value):
+                broken += 1
+            else:
+                found.append((name, raw, number))
             continue
         sample = _any_sample(other or f"{name}{{{raw}}} {value}")
         if sample is None:
@@ -119,12 +127,22 @@ def samples(text: str) -> list[Sample]:
     return scan(text).samples
 
 
-def _any_sample(line: str) -> tuple[str, str, str] | None:
+def _any_sample(line: str) -> Text | None:
     """Name, raw labels and value of a line in any spelling the two formats allow."""
     match = _ANY_SAMPLE.fullmatch(line)
     if match is None or not _are_labels(match[2] or ""):
         return None
-    return match[1], match[2] or "", match[3]
+    number = float(match[3])
+    if is_beyond(number, match[3]):
+        return None
+    # Of the spellings that are no figure, Prometheus takes some and refuses others: -nan, +NaN.
+    canonical = match[3] if math.isfinite(number) else "NaN" if number != number else "+Inf" if number > 0 else "-Inf"  # noqa: PLR0124 - NaN is not itself
+    return match[1], match[2] or "", canonical
+
+
+def is_beyond(number: float, text: str) -> bool:
+    """Say whether figures are too large for a float: Prometheus refuses the page that holds them."""
+    return math.isinf(number) and not text[-1].isalpha()
 
 
 # A server repeats its label sets in every family. Both caches hold those of sixty ranks, while a page is laid out: then the
@@ -134,7 +152,14 @@ def _are_labels(raw: str) -> bool:
     if _ONLY_LABELS.fullmatch(raw) is None:
         return False
     names = [name for name, _ in _LABEL.findall(raw)]
-    return len(set(names)) == len(names)
+    # Names with two underscores are reserved: with `__name__` twice in a series Prometheus refuses the page.
+    return len(set(names)) == len(names) and not any(name.startswith("__") for name in names)
+
+
+@lru_cache(maxsize=MOST_LABEL_SETS)
+def _identity(raw: str) -> frozenset[tuple[str, str]]:
+    """Labels as a series is known by them: in any order, and without those that are empty."""
+    return frozenset(item for item in labels(raw).items() if item[1])
 
 
 @lru_cache(maxsize=MOST_LABEL_SETS)
@@ -147,8 +172,8 @@ def labels(raw: str) -> Mapping[str, str]:
 
 def forget() -> None:
     """Let go of the label sets remembered: who keeps a page's layout has no more use for them, and they are a megabyte."""
-    _are_labels.cache_clear()
-    labels.cache_clear()
+    for remembered in (_are_labels, _identity, labels):
+        remembered.cache_clear()
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -162,7 +187,7 @@ def native_name(name: str) -> str:
 
 # Types of OpenMetrics in the words of 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): Prometheus
 # refuses a page that declares another.
-_TYPES = {
+TYPES = {
     "counter": "counter",
     "gauge": "gauge",
     "histogram": "histogram",
@@ -171,12 +196,10 @@ _TYPES = {
     "unknown": "untyped",
     "info": "gauge",
     "stateset": "gauge",
-    "gaugehistogram": "untyped",
 }
 _SUFFIXES = {
     "histogram": ("_bucket", "_count", "_sum"),
     "summary": ("_count", "_sum"),
-    "gaugehistogram": ("_bucket", "_gcount", "_gsum"),
 }
 _OPENMETRICS_SUFFIXES = {
     "counter": "total",
@@ -184,59 +207,121 @@ _OPENMETRICS_SUFFIXES = {
 }  # that the samples of a family have and its declaration has not
 
 
+_BOUND_LABELS = {"histogram": "le", "summary": "quantile"}  # their values are numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A page that is safe to append to ours, and how many samples and broken lines of SGLang's page are not in it."""
+
+    text: str
+    left_out: int = 0
+
+
 @dataclass(slots=True)
-class _Family:
-    declared: str | None = None  # a key of _TYPES
+class _Head:
+    """What a page declares of a family."""
+
+    declared: str = ""  # a key of TYPES
     help: str | None = None
-    lines: list[str] = field(default_factory=list)
+
+    def take(self, keyword: str, rest: str) -> None:
+        """Take a comment, but for the second of its kind."""
+        if keyword == "HELP" and self.help is None:
+            self.help = _help(rest)
+        elif keyword == "TYPE" and not self.declared and rest in TYPES:
+            self.declared = rest
 
 
-def passthrough(text: str) -> str:
+_UNDECLARED = _Head()
+
+
+def passthrough(text: str) -> Passed:
     """Give SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 that has no `sglang:` family.
 
-    Names lost to `sglang_x` come back as `sglang:x`. Left out: what is not SGLang's (`process_…` would collide),
-    `sglang_tuning_…` (our own through a gateway), broken lines, timestamps, exemplars, `_created`, a second HELP or
-    TYPE, a second sample of one series. A family's lines come together where the family first appears, because one
-    family in two pieces, or a TYPE behind its samples, makes a strict parser refuse the whole page.
+    Names lost to `sglang_x` come back as `sglang:x`. Left out, and not counted: what is not SGLang's (`process_…` would
+    collide), `sglang_tuning_…` (our own through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE.
+    Left out and counted: what would have Prometheus refuse the whole page, and a second sample of one series. A family's
+    lines come together where its first sample stands, because one family in two pieces, or a TYPE behind its samples,
+    makes a strict parser refuse the whole page.
     """
-    families: dict[str, _Family] = {}
-    seen: set[tuple[str, str]] = set()
+    heads, samples, left_out = _read(text)
+    names = {name for name, _, _ in samples}
+    families: dict[str, tuple[_Head, list[Text]]] = {}
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    for sample in samples:
+        series = (sample[0], _identity(sample[1]))
+        if series in seen:
+            left_out += 1
+            continue
+        seen.add(series)
+        home = _home(heads, names, sample[0])
+        if home is not None:
+            families.setdefault(home[0], (home[1], []))[1].append(sample)
+    out: list[str] = []
+    for name, (head, members) in families.items():
+        lines = _lines(head.declared, members)
+        left_out += len(members) - len(lines)
+        if lines:
+            if head.help is not None:
+                out.append(f"# HELP {name} {head.help}")
+            if head.declared:
+                out.append(f"# TYPE {name} {TYPES[head.declared]}")
+            out.extend(lines)
+    return Passed("\n".join(out) + "\n" if out else "", left_out)
+
+
+def _read(text: str) -> tuple[dict[str, _Head], list[Text], int]:
+    """Give what a page declares of SGLang's families, their samples in order, and how many lines cannot be read."""
+    heads: dict[str, _Head] = {}
+    samples: list[Text] = []
+    broken = 0
     once: dict[str, str] = {}
     for match in _LINES.finditer(text):
         printed, raw, value, other = match.groups("")
         printed, raw = once.setdefault(printed, printed), once.setdefault(raw, raw)
-        comment = _COMMENT.fullmatch(other) if other else None
-        if comment is not None:
-            if _is_native(comment[2]):
-                _declare(
-                    families.setdefault(native_name(comment[2]), _Family()), comment[1], (comment[3] or "").strip()
-                )
+        if other.lstrip(" \t\r")[:1] in ("", "#") and other:
+            comment = _COMMENT.fullmatch(other)
+            if comment is not None and _is_native(comment[2]):
+                heads.setdefault(native_name(comment[2]), _Head()).take(comment[1], (comment[3] or "").strip())
             continue
+        sample: Text | None = (printed, raw, value)
         if other or not _is_sound(raw, value):
             sample = _any_sample(other or f"{printed}{{{raw}}} {value}")
-        else:
-            sample = (printed, raw, value)
-        if sample is None or not _is_native(sample[0]):
-            continue
-        _add(families, seen, native_name(sample[0]), sample[1], sample[2])
-    out: list[str] = []
-    for name, family in families.items():
-        if family.lines:
-            if family.help is not None:
-                out.append(f"# HELP {name} {family.help}")
-            if family.declared is not None:
-                out.append(f"# TYPE {name} {_TYPES[family.declared]}")
-            out.extend(family.lines)
-    return "\n".join(out) + "\n" if out else ""
+        if sample is None:
+            broken += 1
+        elif _is_native(sample[0]):
+            samples.append((native_name(sample[0]), *sample[1:]))
+    return heads, samples, broken
 
 
-def _add(families: dict[str, _Family], seen: set[tuple[str, str]], name: str, raw: str, value: str) -> None:
-    if (name, raw) in seen:
-        return
-    seen.add((name, raw))
-    home = _home(families, name)
-    if home is not None:
-        families.setdefault(home, _Family()).lines.append(f"{name}{{{raw}}} {value}" if raw else f"{name} {value}")
+def _home(heads: dict[str, _Head], names: set[str], name: str) -> tuple[str, _Head] | None:
+    """Name and head of the family a sample belongs to; None for `_created`, which 0.0.4 has no place for."""
+    base, _, suffix = name.rpartition("_")
+    owner = heads.get(base, _UNDECLARED)
+    if "_" + suffix in _SUFFIXES.get(owner.declared, ()):
+        return base, owner
+    if name in heads:
+        return name, heads[name]
+    if suffix == "created" and (base in heads or base + "_total" in heads):
+        return None
+    if _OPENMETRICS_SUFFIXES.get(owner.declared) == suffix and base not in names:
+        return name, owner  # in 0.0.4 a counter is declared under the name of its samples
+    return name, _UNDECLARED
+
+
+def _lines(declared: str, samples: list[Text]) -> list[str]:
+    """Write a family's samples, but for those whose bucket or quantile is no number."""
+    bound = _BOUND_LABELS.get(declared)
+    return [
+        f"{name}{{{raw}}} {value}" if raw else f"{name} {value}"
+        for name, raw, value in samples
+        if bound is None or bound not in raw or _is_bound(labels(raw).get(bound))
+    ]
+
+
+def _is_bound(words: str | None) -> bool:
+    return words is None or (_BOUND.fullmatch(words) is not None and _is_number(words))
 
 
 def _is_sound(raw: str, value: str) -> bool:
@@ -249,33 +334,9 @@ def _is_native(printed: str) -> bool:
 
 def _is_number(value: str) -> bool:
     try:
-        float(value)
+        return not is_beyond(float(value), value)
     except ValueError:
         return False
-    return True
-
-
-def _declare(family: _Family, keyword: str, rest: str) -> None:
-    if keyword == "HELP" and family.help is None:
-        family.help = _help(rest)
-    elif keyword == "TYPE" and family.declared is None and rest in _TYPES:
-        family.declared = rest
-
-
-def _home(families: dict[str, _Family], name: str) -> str | None:
-    """Name of the family a sample belongs to; None for `_created`, which 0.0.4 has no place for."""
-    if name in families:
-        return name
-    base, _, suffix = name.rpartition("_")
-    if suffix == "created" and (base in families or base + "_total" in families):
-        return None
-    family = families.get(base)
-    if family is None or family.declared is None:
-        return name
-    if _OPENMETRICS_SUFFIXES.get(family.declared) == suffix and not family.lines:
-        families[name] = families.pop(base)  # in 0.0.4 a counter is declared under the name of its samples
-        return name
-    return base if "_" + suffix in _SUFFIXES.get(family.declared, ()) else name
 
 
 def _help(text: str) -> str:

@@ -7,6 +7,7 @@ raises. That a page read by its places tells the same as one read afresh is what
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,7 @@ class Reading(NamedTuple):
 
     scrape: Scrape
     native: str
+    left_out: int = 0  # lines that are not in `native` because Prometheus would refuse them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class _Layout:
     samples: Sequence[int]  # which of the figures are values of samples, in the page's order
     places: facts.Places
     native: Sequence[int] | None  # which lines are passed on, in which order; None: the page as it is
+    left_out: int
 
 
 class PageReader:
@@ -57,10 +60,11 @@ class PageReader:
             if self._layout is not None:  # without one, the next page is read by them again
                 exposition.forget()
         layout = self._layout
-        if layout is None:
-            return Reading(facts.read(text), exposition.passthrough(text) if self._passthrough else "")
-        values = [float(figures[place]) for place in layout.samples]
-        return Reading(facts.take(layout.places, values), self._native(layout, text))
+        values = [float(figures[place]) for place in layout.samples] if layout is not None else []
+        if layout is None or _is_any_beyond(layout, values, figures):
+            passed = exposition.passthrough(text) if self._passthrough else exposition.Passed("")
+            return Reading(facts.read(text), passed.text, passed.left_out)
+        return Reading(facts.take(layout.places, values), self._native(layout, text), layout.left_out)
 
     def _native(self, layout: _Layout, text: str) -> str:
         if not self._passthrough:
@@ -69,6 +73,13 @@ class PageReader:
             return text
         lines = text.split("\n")
         return "".join([lines[place] + "\n" for place in layout.native])
+
+
+def _is_any_beyond(layout: _Layout, values: list[float], figures: list[str]) -> bool:
+    """Say whether a figure is now too large for a float."""
+    return any(map(math.isinf, values)) and any(
+        exposition.is_beyond(value, figures[place]) for place, value in zip(layout.samples, values, strict=True)
+    )
 
 
 def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | None:
@@ -80,12 +91,16 @@ def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | No
     values = [place for place, part in enumerate(between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
     if len(values) != len(samples):
         return None
-    native = exposition.passthrough(text) if passthrough else text
-    passed_on = None if native == text else _lines(text, native)
+    passed = exposition.passthrough(text) if passthrough else exposition.Passed(text)
+    passed_on = None if passed.text == text else _lines(text, passed.text)
     if passed_on is not None and None in passed_on:
         return None
     return _Layout(
-        between, values, facts.find(samples), None if passed_on is None else [at for at in passed_on if at is not None]
+        between,
+        values,
+        facts.find(samples),
+        None if passed_on is None else [at for at in passed_on if at is not None],
+        passed.left_out,
     )
 
 
