@@ -49,12 +49,24 @@ BEYOND: tuple[Beyond, ...] = (
         lambda run: run.column.misses == LATER and run.case.seen_for is None,
     ),
     Beyond(
+        "The half hour in which starts are counted begins within 12 minutes without a sample: how many it holds is not known.",
+        frozenset({"ended early"}),
+        lambda run: run.column.misses == LATER and run.case.counts_starts,
+    ),
+    Beyond(
+        "An exporter that starts anew while the alert is pending must see the silence of a minute again, and the alert waits again.",
+        frozenset({"late"}),
+        lambda run: run.case.row.id == "log_silent" and run.column.disturbance == "exporter restarts",
+    ),
+    Beyond(
         "The exporter starts anew, and counts from 0, before Prometheus has seen the event: it needs a --state-file.",
         frozenset({"never", "late"}),
         lambda run: (
-            (run.column.misses in {AT_THE_START, HALF} or run.column.scrape >= SELDOM)
+            run.column.disturbance == "exporter restarts"
             and (run.case.seen_for is not None or run.case.counts_starts or run.case.row.id == "metrics_disabled")
-            and run.column.disturbance == "exporter restarts"
+            and (
+                run.is_unseen_before_restart or run.column.misses in {AT_THE_START, HALF} or run.column.scrape >= SELDOM
+            )
         ),
     ),
     Beyond(

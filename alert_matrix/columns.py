@@ -165,6 +165,11 @@ class Run:
             at += step
         return tuple(found)
 
+    @property
+    def is_unseen_before_restart(self) -> bool:
+        """Whether the exporter starts anew before a scrape has read what happened when the trouble began."""
+        return not any(ended == "read" and self.begin < at < self.pending for at, ended in self.scrapes)
+
     @cached_property
     def interval(self) -> float:
         """The longest time between two scrapes that were read while the alert was to come, gaps apart."""

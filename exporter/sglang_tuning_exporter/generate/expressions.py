@@ -101,7 +101,7 @@ def _lines(condition: Condition, busy: str) -> list[str]:  # noqa: C901, PLR0911
         )
         return [_HANGS, "or " + spoken[0], *spoken[1:]]
     if isinstance(condition, Starts):
-        return [f"increase(sglang_tuning_server_starts_total[30m]) > {condition.at_least - 0.5:g}"]
+        return _starts("sglang_tuning_server_starts_total[30m]", f"> {condition.at_least - 0.5:g}")
     if isinstance(condition, Spread):
         waited, lately = "rank:sglang_tuning_waiting:share10m", "rank:sglang_tuning_waiting:share2m"
         return [
@@ -114,6 +114,16 @@ def _lines(condition: Condition, busy: str) -> list[str]:  # noqa: C901, PLR0911
         return _burn_rate(condition)
     assert isinstance(condition, Source)
     return condition.expression.splitlines()
+
+
+def _starts(counted: str, often: str) -> list[str]:
+    """Write that a counter rose this often.
+
+    `increase` extrapolates: where scrapes are missed it makes three of two. So the plain difference must say so as well,
+    except where the counter began anew: there it means nothing.
+    """
+    rose = f"max_over_time({counted}) - min_over_time({counted})"
+    return [f"increase({counted}) {often}", f"and ({rose} {often} or resets({counted}) > 0)"]
 
 
 def _share(condition: Share, busy: str) -> list[str]:
