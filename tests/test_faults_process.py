@@ -195,11 +195,10 @@ def test_of_two_exporters_with_one_state_file_both_stay_right_and_the_second_say
     [
         lambda path: path.write_bytes(path.read_bytes()[:-40]),
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(os.urandom(5000)),
         lambda path: os.truncate(path, 3 << 30),
         lambda path: path.write_text('{"schema": 99, "positions": {}}'),
     ],
-    ids=["cut", "empty", "garbage", "three gigabytes", "newer"],
+    ids=["cut", "empty", "three gigabytes", "newer"],
 )
 def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server, state: Path, spoil: object) -> None:
     server.write(2)
@@ -213,6 +212,21 @@ def test_a_state_file_that_cannot_be_read_is_said_and_begun_anew(server: Server,
         counted(exporter, 3)
         assert exporter.page().value(STATE_FILE_UP) == 1
     assert state.stat().st_size < 10_000
+
+
+def test_a_file_that_is_no_state_file_is_said_and_left_as_it_is(server: Server, state: Path) -> None:
+    garbage = os.urandom(5000)
+    state.write_bytes(garbage)
+    with following(*of(server), *with_state(state)) as exporter:
+        said = "".join(exporter.said)
+        assert said.count("state file") == 1
+        assert (
+            f"state file {state}: cannot be used: state.json is no state file of an exporter; give another path" in said
+        )
+        server.write(3)
+        counted(exporter, 3)
+        assert exporter.page().value(STATE_FILE_UP) == 0
+    assert state.read_bytes() == garbage
 
 
 def test_a_state_file_that_is_a_directory_is_a_mistake_told_in_one_line(server: Server, tmp_path: Path) -> None:

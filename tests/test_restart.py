@@ -246,7 +246,9 @@ def test_a_damaged_state_file_is_said_and_the_exporter_starts_as_new(log: Log, t
 def test_a_state_file_that_cannot_be_written_is_said_and_the_exporter_goes_on(log: Log, tmp_path: Path) -> None:
     (tmp_path / "state.json.lock").mkdir()
     with exporter(log, tmp_path / "state.json") as one:
-        assert any("cannot be used: Is a directory; going on without it" in line for line in one.said)
+        assert any(
+            "cannot be used: state.json.lock is not a regular file; going on without it" in line for line in one.said
+        )
         assert one.page().value(STATE_FILE_UP) == 0
         log.write(DECODE, retraction(1))
         shows(one, EVENTS, 1)

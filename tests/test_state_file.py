@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,45 +92,161 @@ def test_a_process_killed_while_it_writes_leaves_a_whole_document(path: Path) ->
         file.release()
 
 
+OURS = b'{"schema": 1, "program": "sglang-tuning-exporter", "lines": '
+
+
 @pytest.mark.parametrize(
     "text",
     [
         b"",
-        b"{",
         b"\x00" * 4096,
-        b"[1, 2]",
-        b'"words"',
-        b"{}",
-        b'{"schema": 2}',
-        b'{"version": 3, "entries": []}',
-        b"\xff\xfe",
-        b"[" * 200_000,
-        b'{"schema": 1, "n": ' + b"9" * 10_000 + b"}",
-        b'{"schema": 1, "lines": "' + b"x" * MOST_BYTES + b'"}',
+        OURS,
+        OURS + b"\x00" * 4096,
+        OURS.replace(b"1", b"2", 1) + b"{}}",
+        OURS + b"\xff\xfe",
+        OURS + b"[" * 200_000,
+        OURS + b"9" * 10_000 + b"}",
+        OURS + b'"' + b"x" * MOST_BYTES + b'"}',
     ],
-    ids=[
-        "empty",
-        "cut",
-        "nul",
-        "list",
-        "words",
-        "foreign",
-        "newer",
-        "other",
-        "not utf-8",
-        "deep",
-        "giant number",
-        "huge",
-    ],
+    ids=["empty", "nul", "cut", "cut by a crash", "newer", "not utf-8", "deep", "giant number", "huge"],
 )
-def test_a_damaged_or_foreign_document_is_said_and_replaced_by_the_next_save(
-    file: StateFile, path: Path, text: bytes
-) -> None:
+def test_a_damaged_document_of_ours_is_said_and_replaced_by_the_next_save(path: Path, text: bytes) -> None:
     path.write_bytes(text)
+    file = taken(path)
     assert file.load() == {}
     assert file.problem == "is damaged or of another version: starting as if it were not there"
     assert file.save({"lines": {}})
     assert (file.problem, file.load()) == ("", {"schema": 1, "lines": {}})
+    file.release()
+
+
+FOREIGN = [
+    b"precious",
+    b"{",
+    b"[1, 2]",
+    b"{}",
+    b'{"schema": 1}',
+    b'{"schema": 1, "name": "mine"}',
+    b'{"version": 3, "entries": []}',
+    b'{"schema": 1, "program": "another"}',
+    b"\xff\xfe",
+    b"#!/bin/sh\n",
+    b"\x00" * 4095 + b"x",
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_file_of_somebody_else_is_not_taken_and_stays_as_it_is(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
+    file = taken(path)
+    assert (file.held, file.load(), file.save({"lines": {}})) == (False, {}, False)
+    assert file.problem == "cannot be used: state.json is no state file of an exporter; give another path"
+    assert path.read_bytes() == text
+    assert [each.name for each in path.parent.iterdir()] == ["state.json"]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_file_of_somebody_else_that_comes_meanwhile_stays_as_it_is_until_it_goes(
+    file: StateFile, path: Path, text: bytes
+) -> None:
+    assert file.save({"lines": {}})
+    path.write_bytes(text)
+    assert not file.save({"lines": {"decode": 1}})
+    assert file.problem == "cannot be written: state.json is no state file of an exporter; give another path"
+    assert path.read_bytes() == text
+    path.unlink()
+    assert file.save({"lines": {"decode": 1}})
+    assert (file.problem, file.load()) == ("", {"schema": 1, "lines": {"decode": 1}})
+
+
+def test_a_directory_exchanged_for_another_does_not_cost_its_files(tmp_path: Path) -> None:
+    (tmp_path / "states").mkdir()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "state.json").write_text("precious")
+    file = taken(tmp_path / "states" / "state.json")
+    assert file.save({})
+    (tmp_path / "states").rename(tmp_path / "away")
+    (tmp_path / "states").symlink_to(tmp_path / "others")
+    assert not file.save({})
+    assert (tmp_path / "others" / "state.json").read_text() == "precious"
+    file.release()
+
+
+def test_another_name_of_the_file_keeps_what_was_there(file: StateFile, path: Path, tmp_path: Path) -> None:
+    file.save({"old": 1})
+    os.link(path, tmp_path / "other")
+    file.save({"new": 1})
+    assert json.loads((tmp_path / "other").read_bytes())["old"] == 1
+    assert file.load() == {"schema": 1, "new": 1}
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may give a file away")
+@pytest.mark.parametrize("name", ["state.json", "state.json.lock", "state.json.new"])
+def test_a_file_of_another_user_is_neither_believed_nor_touched(path: Path, name: str) -> None:
+    planted = path.with_name(name)
+    planted.touch()
+    os.chown(planted, 12345, 12345)
+    file = taken(path)
+    assert not file.save({})
+    assert file.problem.endswith(f": {name} belongs to another user; give another path")
+    assert planted.stat().st_uid == 12345
+    file.release()
+
+
+@pytest.mark.parametrize("text", [b"", OURS, OURS + b"3}", b'{"schema":1,"at":17.5,"positions":{'])
+def test_what_a_crash_left_of_a_new_document_is_in_nobodys_way(file: StateFile, path: Path, text: bytes) -> None:
+    Path(f"{path}.new").write_bytes(text)
+    assert file.save({"lines": {}})
+    assert not Path(f"{path}.new").exists()
+
+
+def _link(place: Path) -> None:
+    precious = place.with_name("precious")
+    precious.write_text("as it was")
+    place.symlink_to(precious)
+
+
+def _hard_link(place: Path) -> None:
+    precious = place.with_name("precious")
+    precious.write_text("as it was")
+    os.link(precious, place)
+
+
+def _words(place: Path) -> None:
+    place.write_text("precious")
+
+
+IN_THE_WAY: dict[str, Callable[[Path], None]] = {
+    "link": _link,
+    "dangling link": lambda place: place.symlink_to("nowhere"),
+    "directory": Path.mkdir,
+    "pipe": os.mkfifo,
+    "words": _words,
+    "hard link": _hard_link,
+}
+
+
+@pytest.mark.parametrize("suffix", ["", ".new", ".lock"])
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_is_laid_in_its_way_is_said_and_left_as_it_is(tmp_path: Path, suffix: str, kind: str) -> None:
+    place = tmp_path / f"state.json{suffix}"
+    IN_THE_WAY[kind](place)
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    file = taken(tmp_path / "state.json")
+    assert not file.save({"lines": {}})
+    assert re.match(rf"cannot be (used|written): state\.json{suffix} is ", file.problem), file.problem
+    for name, was in before.items():
+        now = (tmp_path / name).lstat()
+        assert (now.st_ino, now.st_mode, now.st_size, now.st_mtime_ns) == (
+            was.st_ino,
+            was.st_mode,
+            was.st_size,
+            was.st_mtime_ns,
+        )
+    assert not (tmp_path / "nowhere").exists()
+    if (tmp_path / "precious").exists():
+        assert (tmp_path / "precious").read_text() == "as it was"
+    file.release()
 
 
 def test_a_second_exporter_cannot_take_it_until_the_first_lets_go(file: StateFile, path: Path) -> None:
@@ -165,8 +282,8 @@ def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
     [
         ("missing/state.json", "cannot be used: No such file or directory"),
         ("a-file/state.json", "cannot be used: Not a directory"),
-        ("a-directory", "cannot be used: not a regular file"),
-        ("a-pipe", "cannot be used: not a regular file"),
+        ("a-directory", "cannot be used: a-directory is not a regular file"),
+        ("a-pipe", "cannot be used: a-pipe is not a regular file"),
         ("x" * 300, "cannot be used: File name too long"),
         ("nul\0byte", "cannot be used: no file has a name with a NUL byte in it"),
     ],
@@ -182,18 +299,16 @@ def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, p
 
 def test_a_device_is_not_replaced_by_a_file() -> None:
     file = taken(Path("/dev/null"))
-    assert (file.held, file.problem) == (False, "cannot be used: not a regular file")
+    assert (file.held, file.problem) == (False, "cannot be used: null is not a regular file")
     assert Path("/dev/null").is_char_device()
     assert not Path("/dev/null.lock").exists()
 
 
-def test_a_symbolic_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+def test_a_symbolic_link_on_the_way_to_it_is_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    link = tmp_path / "state.json"
-    link.symlink_to(tmp_path / "disk" / "state.json")
-    file = taken(link)
+    (tmp_path / "states").symlink_to(tmp_path / "disk")
+    file = taken(tmp_path / "states" / "state.json")
     assert file.save({"lines": {}})
-    assert link.is_symlink()
     assert (tmp_path / "disk" / "state.json").is_file()
     file.release()
 
@@ -224,19 +339,11 @@ def test_what_is_in_the_way_of_the_new_document_is_said_and_the_old_one_stays(fi
     file.save({"old": 1})
     Path(f"{path}.new").mkdir()
     assert not file.save({"new": 1})
-    assert file.problem == "cannot be written: Is a directory"
+    assert file.problem == "cannot be written: state.json.new is not a regular file"
     assert file.load() == {"schema": 1, "old": 1}
     Path(f"{path}.new").rmdir()
     assert file.save({"new": 1})
     assert (file.problem, file.load()) == ("", {"schema": 1, "new": 1})
-
-
-def test_a_link_laid_in_its_way_is_not_followed(file: StateFile, path: Path, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("as it was")
-    Path(f"{path}.new").symlink_to(precious)
-    file.save({})
-    assert precious.read_text() == "as it was"
 
 
 def test_a_full_disk_is_said_and_the_old_document_stays_whole(file: StateFile, path: Path) -> None:

@@ -1,19 +1,38 @@
-"""What outlives the exporter: where the log was read to, and what had been counted by then, in one file written whole or not at all."""
+"""What outlives the exporter: where the log was read to, and what had been counted by then, in one file written whole or not at all.
+
+Whoever may write into the directory may lay anything at the file's name, and a slip may name a file of somebody else. So nothing is followed, opened for
+writing or replaced that is not a regular file of ours: empty, or begun as we begin a document.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
 MOST_BYTES = 8 << 20
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hold up the start
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_HEAD_BYTES = 4096
+_PROGRAM = "sglang-tuning-exporter"
+_OURS = re.compile(
+    rb'\s*\{\s*"schema":\s*\d+,\s*"(?:program":\s*"%b"|(?:at|lines|positions|state|unrecognised)":)' % _PROGRAM.encode()
+)
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# None of them follows a link in the file's place; a FIFO must not hold up the start.
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ = os.O_RDONLY | _SAFELY
+_LOCK = os.O_RDWR | os.O_CREAT | _SAFELY
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+
+
+class _NotOursError(Exception):
+    """Something else lies there; the words say what, and what to do."""
 
 
 class StateFile:
@@ -27,7 +46,6 @@ class StateFile:
         self.path = path
         self.problem = ""
         self._lock: int | None = None
-        self._file = path  # behind symbolic links, so that they stay
 
     @property
     def held(self) -> bool:
@@ -35,24 +53,19 @@ class StateFile:
         return self._lock is not None
 
     def acquire(self) -> bool:
-        """Take the file for this process; False when another exporter has it, or nobody can."""
+        """Take the file for this process; False when another exporter has it, nobody can, or it is not ours."""
         try:
-            self._file = Path(os.path.realpath(self.path))
-            if self._file.exists() and not self._file.is_file():
-                # A device would be replaced by a file.
-                self.problem = "cannot be used: not a regular file"
-                return False
-            self._lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self._directory() as directory:
+                _check(self.path.name, directory)
+                self._lock = _locked(f"{self.path.name}.lock", directory)
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
-            self.release()
+        except _NotOursError as error:
+            self.problem = f"cannot be used: {error}"
         except OSError as error:
             self.problem = f"cannot be used: {_words(error)}"
-            self.release()
         except ValueError:  # each Python has other words for it
             self.problem = "cannot be used: no file has a name with a NUL byte in it"
-            self.release()
         return self.held
 
     def load(self) -> dict[str, Any]:
@@ -60,12 +73,11 @@ class StateFile:
         if not self.held:
             return {}
         try:
-            with os.fdopen(os.open(self._file, _READ), "rb") as file:
-                regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-                text = file.read(MOST_BYTES + 1) if regular else b""
+            with self._directory() as directory, _opened(self.path.name, directory) as file:
+                text = file.read(MOST_BYTES + 1)
         except FileNotFoundError:
             return {}
-        except OSError as error:
+        except (OSError, _NotOursError) as error:
             self.problem = f"cannot be read: {_words(error)}"
             return {}
         try:
@@ -75,7 +87,7 @@ class StateFile:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             self.problem = "is damaged or of another version: starting as if it were not there"
             return {}
-        return document
+        return {key: value for key, value in document.items() if key != "program"}
 
     def save(self, document: dict[str, Any]) -> bool:
         """Replace the file. False when it is not ours or could not be written; the old one is then still whole.
@@ -84,19 +96,16 @@ class StateFile:
         """
         if not self.held:
             return False
-        text = json.dumps({"schema": SCHEMA, **document}, separators=(",", ":")).encode()
+        text = json.dumps({"schema": SCHEMA, "program": _PROGRAM, **document}, separators=(",", ":")).encode()
         if len(text) > MOST_BYTES:  # it would not be read again
             self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
             return False
-        beside = Path(f"{self._file}.new")
         try:
-            with os.fdopen(os.open(beside, _WRITE, 0o600), "wb") as file:
-                file.write(text)
-            beside.replace(self._file)
-        except OSError as error:
+            with self._directory() as directory:
+                _check(self.path.name, directory)
+                _replace(self.path.name, text, directory)
+        except (OSError, _NotOursError) as error:
             self.problem = f"cannot be written: {_words(error)}"
-            with suppress(OSError):
-                beside.unlink()  # half of it takes the room that others need
             return False
         self.problem = ""
         return True
@@ -107,6 +116,84 @@ class StateFile:
             os.close(self._lock)
             self._lock = None
 
+    @contextmanager
+    def _directory(self) -> Iterator[int]:
+        """Open the directory, so that one exchanged meanwhile does not lead half of the steps elsewhere."""
+        directory = os.open(self.path.parent, _DIRECTORY)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
 
-def _words(error: OSError) -> str:
-    return error.strerror or str(error)
+
+@contextmanager
+def _opened(name: str, directory: int) -> Iterator[Any]:
+    """Open a file of ours to read. Raises `_NotOursError` for anything else."""
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    _check_kind(name, found)  # before it is opened: to open a device may move something
+    with os.fdopen(os.open(name, _READ, dir_fd=directory), "rb") as file:
+        opened = os.fstat(file.fileno())
+        _check_kind(name, opened)
+        head = file.read(_HEAD_BYTES)
+        if head.strip(b"\0 \r\n") and _OURS.match(head) is None:  # NUL bytes are what a machine's crash leaves
+            raise _NotOursError(f"{name} is no state file of an exporter; give another path")
+        file.seek(0)
+        yield file
+
+
+def _check(name: str, directory: int) -> None:
+    """Raise `_NotOursError` where something lies at this name that is not ours; nothing at all is well."""
+    try:
+        with _opened(name, directory):
+            pass
+    except FileNotFoundError:
+        pass
+
+
+def _check_kind(name: str, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise _NotOursError(f"{name} is a symbolic link; give the path of the file itself")
+    if not stat.S_ISREG(found.st_mode):
+        raise _NotOursError(f"{name} is not a regular file")
+    if found.st_uid != os.geteuid():
+        raise _NotOursError(f"{name} belongs to another user; give another path")
+
+
+def _check_lock(name: str, found: os.stat_result) -> None:
+    _check_kind(name, found)
+    if found.st_size:
+        raise _NotOursError(f"{name} is not empty, so it is no lock of an exporter; give another path")
+
+
+def _locked(name: str, directory: int) -> int:
+    """Take the lock; it is let go of with the descriptor."""
+    with suppress(FileNotFoundError):
+        _check_kind(name, os.stat(name, dir_fd=directory, follow_symlinks=False))
+    lock = os.open(name, _LOCK, 0o600, dir_fd=directory)
+    try:
+        _check_lock(name, os.fstat(lock))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _replace(name: str, text: bytes, directory: int) -> None:
+    """Write a new file and give it the name; what a crash left of an earlier one is removed first."""
+    beside = f"{name}.new"
+    with suppress(FileNotFoundError), _opened(beside, directory):
+        os.unlink(beside, dir_fd=directory)
+    descriptor = os.open(beside, _NEW, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        os.replace(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(beside, dir_fd=directory)  # half of it takes the room that others need
+        raise
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
