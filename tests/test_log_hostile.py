@@ -160,11 +160,11 @@ def test_a_line_of_a_megabyte_is_read_as_far_as_it_matters() -> None:
 
 def test_parts_of_a_line_that_never_ends_do_not_grow_without_bound() -> None:
     reader = LogReader()
+    assert len(reader.feed(b"2025-11-20T11:40:13.1Z stderr F " + PREFIX + DECODE + b"\n")) == 1
     part = b"2025-11-20T11:40:13.1Z stderr P " + b"x" * 16_000 + b"\n"
     for _ in range(100):
         assert reader.feed(part * 4) == []
-    held = reader._partial["stderr"][0]
-    assert len(held) <= 262_144
+    assert 0 < reader._surroundings.joined <= 262_144
     assert reader.feed(b"2025-11-20T11:40:13.1Z stderr F end\n") == []
     assert len(reader.feed(PREFIX + DECODE + b"\n")) == 1
 
@@ -180,7 +180,7 @@ def test_a_million_different_seconds_are_not_all_remembered() -> None:
                 for second in range(0, 60, 7)
             )
         )
-    assert len(reader._prefixes) <= 4096
+    assert len(reader._usual._prefixes) <= 4096
 
 
 def test_bytes_that_are_no_text_are_other_lines() -> None:

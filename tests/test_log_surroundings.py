@@ -229,9 +229,9 @@ def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
         marks = "".join("!?;^"[number // 4**place % 4] for place in range(6))
         reader.feed(f"a{marks} [2025-11-20 11:41:40 TP0] {RETRACTION}\n".encode())
     learned = reader._surroundings
-    assert len(learned._forms) <= surroundings._FORMS_KEPT
-    assert len(learned._seen) <= surroundings._HELD
-    assert sum(len(held) for held in learned._held.values()) <= surroundings._HELD * surroundings._CONFIRMED
+    assert len(learned._shapes) <= surroundings._SHAPES_KEPT
+    assert len(learned._waiting) <= surroundings._WAITING
+    assert sum(len(held) for held, _, _ in learned._waiting.values()) <= surroundings._WAITING * surroundings._CONFIRMED
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.events import (
@@ -96,6 +96,7 @@ def test_a_wrapped_line_gives_the_event_of_the_line(wrapper: str, line: str) -> 
     assert read(WRAPPERS[wrapper](PREFIX + LINES[line])) == bare
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(LINES)), max_size=12), st.lists(st.sampled_from(sorted(WRAPPERS)), min_size=1))
 def test_a_log_of_wrapped_lines_gives_the_events_of_the_lines(lines: list[str], wrappers: list[str]) -> None:
     plain = [PREFIX + LINES[line] for line in lines]

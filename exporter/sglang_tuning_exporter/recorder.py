@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.scrub import HOST, LogScrubber, Scrubber
+from sglang_tuning_exporter.sglang.layers import find
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
-from sglang_tuning_exporter.sglang.wrappers import unwrap
+from sglang_tuning_exporter.sglang.wrappers import strip_terminal
 from sglang_tuning_exporter.sources.scrape import Client, ScrapeError
 from sglang_tuning_exporter.sources.tail import LogFollower
 
@@ -251,7 +252,9 @@ class Recorder:
 
 
 def _printed(line: bytes) -> float | None:
-    prefix = parse_plain_prefix(line) or parse_plain_prefix(unwrap(line).text)
+    prefix = parse_plain_prefix(line)
+    if prefix is None and (found := find(strip_terminal(line))) is not None:
+        prefix = parse_plain_prefix(found.text)
     return None if prefix is None else prefix.time
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retraction, ServerArgs
 from sglang_tuning_exporter.sglang.exposition import labels, samples
+from sglang_tuning_exporter.sglang.layers import find
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, holds_secret, is_secret
-from sglang_tuning_exporter.sglang.surroundings import find
-from sglang_tuning_exporter.sglang.wrappers import unwrap
+from sglang_tuning_exporter.sglang.wrappers import strip_terminal
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
 _SHORTEST_KNOWN = 4  # shorter words stand in too many places that mean something else
@@ -216,7 +216,7 @@ class LogScrubber:
             self._learn_secrets(line)
             return self._server_args(given)
         prefix = parse_plain_prefix(line)
-        raw = line if prefix is not None else unwrap(line).text
+        raw = line if prefix is not None else strip_terminal(line.rstrip(b"\n"))
         prefix = prefix or parse_plain_prefix(raw)
         if prefix is None and (found := find(raw)) is not None:
             # What surrounds a line may name hosts and people.

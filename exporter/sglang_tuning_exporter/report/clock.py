@@ -7,9 +7,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.sglang.layers import begins, find
 from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
-from sglang_tuning_exporter.sglang.surroundings import begins, find
-from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, unwrap
+from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def printed_time(line: bytes) -> tuple[float | None, float | None]:
     text = line[:LONGEST_LINE]
     prefix = parse_plain_prefix(text)
     if prefix is None:
-        text = unwrap(text).text
+        text = strip_terminal(text)
         prefix = parse_plain_prefix(text) or parse_own_prefix(text)
         if prefix is None or not (prefix.plain or begins(text[prefix.end :])):
             found = find(text)
@@ -52,8 +52,8 @@ def first_time(block: bytes) -> float | None:
     for time, clock in _times(block):
         return time if time is not None else clock
     for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
-        if (outer := unwrap(line).time) is not None:
-            return outer
+        if (found := find(strip_terminal(line[:LONGEST_LINE]))) is not None and found.time is not None:
+            return found.time
     return None
 
 

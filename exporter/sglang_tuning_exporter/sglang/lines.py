@@ -23,18 +23,18 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.failure_lines import TRACEBACK, FailureLines
+from sglang_tuning_exporter.sglang.layers import Line, begins
 from sglang_tuning_exporter.sglang.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
-from sglang_tuning_exporter.sglang.surroundings import Line, Surroundings, begins
+from sglang_tuning_exporter.sglang.surroundings import Surroundings, Taught
 from sglang_tuning_exporter.sglang.suspicion import Suspicion
-from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal, unwrap
+from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
 _STRETCH = 64 << 10  # bytes read at once: with what is made of them, they fit a core's cache
 _DULL_KEPT, _DULL_LENGTH = 64, 400
-_STREAMS = ("stdout", "stderr")
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
 
@@ -80,17 +80,16 @@ class LogReader:
     def __init__(self, *, strict: bool = False) -> None:
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
-        self._partial: dict[str, tuple[bytearray, float | None]] = {}
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = Suspicion()
         self._strict = strict
         self._surroundings = Surroundings(strict=strict)
-        self._prefixes = usual.Prefixes()
-        self._usual = usual.UsualLines(self._prefixes)
+        self._usual = usual.UsualLines(self._surroundings.admits_scheduler if strict else None)
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
+        self._replays = False  # lines that waited are being read
         self._settled = False  # a line of SGLang's was read: the stream has a form
         self._day = 0
         self._clock: float | None = None
@@ -121,15 +120,23 @@ class LogReader:
         position = 0
         while position < len(block):
             end = block.find(b"\n", position + _STRETCH) + 1 or len(block)
-            self._usual.take(block[position:end])
+            stretch = block[position:end]
             position = end
-            lines, done = self._usual.lines, 0
+            bare = self._surroundings.strip(stretch)
+            if bare is None:
+                for line in stretch.removesuffix(b"\n").split(b"\n"):
+                    self._read_alone(line, events)
+                continue
+            self._usual.take(bare)
+            lines = self._usual.lines
+            whole = lines if bare is stretch else stretch.split(b"\n")
+            done, last = 0, len(lines) - 1
             while True:
-                if not self._suspicion.active:
+                if not self._suspicion.active and not self._surroundings.joins:
                     done = self._read_usual(done, events, singly=singly)
-                if done == len(lines) - 1:
+                if done == last:
                     break
-                self._read_alone(lines[done], events)
+                self._read_alone(whole[done], events)
                 done += 1
 
     def _read_alone(self, line: bytes, events: list[_Any]) -> None:
@@ -159,6 +166,7 @@ class LogReader:
             self.counts["other"] += others
             self.counts["access"] += number - decodes - prefills - others
         if decodes or prefills:
+            self._surroundings.passed(decodes + prefills)
             self._failures.serving = self._timed = self._settled = True
         if decodes or prefills or others:
             self._last_time = lines.time
@@ -170,25 +178,16 @@ class LogReader:
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
-        if prefix is not None:
-            known = (len(events), *self.unrecognised.values())
-            kind = self._read_prefixed(line, prefix, None, events)
-            if kind == "other" and not self._suspicion.active and known == (len(events), *self.unrecognised.values()):
-                self._remember(line, prefix)
-            return kind
-        unwrapped = unwrap(line)
-        text, time = unwrapped.text, unwrapped.time
-        if unwrapped.stream is not None:
-            stream = unwrapped.stream if unwrapped.stream in _STREAMS else ""
-            held = self._partial.pop(stream, None)
-            if held is not None:
-                held[0].extend(text[: LONGEST_LINE - len(held[0])])
-                text, time = bytes(held[0]), held[1]
-            if unwrapped.partial:
-                self._partial[stream] = (bytearray(text), time)
-                return "other"
-        kind = self._read_text(text, time, events)
-        self._read_more(unwrapped.more, time, events)
+        if prefix is not None and self._surroundings.admits(line):
+            return self._read_dated(line, prefix, None, events)
+        return self._read_text(strip_terminal(line), events)
+
+    def _read_dated(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
+        """Read a line from its prefix on, and remember one that means nothing."""
+        known = (len(events), *self.unrecognised.values())
+        kind = self._read_prefixed(text, prefix, outer_time, events)
+        if kind == "other" and not self._suspicion.active and known == (len(events), *self.unrecognised.values()):
+            self._remember(text, prefix)
         return kind
 
     def _read_more(self, lines: tuple[bytes, ...], time: float | None, events: list[_Any]) -> None:
@@ -196,53 +195,67 @@ class LogReader:
         for line in lines:
             self._read_bare(line, time, events)
 
-    def _read_text(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str:
+    def _read_text(self, text: bytes, events: list[_Any]) -> str:
+        around = self._surroundings.take_off(text)
         prefix = parse_plain_prefix(text)
+        if isinstance(around, Line) and (prefix is None or self._strict):
+            return "other" if around.partial else self._read_surrounded(around, events)
         # An exception's words stand raw in the last line of its traceback: nothing is read out of the middle of one.
         raw = self._failures.inside(self._line)
-        if prefix is None and b"\r" in text and not raw:
-            text = after_last_return(text, strict=self._strict)
+        if around is None and prefix is None and not raw:
+            text = self._unglued(text)
             prefix = parse_plain_prefix(text)
         if prefix is None and _ACCESS.match(text):
-            self._read_access(text, outer_time, NO_RANK, events)
+            self._read_access(text, None, NO_RANK, events)
             return "access"
-        if prefix is None and (line := self._surroundings.take_off(text)) is not None:
-            return self._read_surrounded(line, outer_time, events)
-        if prefix is None:
+        if prefix is not None and not self._surroundings.admits(text):
+            prefix = None
+        elif prefix is None and not self._strict:
             prefix = parse_own_prefix(text)
-        if prefix is None and not raw and (start := glued_line(text, strict=self._strict)):
-            text = text[start:]
-            prefix = parse_plain_prefix(text)
-        if not raw and (prefix is None or not (prefix.plain or begins(text[prefix.end :]))):
-            taught = self._surroundings.learn(text, (text, outer_time), settled=self._settled)
-            if taught is not None:
-                return self._read_held(taught.held, events)
+        if around is None and not raw and (prefix is None or not (prefix.plain or begins(text[prefix.end :]))):
+            around = self._surroundings.learn(text, settled=self._settled)
+        if isinstance(around, Taught):
+            return self._read_held(around.held, events)
         if prefix is not None:
-            return self._read_prefixed(text, prefix, outer_time, events)
-        return self._read_bare(text, outer_time, events) or self._read_message(
-            text, outer_time, NO_RANK, events, timed=False
-        )
+            return self._read_prefixed(text, prefix, None, events)
+        if self._surroundings.wraps_every_line:
+            return "other"
+        return self._read_bare(text, None, events) or self._read_message(text, None, NO_RANK, events, timed=False)
 
-    def _read_held(self, held: list[tuple[bytes, float | None]], events: list[_Any]) -> str:
-        """Read the lines that waited for their form to be known: the last one's kind is this line's."""
+    def _unglued(self, text: bytes) -> bytes:
+        """Take off what a program has printed before the line without ending its own."""
+        if b"\r" in text:
+            text = after_last_return(text, strict=self._strict)
+        if parse_plain_prefix(text) is None and _ACCESS.match(text) is None:
+            text = text[glued_line(text, strict=self._strict) :]
+        return text
+
+    def _read_held(self, held: list[bytes], events: list[_Any]) -> str:
+        """Read the lines that waited for their shape to be known: the last one's kind is this line's."""
         kind = "other"
-        for number, (text, time) in enumerate(held, 1):
-            kind = self._read_text(text, time, events)
+        if self._replays:
+            return kind
+        self._replays = True
+        for number, text in enumerate(held, 1):
+            kind = self._read(text, events)
             if number < len(held):
                 self.counts["other"] -= 1
                 self.counts[kind] += 1
+        self._replays = False
         return kind
 
-    def _read_surrounded(self, line: Line, outer_time: float | None, events: list[_Any]) -> str:
+    def _read_surrounded(self, line: Line, events: list[_Any]) -> str:
         """Read a line without what surrounds it."""
-        text, time = strip_terminal(line.text), line.time if line.time is not None else outer_time
+        text, time = strip_terminal(line.text), line.time
         prefix = parse_plain_prefix(text)
         if prefix is None and _ACCESS.match(text):
             self._read_access(text, time, NO_RANK, events)
             return "access"
         kind = self._read_bare(text, time, events) if prefix is None else None
-        if kind is None:
-            if prefix is None and ((prefix := parse_own_prefix(text)) is None or not begins(text[prefix.end :])):
+        if kind is None and prefix is not None:
+            kind = self._read_dated(text, prefix, time, events)
+        elif kind is None:
+            if (prefix := parse_own_prefix(text)) is None or not begins(text[prefix.end :]):
                 # Where SGLang prints its own time, a line without one is somebody else's, whatever time stands around it.
                 prefix = Prefix(None if line.prefixed else time, None, line.rank, 0, plain=False)
             kind = self._read_prefixed(text, prefix, time, events)

@@ -1,362 +1,392 @@
-"""What surrounds the lines of one stream, learned from the lines with SGLang's own heads.
+"""What surrounds the lines of one stream: its *shapes*, learned from the lines with SGLang's own heads.
 
-Loggers, shippers and terminals put a text before every line, or the line into a field of JSON or CSV. Whatever it is,
-it is the same for the lines of a stream: a sequence of steps, each of which takes off one layer.
-The first line teaches its surroundings at once where they look like nobody's words. Where they do not, and where the
-stream already has a form, they must come again: lines that wait meanwhile are given back and read.
+The first line teaches its form at once where that looks like nobody's words. Where it does not, and where the stream
+already has a form, it must come again: lines that wait meanwhile are given back and read.
+
+Of a log that is followed (`strict`) a later line must have the shape of the lines before it: the same layers around it,
+the same host, container, program and process id where those were the same for all lines so far, and SGLang's own prefix
+in the same layout. A text inside a message has none of it. Another shape is believed once many lines have had it.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.sglang.events import NO_RANK, Rank
-from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix, parse_rank
-from sglang_tuning_exporter.sglang.stamps import STAMP, stamp_seconds, value_seconds
+from sglang_tuning_exporter.sglang.events import NO_RANK
+from sglang_tuning_exporter.sglang.layers import (
+    BYTES,
+    HEAD,
+    LONGEST_BEFORE,
+    Csv,
+    Form,
+    Json,
+    Line,
+    form_of,
+    taken_off,
+)
+from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from sglang_tuning_exporter.sglang.prefix import Prefix
 
-_FORMS_KEPT = 8  # of one stream: a paste may hold several
+_SHAPES_KEPT = 8  # of one stream: a paste may hold several
 _CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; of a stream that is followed and had another form before
-_HELD = 16  # forms that wait to be confirmed
-_HELD_LENGTH = 65_536  # `server_args=` is about 20 kB
-_LONGEST_BEFORE = 300
-_LAYERS = 4
-_LEAVES = 256
-_DEPTH = 6
+_WAITING = 16  # shapes that wait to be confirmed
+_WAITING_LINES = 512  # of one shape
+_WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
+_PREFIXES = 16  # batch lines that tell how SGLang's own prefix looks
+_APART = 64  # lines of known shapes between two of a new one: no lasting change
+# So many lines, of so many sorts, tell which fields never change.
+_WATCHED, _SORTS = 64, 3
+_WATCHED_AT_MOST = 1024
+_VALUES_KEPT = 8  # of one field: more are a counter
+_UNLIKE_AT_MOST = 32  # times that the pattern of a whole stretch is made anew
+_LONGEST_EXAMPLE = 4096
 
-# SGLang's prefix, or the words of a line that has none: with what follows them, so that a sentence about them is none.
-_PREFIX = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
-_WORDS = (
-    rb"(?:Decode|Prefill) batch(?: ?\[\d{1,12}\])?(?:\([^)\n]{1,40}\))?[.,] ?#|new fill batch\. #"
-    rb"|#running-req: \d|KV cache pool is full\.|[Dd]ecode out of memory happened|Testing retraction"
-    rb"|server_args=(?:ServerArgs\(|\{)|max_total_num_tokens=\d|Memory pool end\.|KV Cache is allocated\."
-    rb"|Load weight (?:begin|end)|Capture [\w -]{0,40}[Gg]raph (?:begin|end)|Mamba Cache is allocated\."
-    rb"|The server is fired up and ready to roll!"
-)
-_HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
-_BARE = re.compile(_WORDS)
-_RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
-
-# The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
-_LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
-_TOKEN = re.compile(
-    rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")"
-    rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:\t])|(?P<bracket>\[(?!"
-    + STAMP
-    + rb")[^\]\[\n]{0,120}\])"
-    rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)"
-    rb"|(?P<word>[\w./@%+:#~*-]*\w[/@%+*-]*)|(?P<space>[ \t]+)|(?P<other>[^\w\n])"
-)
-_PATTERNS = {
-    "stamp": rb"(" + STAMP + rb")",
-    "labels": _LABELS,
-    "quoted": rb"\"[^\"\n]*\"",
-    "apostrophes": rb"'[^'\n]*'",
-    "bracket": rb"\[[^\]\[\n]{0,120}\]",
-    "round": rb"\([^()\n]{0,120}\)",
-    "angle": rb"<[^<>\n]{0,60}>",
-    "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
-    "space": rb"[ \t]+",
-}
-_WORDS_AT_MOST, _WORDS_SURE = 12, 6
-_QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\\")
-_LOGGED = (rb'="', rb'": "', rb'":"')  # the line is the value of a field
-_ENDS = b" \t]:|>-\"'"
-_LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
-_TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
-_SERVERS_OWN = ("obj", "text", "prompt", "messages", "out", "content", "input", "body")  # of a request's log
-
-_BYTES = b'MESSAGE":['  # journald gives a message that is no UTF-8 as a list of bytes
-
-Path: TypeAlias = tuple[str | int, ...]
+# Lines of a scheduler have the ranks of all schedulers of this server in their prefix.
+_SCHEDULERS = (b"Decode batch", b"Prefill batch", b"KV cache pool is full", b"Testing retraction", b"Decode out of")
+_RANKS = re.compile(rb"[ ]+([A-Za-z_]{2,12})=?\d{1,5}")
+_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 
 
-class Line(NamedTuple):
-    """A line without what surrounds it."""
-
-    text: bytes
-    time: float | None  # as the surroundings print it
-    rank: Rank
-    more: tuple[bytes, ...] = ()  # further lines of one message
-    prefixed: bool = True  # SGLang's own prefix follows what surrounds the stream's lines
-
-
-def begins(text: bytes) -> bool:
-    """Say whether a text begins with a message of SGLang's, without its prefix."""
-    return _BARE.match(text) is not None
-
-
-class Before:
-    """A text before the line."""
-
-    def __init__(self, form: bytes, *, sure: bool) -> None:
-        self.key = form
-        self.sure = sure
-        self._pattern = re.compile(form)
-        self._closes = form.endswith(b'"')
-
-    @classmethod
-    def of(cls, before: bytes) -> Before | None:
-        """Learn it from one line's; `None` where it could be part of a request or of a sentence."""
-        if not before or len(before) > _LONGEST_BEFORE or _QUOTES.search(before) or before[-1] not in _ENDS:
-            return None
-        field = before.endswith(_LOGGED)
-        parts, words, position, rest = [], 0, 0, before[:-1] if field else before
-        while position < len(rest):
-            match = _TOKEN.match(rest, position)
-            if match is None or match.lastgroup is None:
-                return None
-            position = match.end()
-            kind = match.lastgroup
-            if kind == "other" and match[0] in b"\"'{}":
-                return None
-            words += kind == "word"
-            # The last space is kept as it is: a traceback's own indentation follows it.
-            varies = kind in _PATTERNS and not (kind == "space" and position == len(rest))
-            parts.append(_PATTERNS[kind] if varies else re.escape(match[0]))
-        if words > _WORDS_AT_MOST:
-            return None
-        return cls(b"".join(parts) + (b'"' if field else b""), sure=not field and words <= _WORDS_SURE)
-
-    def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
-        match = self._pattern.match(line.text, 0, 2 * _LONGEST_BEFORE)
-        if match is None:
-            return None
-        before, rest = match[0], line.text[match.end() :]
-        if self._closes:
-            rest = _unquoted(rest)
-        time = line.time
-        for stamp in match.groups():
-            time = stamp_seconds(stamp) if time is None else time
-        return line._replace(text=rest, time=time, rank=_rank(before) or line.rank)
-
-
-class Json:
-    """A field of JSON."""
-
-    def __init__(self, path: Path, time: Path | None, *, sure: bool) -> None:
-        self.key = (path, time)
-        self.sure = sure
-        self._path, self._time = path, time
-
-    def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
-        entry = _json(line.text)
-        text = None if entry is None else _text(_at(entry, self._path))
-        if text is None or entry is None:
-            return None
-        time = None if self._time is None else value_seconds(_at(entry, self._time))
-        first, *more = text.rstrip(b"\r\n").split(b"\n")
-        return line._replace(text=first, time=line.time if time is None else time, more=tuple(more))
-
-
-class Csv:
-    """A column of CSV."""
-
-    def __init__(self, column: int, time: int | None) -> None:
-        self.key = (column, time)
-        self.sure = True
-        self._column, self._time = column, time
-
-    def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
-        row = _row(line.text)
-        if len(row) <= self._column:
-            return None
-        time = None if self._time is None else value_seconds(row[self._time])
-        text = row[self._column].encode("utf-8", "surrogateescape")
-        return line._replace(text=text, time=line.time if time is None else time)
-
-
-Form: TypeAlias = tuple["Before | Json | Csv", ...]
+Ranks: TypeAlias = tuple[bytes, ...]  # names of ranks
 
 
 class Taught(NamedTuple):
-    """What a line has taught: what was held of the lines with its form, if there are enough, which can be read now."""
+    """What a line has taught: what was held of the lines with its shape, if there are enough, which can be read now."""
 
-    held: list[Any]
+    held: list[bytes]
+
+
+class _Strange(NamedTuple):
+    """In what a line differs from those before it."""
+
+    shape: Shape
+    fields: tuple[Any, ...]  # names
+    layout: bytes | None
+    ranks: Ranks | None
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """What all lines of a stream have in common."""
+
+    form: Form
+    prefixed: bool  # SGLang's own prefix follows
+    layouts: set[bytes] = field(default_factory=set)  # of that prefix
+    ranks: set[Ranks] = field(default_factory=set)  # names of the ranks of a scheduler's lines
+    prefixes: int = 0  # seen while they were learned
+    fields: dict[Any, set[Any]] | None = (
+        None  # those with one value, while they are watched; then those that are required
+    )
+    sorts: set[bytes] = field(default_factory=set)
+    watched: int = 0
+    settled: bool = False
+    pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` takes it off
+    is_json: bool = False
+    unlike: int = 0  # stretches that the pattern did not fit
+
+    def watch(self, line: Line) -> None:
+        """See which fields keep their value."""
+        prefix = parse_plain_prefix(line.text)
+        self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
+        self.watched += 1
+        found = dict(line.fields)
+        if self.fields is None:
+            self.fields = {key: {value} for key, value in found.items()}
+        else:
+            self.fields = {key: values for key, values in self.fields.items() if found.get(key) in values}
+        self.settled = self.watched >= _WATCHED and len(self.sorts) >= _SORTS
+        if self.watched >= _WATCHED_AT_MOST and not self.settled:
+            self.settled, self.fields = True, {}
+
+    def strange(self, line: Line) -> tuple[Any, ...]:
+        """Name the fields that have another value than all lines before."""
+        found = dict(line.fields)
+        return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
+
+    def allow(self, strange: _Strange, lines: list[bytes]) -> None:
+        """Take what these lines have for one more form of the same."""
+        for text in lines:
+            line = taken_off(self.form, text)
+            found = {} if line is None else dict(line.fields)
+            for name in strange.fields:
+                if self.fields is not None and name in self.fields:
+                    self.fields[name].add(found.get(name))
+        self.fields = {name: values for name, values in (self.fields or {}).items() if len(values) <= _VALUES_KEPT}
+        self.learn_prefix(strange.layout, strange.ranks)
+        self.pattern = None
+
+    def learn_prefix(self, layout: bytes | None, ranks: Ranks | None) -> None:
+        """Take a layout of SGLang's own prefix for one that it has here."""
+        if layout is not None:
+            self.layouts.add(layout)
+        if ranks is not None:
+            self.ranks.add(ranks)
+
+    def fits(self, layout: bytes | None, ranks: Ranks | None) -> bool:
+        """Say whether SGLang's own prefix is as it was before; the first ones teach it."""
+        if self.prefixes < _PREFIXES:
+            self.prefixes += ranks is not None
+            self.learn_prefix(layout, ranks)
+        return (layout is None or layout in self.layouts) and (ranks is None or ranks in self.ranks)
+
+    @property
+    def form_key(self) -> tuple[Any, ...]:
+        """What tells forms apart."""
+        return tuple(layer.key for layer in self.form)
+
+    def learn_pattern(self, text: bytes) -> None:
+        """Make the pattern of a whole line from this one, if that can be."""
+        parts, line = [], Line(text, None, NO_RANK)
+        for place, layer in enumerate(self.form):
+            last = place == len(self.form) - 1
+            if isinstance(layer, Csv) or (isinstance(layer, Json) and not last) or len(text) > _LONGEST_EXAMPLE:
+                return
+            fixed = self.fields or {}
+            part = layer.pattern(line.text, fixed) if isinstance(layer, Json) else layer.pattern(fixed)
+            found = layer.take_off(line)
+            if part is None or found is None:
+                return
+            parts.append(part)
+            line = found
+        self.is_json = isinstance(self.form[-1], Json)
+        self.pattern = re.compile(b"^" + b"".join(parts) + (b"$" if self.is_json else b""), re.MULTILINE)
 
 
 class Surroundings:
     """What surrounds the lines of one stream."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        self._again = _CONFIRMED_AGAIN if strict else _CONFIRMED
         self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned
-        self._forms: list[tuple[Form, bool]] = []  # with whether SGLang's own prefix follows
-        self._seen: Counter[Any] = Counter()
-        self._held: dict[Any, list[Any]] = {}
+        self._current: Shape | None = None  # of the last line; `None`: SGLang's lines as they are
+        self._strict = strict
+        self._shapes: list[Shape] = []
+        self._waiting: dict[
+            Any, tuple[list[bytes], int, int]
+        ] = {}  # lines, how many with heads, when the last one came
+        self._read = 0  # lines in a known shape
+        self._partial: dict[str, tuple[bytes, float | None]] = {}
 
-    def take_off(self, text: bytes) -> Line | None:
-        """Take off what the stream's lines are known to be surrounded by; `None` where this one is not."""
-        for form, prefixed in self._forms:
-            found = _taken_off(form, text)
-            if found is not None and (prefixed or parse_plain_prefix(found.text) is None):
-                return found._replace(prefixed=prefixed)
-        return None
+    @property
+    def joined(self) -> int:
+        """How many bytes are kept of lines that have begun."""
+        return sum(len(text) for text, _ in self._partial.values())
 
-    def learn(self, text: bytes, held: Any, *, settled: bool) -> Taught | None:
-        """Learn from a line of no known form; `None` where it teaches nothing.
+    @property
+    def joins(self) -> bool:
+        """Whether a line has begun that a container runtime has cut."""
+        return bool(self._partial)
 
-        A form is believed at once only where the stream has none yet; `settled`: lines that need none have been read.
+    @property
+    def wraps_every_line(self) -> bool:
+        """Whether something is known to stand around every physical line, those of a traceback included."""
+        return self._strict and bool(self._shapes) and all(shape.form and shape.prefixed for shape in self._shapes)
+
+    def passed(self, lines: int) -> None:
+        """Count lines that were read in their known shape."""
+        self._read += lines
+
+    def strip(self, stretch: bytes) -> bytes | None:
+        """Take off what surrounds many lines at once, where all of them look like those before; what has another shape
+        stays as it is or becomes a NUL byte, and is no line of SGLang's then. `None`: each must be read alone.
         """
-        if _HEAD.search(text) is None and _BYTES not in text:
+        shape = self._current
+        if shape is None:
+            return stretch
+        if shape.pattern is None:
             return None
-        form = _form_of(text)
-        found = _taken_off(form, text) if form else None
-        if not form or found is None:
-            self.unread = self.unread if form == () else self.unread or text[:_LONGEST_BEFORE]
+        text = strip_colours(stretch) if b"\x1b" in stretch else stretch
+        template = rb"\1" if shape.is_json else b""
+        number = text.count(b"\n") + (text[-1:] != b"\n")
+        bare, found = shape.pattern.subn(template, text)
+        if found < number and (text[:1] == b"[" or b"\n[" in text):
+            lines = (shape.pattern.subn(template, line) for line in text.split(b"\n"))
+            bare = b"\n".join(line if is_found else b"\0" * bool(line) for line, is_found in lines)
+        if found * 2 < number and shape.unlike < _UNLIKE_AT_MOST:
+            shape.pattern = None
+            shape.unlike += 1
+        return bare.replace(b'\\"', b'"') if shape.is_json else bare
+
+    def admits_scheduler(self, start: bytes) -> bool:
+        """Say whether a batch line may have this prefix, where what surrounds the line is as expected."""
+        if not self._strict:
+            return True
+        if self._current is None:
+            return self.admits(start, scheduler=True)
+        return self._current.fits(*_layout(start, scheduler=True))
+
+    def admits(self, text: bytes, *, scheduler: bool | None = None) -> bool:
+        """Say whether a line may begin with SGLang's own prefix as this one does."""
+        if not self._strict:
+            self._current = None
+            return True
+        if not self._shapes:
+            self._shapes.append(Shape((), prefixed=True))
+        layout, ranks = _layout(text, scheduler=scheduler)
+        if any(not shape.form and shape.fits(layout, ranks) for shape in self._shapes):
+            self._read += 1
+            self._current = None
+            return True
+        return False
+
+    def take_off(self, text: bytes) -> Line | Taught | None:
+        """Take off what the stream's lines are known to be surrounded by; `None` where this one is not."""
+        found: Taught | None = None
+        for shape in self._shapes:
+            line = self._apply(shape.form, text) if shape.form else None
+            if line is None:
+                continue
+            if line.partial:
+                return line
+            prefix = parse_plain_prefix(line.text)
+            if prefix is not None and not shape.prefixed:
+                continue
+            if shape.prefixed and prefix is None and not self._strict and _has_more(text, line.text):
+                continue
+            if self._strict and (key := self._strange(shape, line, prefix)) is not None:
+                headed = HEAD.match(line.text) is not None
+                if headed or key in self._waiting:
+                    found = found or self._wait(key, text, _CONFIRMED_AGAIN, heads=headed)
+                else:
+                    found = found or Taught([])
+                continue
+            self._use(shape, text, line, prefix)
+            return line._replace(prefixed=shape.prefixed)
+        return found
+
+    def learn(self, text: bytes, *, settled: bool) -> Taught | None:
+        """Learn from a line of no known shape; `None` where it teaches nothing.
+
+        A shape is believed at once only where the stream has none yet; `settled`: lines have been read as they are.
+        """
+        if HEAD.search(text) is None and BYTES not in text:
+            return None
+        form = form_of(text)
+        found = None if form is None else taken_off(form, text)
+        if form is None or found is None or (not form and not self._strict):
+            self.unread = self.unread if form == () else self.unread or text[:LONGEST_BEFORE]
             return None
         prefixed = parse_plain_prefix(found.text) is not None
-        key = (prefixed, *(step.key for step in form))
-        if key not in self._seen and len(self._seen) >= _HELD:
-            self._seen.clear()
-            self._held.clear()
-        self._seen[key] += 1
-        if settled or self._forms:
-            enough = self._again
+        layout, ranks = _layout(found.text) if self._strict else (None, None)
+        names = tuple(layer.key for layer in form)
+        same = [known for known in self._shapes if known.form_key == names and known.prefixed == prefixed]
+        if not any(layout in known.layouts for known in same):
+            ranks = None
+        taught = self._wait((prefixed, layout, ranks, names), text, self._enough(form, text, settled=settled))
+        if taught.held:
+            shape = same[0] if same else Shape(form, prefixed)
+            if not same:
+                self._shapes.insert(0, shape)
+                del self._shapes[_SHAPES_KEPT:]
+            shape.learn_prefix(layout, ranks)
         else:
-            enough = 1 if all(step.sure for step in form) else _CONFIRMED
-        if len(text) <= _HELD_LENGTH or self._seen[key] >= enough:
-            self._held.setdefault(key, []).append(held)
-        if self._seen[key] < enough:
-            self.unread = self.unread or text[:_LONGEST_BEFORE]
-            return Taught([])
-        self._forms.insert(0, (form, prefixed))
-        del self._forms[_FORMS_KEPT:], self._seen[key]
-        return Taught(self._held.pop(key))
+            self.unread = self.unread or text[:LONGEST_BEFORE]
+        return taught
+
+    def _enough(self, form: Form, text: bytes, *, settled: bool) -> int:
+        """How many lines teach this form."""
+        sure = all(layer.sure for layer in form)
+        if self._shapes or settled:
+            if self._strict:
+                return _CONFIRMED_AGAIN
+            return 1 if sure and _is_well_known(form, text) else _CONFIRMED
+        return 1 if sure else _CONFIRMED
+
+    def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Taught:
+        """Let a line wait until enough others are like it."""
+        lines, number, last = self._waiting.pop(key, ([], 0, self._read))
+        if self._strict and self._read - last > _APART:
+            lines, number = [], 0
+        number += heads
+        if len(text) <= _WAITING_LENGTH or number >= enough:
+            lines.append(text)
+        if number >= enough:
+            if isinstance(key, _Strange):
+                key.shape.allow(key, lines)
+            return Taught(lines)
+        if len(self._waiting) >= _WAITING:
+            self._waiting.clear()
+        self._waiting[key] = (lines[-_WAITING_LINES:], number, self._read)
+        return Taught([])
+
+    def _apply(self, form: Form, text: bytes) -> Line | None:
+        """Take a form off one line; what a container runtime has cut is put together."""
+        line = Line(text, None, NO_RANK)
+        for layer in form:
+            found = layer.take_off(line)
+            if found is None:
+                return None
+            line = found
+            stream = line.stream
+            if stream is None:
+                continue
+            begun, time = self._partial.pop(stream, (b"", line.time))
+            if begun:
+                line = line._replace(text=(begun + line.text)[:LONGEST_LINE], time=time)
+            if line.partial:
+                self._partial[stream] = (line.text, line.time)
+                return line
+            line = line._replace(stream=None)
+        return line
+
+    def _strange(self, shape: Shape, line: Line, prefix: Prefix | None) -> _Strange | None:
+        """Say in what a line differs from those before it; `None` where it does not."""
+        fields = shape.strange(line) if shape.settled else ()
+        layout, ranks = (None, None) if prefix is None else _layout(line.text)
+        if not fields and shape.fits(layout, ranks):
+            return None
+        # Only what is strange: lines without ranks come between a scheduler's.
+        return _Strange(
+            shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
+        )
+
+    def _use(self, shape: Shape, text: bytes, line: Line, prefix: Prefix | None) -> None:
+        """Go on with this shape."""
+        if HEAD.match(line.text) is None and prefix is None:
+            return
+        self._read += 1
+        self._current = shape
+        if self._strict and not shape.settled:
+            shape.watch(line)
+        shape.watched += not self._strict
+        if shape.pattern is None and prefix is not None and (shape.settled or not self._strict):
+            shape.learn_pattern(text)
 
 
-def find(text: bytes) -> Line | None:
-    """Take off what surrounds one line, without knowing its stream; `None` where it has no head of SGLang's."""
-    form = _form_of(text)
-    return None if form is None else _taken_off(form, text)
+def _has_more(text: bytes, rest: bytes) -> bool:
+    """Say whether more stands around a line than has been taken off it."""
+    return HEAD.match(text, well_known(text)) is not None or bool(
+        (end := well_known(rest)) and HEAD.match(rest, end) is not None
+    )
 
 
-def _taken_off(form: Form, text: bytes) -> Line | None:
+def _is_well_known(form: Form, text: bytes) -> bool:
+    """Say whether all that surrounds a line is as runtimes and followers of logs write it."""
     line: Line | None = Line(text, None, NO_RANK)
-    for step in form:
-        line = step.take_off(line) if line is not None else None
-    return line
+    for layer in form:
+        before = b"" if line is None else line.text
+        line = layer.take_off(line) if line is not None else None
+        if line is None or isinstance(layer, Csv):
+            return False
+        if isinstance(layer, Json):
+            if not is_well_known_json(before):
+                return False
+        elif well_known(before) < before.find(line.text):
+            return False
+    return True
 
 
-def _form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
-    """Find what surrounds a line: the fewest steps to its head; `None` where it has no head or no form."""
-    head = _HEAD.search(text)
-    start = len(text) if head is None else head.start()
-    if not layers or (head is None and _BYTES not in text):
-        return None
-    if not start:
-        return ()
-    brace = text.find(b"{", 0, start)
-    if brace >= 0 and (entry := _json(text[brace:])) is not None:
-        field = _field(entry, layers)
-        before = Before.of(text[:brace]) if brace else None
-        if field is None or (brace and before is None):
-            return None
-        return ((before, *field) if before else field) if brace else field
-    if text[:1] == b'"' or b',"' in text[:start]:
-        column = _column(_row(text), layers)
-        if column is not None:
-            return column
-    before = Before.of(text[:start]) if head is not None else None
-    return None if before is None else (before,)
-
-
-def _field(entry: dict[str, Any], layers: int) -> Form | None:
-    if str(entry.get("event", "")).startswith("request."):
-        return None
-    leaves = list(_leaves(entry, ()))
-    for path, value in leaves:
-        text = _text(value)
-        if text is None or any(name in _SERVERS_OWN for name in path):
-            continue
-        inner = _form_of(text.split(b"\n", 1)[0], layers - 1)
-        if inner is None:
-            continue
-        times = [other for other, found in leaves if other != path and value_seconds(found) is not None]
-        times.sort(key=lambda other: _TIMES.index(other[-1]) if other[-1] in _TIMES else len(_TIMES))
-        told = any(other[-1] in _LEVELS for other, _ in leaves)
-        return Json(path, times[0] if times else None, sure=bool(times) or told), *inner
-    return None
-
-
-def _column(row: list[str], layers: int) -> Form | None:
-    for column, value in enumerate(row):
-        inner = _form_of(value.encode("utf-8", "surrogateescape"), layers - 1)
-        if inner is not None and (len(row) > 1 or inner == ()):
-            times = [place for place, other in enumerate(row) if place != column and value_seconds(other) is not None]
-            return Csv(column, times[0] if times else None), *inner
-    return None
-
-
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Give the texts and numbers of a JSON value, those nearest to its root first."""
-    level: list[tuple[Path, Any]] = [(path, value)]
-    given = 0
-    for _ in range(_DEPTH):
-        below: list[tuple[Path, Any]] = []
-        for place, found in level:
-            if isinstance(found, dict):
-                below += [((*place, name), inner) for name, inner in found.items()]
-            elif isinstance(found, list) and _text(found) is None:
-                below += [((*place, number), inner) for number, inner in enumerate(found[:2])]
-            elif given < _LEAVES:
-                given += 1
-                yield place, found
-        level = below[:_LEAVES]
-
-
-def _at(value: Any, path: Path) -> Any:
-    for name in path:
-        try:
-            value = value[name]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-def _text(value: Any) -> bytes | None:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace")
-    if isinstance(value, list) and len(value) > _DEPTH and all(isinstance(byte, int) for byte in value):
-        return bytes(byte & 255 for byte in value)
-    return None
-
-
-def _json(text: bytes) -> dict[str, Any] | None:
-    if text[:1] != b"{":
-        return None
-    try:
-        entry = json.loads(text.rstrip().removesuffix(b","))
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
-
-
-def _row(text: bytes) -> list[str]:
-    try:
-        return next(csv.reader([text.decode("utf-8", "surrogateescape")]), [])
-    except csv.Error:
-        return []
-
-
-def _unquoted(rest: bytes) -> bytes:
-    """Read the value of a field up to its closing quotation mark."""
-    rest = rest.rstrip().removesuffix(b",")
-    try:
-        return str(json.loads(b'"' + rest.removesuffix(b'"') + b'"')).encode("utf-8", "replace")
-    except ValueError:
-        return rest.removesuffix(b'"')
-
-
-def _rank(before: bytes) -> Rank | None:
-    found = _RANK_TOKEN.findall(before)
-    return parse_rank(b" " + b" ".join(found)) if found else None
+def _layout(text: bytes, *, scheduler: bool | None = None) -> tuple[bytes | None, Ranks | None]:
+    """Give the layout of SGLang's own prefix, and the names of its ranks where a scheduler has printed it."""
+    prefix = parse_plain_prefix(text)
+    if prefix is None or (prefix.time is None and prefix.clock is None):
+        return None, None
+    start, end = text[: prefix.end], prefix.end
+    if scheduler is None:
+        scheduler = text.startswith(_SCHEDULERS, end)
+    layout = _RANKS.sub(b"", start).translate(_DIGITS).rstrip()
+    return layout, tuple(_RANKS.findall(start)) if scheduler else None

@@ -143,9 +143,13 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
 
 
 class Prefixes:
-    """Says what lines' starts mean, each of which comes again and again or differs from one known in its second only."""
+    """Says what lines' starts mean, each of which comes again and again or differs from one known in its second only.
 
-    def __init__(self) -> None:
+    `admits`: whether a line of this stream may start so; asked again whenever one is not known yet.
+    """
+
+    def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
+        self._admits = admits
         self._odd: dict[bytes, Origin] = {}
         self._minutes: dict[bytes, float] = {}
         self._ends: dict[bytes, Origin] = {}  # from the second on
@@ -163,6 +167,8 @@ class Prefixes:
     def _read(self, start: bytes) -> Origin | None:
         prefix = parse_plain_prefix(start)
         if prefix is None or prefix.end != len(start) or prefix.time is None:
+            return None
+        if self._admits is not None and not self._admits(start):
             return None
         if len(self) > _KEPT - 2:
             self.forget()
@@ -258,12 +264,13 @@ class UsualLines:
     `decodes`, `prefills` and `others` are lines since `read` was last called; `time` is the last one's.
     """
 
-    def __init__(self, prefixes: Prefixes) -> None:
+    def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
         self.lines: list[bytes] = [b""]  # of the stretch; the last is empty, and none
         self.dull: set[bytes] = set()  # messages that mean nothing
         self.decodes = self.prefills = self.others = 0
         self.time: float | None = None
-        self._prefixes = prefixes
+        self._prefixes = Prefixes()
+        self._schedulers = self._prefixes if admits is None else Prefixes(admits)
         self._shapes: list[Shape | None] = [None]
         self._known = _Shapes()
 
@@ -289,7 +296,7 @@ class UsualLines:
             elif shape is not None:
                 its_prefix, _, may_be_probe, _, _, _ = shape
                 start = lines[index][its_prefix]
-                origin = self._prefixes.of(start)
+                origin = self._schedulers.of(start)
                 if origin is None:
                     return index
                 self.time = origin[0]

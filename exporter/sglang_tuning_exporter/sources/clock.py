@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from sglang_tuning_exporter.sglang.events import NO_RANK
+from sglang_tuning_exporter.sglang.layers import Line, find
 from sglang_tuning_exporter.sglang.prefix import parse_own_prefix, parse_plain_prefix
-from sglang_tuning_exporter.sglang.wrappers import unwrap
+from sglang_tuning_exporter.sglang.wrappers import strip_terminal
 
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # a traceback's lines print no time
@@ -33,9 +35,10 @@ def offset_of(path: str) -> float | None:
 def last_printed(text: bytes) -> float | None:
     """Give the time that the last dated line of `text` prints."""
     for line in reversed(text.splitlines()[-LINES_TRIED:]):
-        unwrapped = unwrap(line)
-        prefix = parse_plain_prefix(unwrapped.text) or parse_own_prefix(unwrapped.text)
-        printed = prefix.time if prefix is not None and prefix.time is not None else unwrapped.time
+        text = strip_terminal(line)
+        found = find(text) or Line(text, None, NO_RANK)
+        prefix = parse_plain_prefix(found.text) or parse_own_prefix(found.text)
+        printed = prefix.time if prefix is not None and prefix.time is not None else found.time
         if printed is not None:
             return printed
     return None
