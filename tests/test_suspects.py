@@ -361,7 +361,7 @@ def test_nothing_is_named_where_a_limit_with_a_flag_explains_the_wait() -> None:
 
 def test_a_server_with_the_defaults_has_no_suspects() -> None:
     past = lived(FULL + scrapes(), prompt=1200)
-    assert suspects(past, troubles(past)) == []
+    assert suspects(past, troubles(past)) == ()
 
 
 def test_what_sglang_sets_by_itself_is_not_named() -> None:

@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LOG",
         help="logs from before: say what got better or worse since, and whether the change of arguments is the likely cause",
     )
+    _add_jobs(report)
     _add_judging(report)
     report.set_defaults(run=_report)
 
@@ -196,6 +197,7 @@ def _add_backfill(commands: _Commands) -> None:
         "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
     )
     backfill.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write it")
+    _add_jobs(backfill)
     _add_judging(backfill)
     backfill.add_argument("--job", default="sglang", metavar="NAME", help="the series' job (default sglang)")
     backfill.add_argument(
@@ -203,6 +205,15 @@ def _add_backfill(commands: _Commands) -> None:
     )
     backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
     backfill.set_defaults(run=_backfill)
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes that read a large log (default: one for each core; 1: this one)",
+    )
 
 
 def _add_record(commands: _Commands) -> None:
@@ -249,6 +260,17 @@ def _own_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
     return agreeing(thresholds("--threshold", own), arguments.profile) if own else {}
 
 
+def _jobs(arguments: argparse.Namespace) -> int:
+    from sglang_tuning_exporter.report.cores import MOST_JOBS, available  # noqa: PLC0415
+
+    if arguments.jobs is None:
+        return available()
+    if not 1 <= arguments.jobs <= MOST_JOBS:
+        raise UsageError(f"--jobs={arguments.jobs}: give a number from 1 to {MOST_JOBS}")
+    jobs: int = arguments.jobs
+    return jobs
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from sglang_tuning_exporter import report  # noqa: PLC0415
 
@@ -259,6 +281,7 @@ def _report(arguments: argparse.Namespace) -> int:
         profile=arguments.profile,
         own_thresholds=_own_thresholds(arguments),
         against=arguments.against,
+        jobs=_jobs(arguments),
     )
 
 
@@ -273,6 +296,7 @@ def _backfill(arguments: argparse.Namespace) -> int:
         instance=arguments.instance,
         date=arguments.date,
         own_thresholds=_own_thresholds(arguments),
+        jobs=_jobs(arguments),
     )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from sglang_tuning_exporter.signals import IDLE, SIGNALS, UNKNOWN, Signal, States
+from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +18,11 @@ _MOST_PENDING = 2048  # seconds or snapshots that nobody has asked for
 _MOST_SNAPSHOTS = 256  # a window wants some sixty of them; each keeps its counts
 _COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
 
+
+# The keys of `Totals.seconds` in which a signal was told while something ran or waited.
+_SERVING = {
+    signal: tuple((signal, state) for state in STATES[signal] if state not in {IDLE, UNKNOWN}) for signal in SIGNALS
+}
 
 _Key = TypeVar("_Key")
 
@@ -151,7 +156,8 @@ class Totals:
 
     def serving_seconds(self, signal: Signal = "activity") -> float:
         """Add up the seconds in which `signal` was told while something ran or waited."""
-        return sum(s for (name, state), s in self.seconds.items() if name == signal and state not in {IDLE, UNKNOWN})
+        seconds = self.seconds
+        return sum([seconds[key] for key in _SERVING[signal] if key in seconds])
 
     def share(self, signal: Signal, state: str) -> float | None:
         """Give the part of the signal's serving time spent in `state`, 0-1; None without any."""
@@ -160,7 +166,8 @@ class Totals:
 
     def share_of(self, signal: Signal, states: Iterable[str]) -> float | None:
         """Give the part of the signal's serving time spent in any of `states`, 0-1; None without any."""
-        shares = [share for state in states if (share := self.share(signal, state)) is not None]
+        serving = self.serving_seconds(signal)
+        shares = [self.seconds[signal, state] / serving for state in states] if serving > 0 else []
         return sum(shares) if shares else None
 
     def mean(self, figure: str) -> float | None:

@@ -86,7 +86,7 @@ def _never(what: Hashable) -> float | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Past:
     """What the conditions look at: the window's totals, what happened in it, and how many seconds of it were watched.
 

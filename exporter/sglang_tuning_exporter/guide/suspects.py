@@ -7,6 +7,7 @@ are named as a chance.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -47,12 +48,13 @@ def _instead(named: list[Named]) -> list[Named]:
     return first or named
 
 
-def suspects(past: Past, seen: frozenset[Trouble]) -> list[Named]:
+@lru_cache(maxsize=2)  # asked for by every row of one judgement
+def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
     """Give every flag that was typed and lies away from its default on the suspicious side; `seen` is the trouble there is."""
     facts = past.facts
     typed = typed_args(facts)
     if typed is None or facts.release is None:
-        return []
+        return ()
     found = []
     for suspect in SUSPECTS:
         value = typed.get(suspect.arg)
@@ -68,9 +70,10 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> list[Named]:
                 continue
         if not suspect.only_proven:
             found.append(Named(suspect, current, usual(suspect, facts.release)))
-    return found
+    return tuple(found)
 
 
+@lru_cache(maxsize=2)  # likewise
 def troubles(past: Past) -> frozenset[Trouble]:
     """Name what can be seen of a load that is not served well."""
     seen: set[Trouble] = {"hang"} if past.marks.get(WATCHDOG) else set()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
@@ -39,13 +40,14 @@ def run(
     profile: str,
     own_thresholds: Mapping[str, float] | None = None,
     against: Sequence[str] = (),
+    jobs: int = 1,
 ) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
     if format not in FORMATS:
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
     if profile not in PROFILES:
         raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
-    read, others = Logs(logs), Logs(against) if against else None
+    read, others = Logs(logs, jobs=jobs), Logs(against, jobs=jobs) if against else None
     if output is not None:
         _check_output(output, *(part for part in (read, others) if part is not None))
     judged = PROFILES[profile].with_thresholds(own_thresholds or {})
@@ -80,12 +82,13 @@ class Reading:
 
     def _read(self) -> None:
         analysis, alarms, state = self.analysis, self._alarms, self.analysis.state
-        for moment, event in self.logs.events():
-            if moment >= alarms.next_due:
-                for at in alarms.due(moment):
-                    analysis.wait(at)
-                    alarms.take(state, at, unrecognised=self.logs.unrecognised_taken.total())
-            analysis.take(moment, event)
+        with closing(self.logs.events()) as events:
+            for moment, event in events:
+                if moment >= alarms.next_due:
+                    for at in alarms.due(moment):
+                        analysis.wait(at)
+                        alarms.take(state, at, unrecognised=self.logs.unrecognised_taken.total())
+                analysis.take(moment, event)
         analysis.conclude()
         for at in alarms.rest():
             alarms.take(state, at, unrecognised=self.logs.unrecognised_taken.total())

@@ -284,9 +284,10 @@ class _Evaluation:
         if isinstance(condition, Share):
             return self._share(condition)
         if isinstance(condition, RetractionRate):
-            going_on = (self._retraction_rate(_SHORT) or 0.0) > 0 and (self._retraction_rate(_HALF, _HALF) or 0.0) > 0
-            often = (self._rate or 0.0) > limits.retractions_per_minute + ONE_MORE and going_on
-            return often and (self._capped or not condition.capped)
+            often = (self._rate or 0.0) > limits.retractions_per_minute + ONE_MORE
+            if not often or (condition.capped and not self._capped):
+                return False
+            return (self._retraction_rate(_SHORT) or 0.0) > 0 and (self._retraction_rate(_HALF, _HALF) or 0.0) > 0
         if isinstance(condition, Rejections):
             rejected = self._clock._counts["rejected"]  # noqa: SLF001
             rate, lately = (increase_of(rejected, window, self._now) or 0.0 for window in (_LONG, _SHORT))
@@ -338,7 +339,10 @@ class _Evaluation:
         return max(waiting) > limit and min(waiting) < condition.hardly and max(lately) > limit
 
     def _grew(self, name: str, window: float) -> bool:
-        grown = increase_of(self._clock._counts[name], window, self._now)  # noqa: SLF001
+        series = self._clock._counts[name]  # noqa: SLF001
+        if series.is_level:
+            return False
+        grown = increase_of(series, window, self._now)
         return grown is not None and grown > 0
 
     def _retraction_rate(self, window: float, ago: float = 0.0) -> float | None:

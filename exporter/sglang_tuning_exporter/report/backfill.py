@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING, cast
 
@@ -109,14 +109,15 @@ class Night:
     def moments(self) -> Iterator[tuple[float, list[Metric]]]:
         """Give every scrape: unix seconds, and what it would have got. Raises `UsageError` as `Logs.events` does."""
         analysis, clock = self.analysis, self.clock
-        for moment, event in self._logs.events():
-            if moment >= clock.next_due:
-                for at in clock.due(moment):
-                    analysis.take(at, None)
-                    yield self._seen(at)
-            analysis.take(moment, event)
-            if event is not None:
-                self.log.last_line_at = moment + self._shift
+        with closing(self._logs.events()) as events:
+            for moment, event in events:
+                if moment >= clock.next_due:
+                    for at in clock.due(moment):
+                        analysis.take(at, None)
+                        yield self._seen(at)
+                analysis.take(moment, event)
+                if event is not None:
+                    self.log.last_line_at = moment + self._shift
         for at in clock.rest():
             self.state.settle(at)
             yield self._seen(at)
@@ -169,6 +170,7 @@ def run(
     instance: str,
     date: str | None = None,
     own_thresholds: Mapping[str, float] | None = None,
+    jobs: int = 1,
 ) -> int:
     """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; 0. Raises `UsageError`."""
     if profile not in PROFILES:
@@ -176,7 +178,7 @@ def run(
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
-    read = Logs(logs, pace=EVALUATION_SECONDS)
+    read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs)
     _check_output(output, read)
     night = Night(read, PROFILES[profile].with_thresholds(own_thresholds or {}), _shift(read, date))
     try:

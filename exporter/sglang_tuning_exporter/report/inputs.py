@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import heapq
 import sys
+from contextlib import closing
 from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.report.ahead import Ahead, alone
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
+from sglang_tuning_exporter.report.cores import Cores, wait
 from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_order, shown
-from sglang_tuning_exporter.report.pacing import add_up, drifts, paced
+from sglang_tuning_exporter.report.pacing import add_up, drifts
 from sglang_tuning_exporter.report.servers import Servers
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.lines import LogReader
@@ -23,8 +26,9 @@ from sglang_tuning_exporter.sglang.usual import BatchRun
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from sglang_tuning_exporter.report.ahead import Piece
     from sglang_tuning_exporter.report.files import Source
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
@@ -35,11 +39,14 @@ _Timed: TypeAlias = tuple[float, Event | BatchRun | None]
 class Logs:
     """All logs of one report. `readers` hold their counts once `events` has been read to its end."""
 
-    def __init__(self, arguments: Sequence[str], stdin: IO[bytes] | None = None, *, pace: float | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], stdin: IO[bytes] | None = None, *, pace: float | None = None, jobs: int = 1
+    ) -> None:
         """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty.
 
         With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
-        `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case.
+        `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case. Large logs are read by so many
+        other processes as there are `jobs`, unless that is one.
         """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
@@ -57,7 +64,8 @@ class Logs:
         self.readers = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
         self._clocks = [Clock(log[0].ahead) for log in self._logs]
-        self._pace = pace
+        self._pace, self._jobs = pace, jobs
+        self._ahead: dict[int, Ahead] = {}
         self._taken: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in self._logs]
         self._open = {number: log[0] for number, log in enumerate(self._logs)}
 
@@ -146,12 +154,24 @@ class Logs:
         """What could not be read by kind, up to the last event given."""
         return add_up(unrecognised for _, unrecognised in self._taken)
 
-    def events(self) -> Iterator[_Timed]:
+    def events(self) -> Generator[_Timed, None, None]:
         """Give every event with its time, seconds, in time order; lines without a time follow the line before.
 
         Each log's first and last printed time come with no event. The time is `-inf` while none was printed.
         Raises `UsageError` when the input cannot be read, or is of several servers, or, at its end, is no log of SGLang.
         """
+        if self._jobs < 2:
+            yield from self._in_order()
+            return
+        with closing(Cores(self._jobs)) as cores:
+            depth = self._jobs + 2 if len(self._logs) == 1 else 2
+            self._ahead = {
+                lane: Ahead(reader, self._pace, cores.submit, wait, depth=depth)
+                for lane, reader in enumerate(self.readers)
+            }
+            yield from self._in_order()
+
+    def _in_order(self) -> Generator[_Timed, None, None]:
         waiting = list(range(len(self._logs)))[::-1]
         servers = Servers(lambda lane: shown(self._open[lane].name)) if len(waiting) > 1 else None
         heap: list[tuple[float, int, Event | BatchRun | None, Iterator[_Timed]]] = []
@@ -202,10 +222,10 @@ class Logs:
         for source in self._logs[index]:
             self._open[lane] = source
             before = block = b""
-            for part, following in self._parts(source):
+            for part, following, read in self._pieces(lane, source):
                 before, block = block, part
                 known = reader.unrecognised.copy()
-                events = reader.feed_runs(part)
+                events = read()
                 drifted = [] if self._pace or known == reader.unrecognised else drifts(part, known, last)
                 if not events and self._pace is not None:
                     # Nothing but access lines, perhaps for hours: they move the time, if only by little at once.
@@ -228,16 +248,12 @@ class Logs:
                     self.ends.append(clock.printed)
                 yield moment, None
 
-    def _parts(self, source: Source) -> Iterator[tuple[bytes, bytes]]:
+    def _pieces(self, lane: int, source: Source) -> Iterator[Piece]:
         """Give a log's blocks, cut where they are to be taken by the clock, each with the one that follows."""
-        part = b""
-        for block in source.blocks():
-            for following in (block,) if self._pace is None else paced(block, self._pace):
-                if part:
-                    yield part, following
-                part = following
-        if part:
-            yield part, b""
+        ahead = self._ahead.get(lane)
+        if ahead is None:
+            return alone(source.blocks(), self.readers[lane], self._pace)
+        return ahead.pieces(source.blocks())
 
     def _check(self) -> None:
         found = sum(reader.counts[kind] for reader in self.readers for kind in _SGLANG_KINDS)

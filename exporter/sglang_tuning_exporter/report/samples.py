@@ -48,6 +48,12 @@ class Samples(Generic[_T]):
         while self.samples and self.samples[0][0] <= now - self._kept:
             self.samples.popleft()
 
+    @property
+    def is_level(self) -> bool:
+        """Whether the first and the last are equal: a counter between them has gained nothing."""
+        samples = self.samples
+        return not samples or samples[0][1] == samples[-1][1]
+
     def within(self, window: float, now: float) -> Range[_T] | None:
         """Give first and last sample of the window, and how many there are; None for less than two.
 
@@ -109,6 +115,7 @@ class Shares:
     def __init__(self, seconds: dict[int | None, Samples[tuple[float, ...]]], window: float, now: float) -> None:
         self._gained = [0.0] * len(COUNTED)
         self._serving: dict[Signal, float] = {}
+        self._busy: dict[Signal, float] = {}
         self._by_rank: list[dict[int, float]] = []  # seconds in each state, by its place
         self.waiting: dict[int, float] = {}  # by DP rank
         for dp, series in seconds.items():
@@ -136,7 +143,11 @@ class Shares:
 
     def busy(self, signal: Signal) -> float:
         """Give the seconds in which the busiest scheduler served."""
-        return max((sum(own.get(place, 0.0) for place in _OF_SIGNAL[signal]) for own in self._by_rank), default=0.0)
+        known = self._busy.get(signal)
+        if known is None:
+            of_ranks = [sum([own.get(place, 0.0) for place in _OF_SIGNAL[signal]]) for own in self._by_rank]
+            known = self._busy[signal] = max(of_ranks, default=0.0)
+        return known
 
     def share(self, condition: Share | Beside) -> float | None:
         """Give the part of them in the states of a condition, 0-1; None without any."""

@@ -90,6 +90,14 @@ def checks() -> tuple[Check, ...]:
     )
 
 
+@lru_cache(maxsize=1024)
+def _concerning(place: int, args: frozenset[str]) -> tuple[Check, ...]:
+    """Give what the release at `place` checks of these arguments, or of others beside them."""
+    return tuple(
+        check for check in checks() if check.first <= place <= check.last and any(check.concerns(arg) for arg in args)
+    )
+
+
 def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
     """Give the values that a release's parser takes for a flag; None where it takes any."""
     place = _places()[release]
@@ -107,10 +115,8 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
         if refused is not None:
             return refused
     before, after = _Values(release, values), _Values(release, {**values, **changes})
-    place, found = _places()[release], None
-    for check in checks():
-        if not check.first <= place <= check.last or not any(check.concerns(arg) for arg in changes):
-            continue
+    found = None
+    for check in _concerning(_places()[release], frozenset(changes)):
         if check.kind == "ignored" and (check.arg not in changes or found is not None):
             continue
         if check.holds(after) and (check.kind == "ignored" or not check.holds(before)):
