@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from alert_matrix.columns import AT_THE_START, HALF, LATER, MISSES, Run
+from alert_matrix.columns import AT_THE_START, HALF, LATER, MISSES, OFTEN_LOST, Run
 from alert_matrix.verdict import Fault, Verdict
 
 # Scrapes so far apart, in seconds, that a few misses in a row empty a window.
 SELDOM = 60
-# As is a share of lost scrapes that are so many seconds apart.
-OFTEN_LOST = 24.0
 
 
 @dataclass(frozen=True)

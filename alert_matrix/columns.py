@@ -26,6 +26,8 @@ MISSES: dict[str, float] = {
     AT_THE_START: 0.0,
     LATER: 0.0,
 }
+# So many seconds of scrapes are lost, of each one's interval, where no window of five minutes is sure to hold enough.
+OFTEN_LOST = 24.0
 DISTURBANCES = ("nothing else", "exporter restarts", "server restarts", "target relabelled", "DP ranks come and go")
 GAP, LONG_GAP, RESTART, LOADING = 30.0, 12 * MINUTE, 30.0, 90.0
 # An exporter that has just come must see a hang for a minute, and judge for half of one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from alert_matrix.columns import LONG_GAP, MISSES, Run
+from alert_matrix.columns import LONG_GAP, MISSES, OFTEN_LOST, Run
 from alert_matrix.play import Fired
 from alert_matrix.troubles import OF_THE_EXPORTER
 from sglang_tuning_exporter.guide.table import ALERTS
@@ -59,6 +59,8 @@ def _may(run: Run, alert: str) -> bool:
     share = MISSES[run.column.misses]
     # Away for half of its time and failing one time in five besides is more than half of its time.
     is_away = run.has_long_gap or share > FLAPPING or (run.level == "below" and share >= FLAPPING / 2)
+    # Of scrapes two minutes apart, two that fail one after the other are most of five minutes.
+    is_away = is_away or share * run.column.scrape >= OFTEN_LOST
     return ROWS[alert].id in OF_THE_EXPORTER and is_away
 
 

@@ -29,6 +29,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the server is older than 0.3.5, which has no metrics at all",
         ),
         hold="10m",
+        keep_firing="5m",  # two missed scrapes that are two minutes apart
     ),
     Diagnosis(
         id="log_silent",
