@@ -116,6 +116,122 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "GitHub Actions": lambda line, n, t: f"server\tRun tests\t{_iso(t, 'microseconds')} {line}",
     "Ray": lambda line, n, t: f"(SGLangEngine pid=123, ip=10.0.0.1) {line}",
     "Python logging around it": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S},123 - sglang.srt - INFO - {line}",
+    "vector": lambda line, n, t: _compact(
+        file="/var/log/sglang.log", host="gpu-01", message=line, source_type="file", timestamp=_iso(t)
+    ),
+    "promtail --dry-run": lambda line, n, t: f'{_iso(t)}\t{{app="sglang", filename="/var/log/sglang.log"}}\t{line}',
+    "logcli raw with labels": lambda line, n, t: f'{_iso(t)} {{stream="stderr"}}    {line}',
+    "rsyslog traditional file": lambda line, n, t: f"{t:%Y-%m-%dT%H:%M:%S}.123456+00:00 gpu-01 sglang[4711]: {line}",
+    "rsyslog with facility": lambda line, n, t: f"daemon.info: {t:%b} {t.day:2d} {t:%H:%M:%S} gpu-01 sglang: {line}",
+    "syslog 5424, structured data": lambda line, n, t: (
+        f'<30>1 {_iso(t)} gpu-01 sglang 4711 ID47 [exampleSDID@32473 iut="3" source="app"] {line}'
+    ),
+    "logfmt without a level": lambda line, n, t: f"ts={_iso(t)} caller=sglang msg={json.dumps(line)}",
+    "kubectl --timestamps --prefix": lambda line, n, t: f"[pod/sglang-0/server] {_iso(t, 'microseconds')} {line}",
+    "compose, padded and coloured": lambda line, n, t: f"\x1b[33msglang-server-1    |\x1b[0m {line}",
+    "compose, two services": lambda line, n, t: f"{('prefill-1 ', 'decode-10')[n % 2]} | {line}",
+    "podman logs --names": lambda line, n, t: f"sglang {line}",
+    "podman logs, id": lambda line, n, t: f"3f2a9c81d7e4 {line}",
+    "journalctl short-iso-precise": lambda line, n, t: f"{t:%Y-%m-%dT%H:%M:%S}.123456+0000 gpu-01 sglang[4711]: {line}",
+    "journalctl with-unit": lambda line, n, t: f"{t:%a %Y-%m-%d %H:%M:%S} UTC gpu-01 sglang.service[4711]: {line}",
+    "journalctl short-delta": lambda line, n, t: (
+        f"[{n + 40:5d}.{n:06d} < {n % 7:5d}.{n:06d} >] gpu-01 sglang[4711]: {line}"
+    ),
+    "Dask worker": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S},123 - distributed.worker - INFO - {line}",
+    "Airflow": lambda line, n, t: f"[{_iso(t)[:-1]}+0000] {{subprocess.py:93}} INFO - {line}",
+    "Airflow, remote": lambda line, n, t: f"[{_iso(t)[:-1]}+0000] {{pod_manager.py:431}} INFO - [base] {line}",
+    "GitHub Actions, raw": lambda line, n, t: f"{_iso(t, 'microseconds')[:-1]}0Z {line}",
+    "GitLab runner": lambda line, n, t: f"{_iso(t, 'microseconds')} 01O {line}",
+    "Jenkins timestamper": lambda line, n, t: f"[{_iso(t)}] {line}",
+    "Jenkins pipeline": lambda line, n, t: f"[gpu-tests] {line}",
+    "Buildkite": lambda line, n, t: f"\x1b_bk;t={int(_epoch(t) * 1000)}\x07{line}",
+    "Splunk export": lambda line, n, t: _csv(line, _iso(t), "gpu-01", "sglang", quoting=csv.QUOTE_ALL),
+    "Azure Container Apps": lambda line, n, t: _compact(
+        TimeStamp=_iso(t), Log=f"{line}", ContainerName="sglang", RevisionName="sglang--1"
+    ),
+    "Azure, kubernetes": lambda line, n, t: _compact(
+        TimeGenerated=_iso(t), Computer="aks-1", LogMessage=line, LogSource="stderr", PodName="sglang-0"
+    ),
+    "Azure App Service": lambda line, n, t: f"{_iso(t, 'microseconds')[:-1]}0Z  INFO  - {line}",
+    "ECS, awslogs": lambda line, n, t: f"{_iso(t)}\tecs/sglang/0f1e2d3c\t{line}",
+    "CloudWatch get-log-events": lambda line, n, t: _compact(
+        timestamp=int(_epoch(t) * 1000), message=line, ingestionTime=int(_epoch(t) * 1000) + 900
+    ),
+    "CloudWatch text output": lambda line, n, t: f"EVENTS\t{int(_epoch(t) * 1000) + 900}\t{line}",
+    "FireLens": lambda line, n, t: _compact(
+        container_id="0f1e", container_name="/sglang", log=line, source="stderr", ecs_task_definition="x:1"
+    ),
+    "Papertrail": lambda line, n, t: f"{t:%b %d %H:%M:%S} gpu-01 sglang: {line}",
+    "Datadog": lambda line, n, t: _compact(
+        attributes={"host": "gpu-01", "message": line, "timestamp": _iso(t), "tags": ["a:b"]}, id=f"A{n}", type="log"
+    ),
+    "Elastic Common Schema": lambda line, n, t: json.dumps(
+        {"@timestamp": _iso(t), "log.level": "INFO", "message": line, "ecs": {"version": "8.11.0"}}
+    ),
+    "Filebeat": lambda line, n, t: json.dumps(
+        {"@timestamp": _iso(t), "@metadata": {"beat": "filebeat"}, "host": {"name": "g"}, "message": line}
+    ),
+    "Logstash rubydebug field": lambda line, n, t: f'       "message" => {json.dumps(line)},',
+    "OpenTelemetry": lambda line, n, t: _compact(
+        timeUnixNano=str(int(_epoch(t)) * 10**9), severityText="INFO", body={"stringValue": line}, attributes=[]
+    ),
+    "GELF": lambda line, n, t: _compact(version="1.1", host="gpu-01", short_message=line, timestamp=_epoch(t)),
+    "rich": lambda line, n, t: f"[{t:%m/%d/%y %H:%M:%S}] INFO     {line}",
+    "loguru text": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S}.123 | INFO     | __main__:pump:42 - {line}",
+    "zerolog console": lambda line, n, t: f"{t:%Y-%m-%dT%H:%M:%S}Z INF {line}",
+    "zap console": lambda line, n, t: f"{_iso(t)}\tinfo\tpump/pump.go:42\t{line}",
+    "slog text": lambda line, n, t: f'time={_iso(t)} level=INFO msg="{json.dumps(line)[1:-1]}" pod=sglang-0',
+    "log4j": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S},123 INFO  [main] c.e.Pump: {line}",
+    "tag of a pipe": lambda line, n, t: f"[stderr] {line}",
+    "foreman": lambda line, n, t: f"{t:%H:%M:%S} server.1 | {line}",
+    "honcho": lambda line, n, t: f"{t:%H:%M:%S} server.1  | {line}",
+    "pm2": lambda line, n, t: f"0|sglang  | {line}",
+    "pm2 with times": lambda line, n, t: f"0|sglang  | {t:%Y-%m-%dT%H:%M:%S}: {line}",
+    "concurrently": lambda line, n, t: f"[0] {line}",
+    "GNU parallel --tag": lambda line, n, t: f"gpu-01\t{line}",
+    "GNU parallel --tagstring": lambda line, n, t: f"gpu-01:3\t{line}",
+    "clush": lambda line, n, t: f"node[01]: {line}",
+    "mpirun --timestamp-output": lambda line, n, t: f"{t:%a %b} {t.day:2d} {t:%H:%M:%S %Y}[1,0]<stderr>:{line}",
+    "mpiexec -l": lambda line, n, t: f"[0] {line}",
+    "moreutils ts, ISO": lambda line, n, t: f"{t:%Y-%m-%dT%H:%M:%S}+0000 {line}",
+    "moreutils ts -i": lambda line, n, t: f"00:00:0{n % 10} {line}",
+    "moreutils ts -s": lambda line, n, t: f"00:{n % 60:02d}:0{n % 10} {line}",
+    "moreutils ts, epoch": lambda line, n, t: f"{_epoch(t):.6f} {line}",
+    "svlogd": lambda line, n, t: f"{t:%Y-%m-%d_%H:%M:%S}.12345 {line}",
+    "Windows line ends": lambda line, n, t: line + "\r",
+    "a return before and after": lambda line, n, t: "\r" + line + "\r",
+    "script with a keypad": lambda line, n, t: f"\x1b[?2004l\x1b[K{line}\x1b[0m\r",
+    "modal": lambda line, n, t: f"{t:%b %d  %H:%M:%S}.123 {line}",
+    "RunPod": lambda line, n, t: _compact(dt=f"{t:%Y-%m-%d %H:%M:%S}.12", level="info", message=line, pod_id="x1"),
+    "SkyPilot": lambda line, n, t: f"(sglang, pid=4711) {line}",
+    "SkyPilot, node": lambda line, n, t: f"(head, rank=0, pid=4711) {line}",
+    "dstack": lambda line, n, t: f"[{t:%H:%M:%S}] {line}",
+    "Cog": lambda line, n, t: _compact(logger="cog", timestamp=_iso(t), severity="INFO", message=line),
+    "KServe": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S}.123 4711 kserve INFO [pump.py:42] {line}",
+    "JSON in CRI": lambda line, n, t: (
+        f"{_iso(t, 'microseconds')} stderr F {_compact(level='info', msg=line, ts=_epoch(t))}"
+    ),
+    "prefix in JSON in CRI": lambda line, n, t: (
+        f"{_iso(t, 'microseconds')} stderr F " + _compact(log=f"sglang-1  | {line}\n", time=_iso(t), stream="stderr")
+    ),
+    "JSON in Docker": lambda line, n, t: _compact(
+        log=_compact(level="info", message=line, timestamp=_iso(t)) + "\n", stream="stderr", time=_iso(t)
+    ),
+    "JSON in JSON in journald": lambda line, n, t: (
+        f"{t:%b} {t.day:2d} {t:%H:%M:%S} gpu-01 dockerd[1]: "
+        + _compact(log=_compact(msg=line, level="info"), ts=_iso(t))
+    ),
+    "CSV in Docker": lambda line, n, t: _compact(log=_csv(_iso(t), line) + "\n", stream="stderr", time=_iso(t)),
+    "two stamps": lambda line, n, t: f"[{t:%Y-%m-%d %H:%M:%S}] {line}",
+    "two stamps, both with milliseconds": lambda line, n, t: f"[{t:%Y-%m-%d %H:%M:%S}.123] [INFO] {line}",
+    "semicolons": lambda line, n, t: f"{_iso(t)};gpu-01;{line}",
+    "tabs": lambda line, n, t: f"{_iso(t)}\tgpu-01\tsglang\t{line}",
+    "bullet": lambda line, n, t: f"- {line}",
+    "Slack paste": lambda line, n, t: f"`{line}`",
+    "Markdown quotation": lambda line, n, t: f">     {line}",
+    "diff": lambda line, n, t: f"+{line}",
+    "JSON in an array": lambda line, n, t: _compact(log=line, time=_iso(t)) + ",",
+    "Kibana CSV": lambda line, n, t: _csv(f"{t:%b} {t.day}, {t:%Y} @ {t:%H:%M:%S}.123", line, quoting=csv.QUOTE_ALL),
 }
 
 

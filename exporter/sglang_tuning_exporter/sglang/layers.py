@@ -35,6 +35,7 @@ _WORDS = (
 )
 HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
 _BARE = re.compile(_WORDS)
+_AGAIN = re.compile(_PREFIX + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+)?(?=\[20\d\d-\d\d-\d\d[ T])(?=" + _PREFIX + rb")")
 _RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
 
 # The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
@@ -44,7 +45,7 @@ _TOKEN = re.compile(
     rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:\t])|(?P<bracket>\[(?!"
     + STAMP
     + rb")[^\]\[\n]{0,120}\])"
-    rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)"
+    rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)|(?P<curly>\{[\w./:-]{1,80}\})"
     rb"|(?P<word>[\w./@%+:#~*-]*\w[/@%+*-]*)|(?P<space>[ \t]+)|(?P<other>[^\w\n])"
 )
 _PATTERNS = {
@@ -55,13 +56,14 @@ _PATTERNS = {
     "bracket": rb"\[[^\]\[\n]{0,120}\]",
     "round": rb"\([^()\n]{0,120}\)",
     "angle": rb"<[^<>\n]{0,60}>",
+    "curly": rb"\{[\w./:-]{1,80}\}",
     "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
     "space": rb"[ \t]+",
 }
 _WORDS_AT_MOST, _WORDS_SURE = 12, 6
 _QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\\")
-_LOGGED = (rb'="', rb'": "', rb'":"')  # the line is the value of a field
-_ENDS = b" \t]:|>-\"'"
+_LOGGED = (rb'="', rb'": "', rb'":"', rb'" => "')  # the line is the value of a field
+_ENDS = b" \t]:|>-\"';+`"
 _LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
 _SERVERS_OWN = ("obj", "text", "prompt", "messages", "out", "content", "input", "body")  # of a request's log
@@ -77,6 +79,7 @@ _NEVER_FIXED = re.compile(
     rb"[\[(<]?(?:trace|debug|debg|info|notice|warn|warning|error|err|critical|crit|fatal|stdout|stderr|[DIWEFCN])[\])>]?[:|]?",
     re.IGNORECASE,
 )
+_VALUE = re.compile(rb'(?:[^"\\]|\\.)*')
 _JSON_TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+|[^\s"{}\[\],:]+)(?=\s*(:)?)')
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -93,6 +96,12 @@ class Line(NamedTuple):
     stream: str | None = None  # of a container, whose lines are cut
     partial: bool = False  # the stream's next line continues this one
     fields: tuple[tuple[Any, Any], ...] = ()  # what else stands around it: hosts, programs, process ids
+
+
+def again(text: bytes) -> int:
+    """Find where SGLang's own prefix begins behind another time in brackets; 0 where it is the first."""
+    match = _AGAIN.match(text)
+    return match.end() if match is not None else 0
 
 
 def begins(text: bytes) -> bool:
@@ -167,6 +176,8 @@ class Before:
             rest = _unquoted(rest)
         if b"pid=" in before:
             rest = _RAY_REPEATED.sub(b"", rest)
+        if before[-1:] == b"`":
+            rest = rest.removesuffix(b"`")
         time, fields = line.time, []
         for place, (kind, value) in enumerate(zip(self._kinds, match.groups(), strict=True)):
             if kind == "stamp":
@@ -280,7 +291,7 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     head = HEAD.search(text)
     if not layers or (head is None and BYTES not in text):
         return None
-    start = len(text) if head is None else head.start()
+    start = len(text) if head is None else head.start() or again(text)
     if not start:
         return ()
     if (match := _CRI.match(text)) is not None:
@@ -311,7 +322,7 @@ def _field(entry: dict[str, Any], layers: int) -> Form | None:
     leaves = list(_leaves(entry, ()))
     for path, value in leaves:
         text = _text(value)
-        if text is None or any(name in _SERVERS_OWN for name in path):
+        if text is None or (path[-1] != "stringValue" and any(name in _SERVERS_OWN for name in path)):
             continue
         inner = form_of(text.split(b"\n", 1)[0], layers - 1)
         if inner is None:
@@ -394,11 +405,12 @@ def _row(text: bytes) -> list[str]:
 
 def _unquoted(rest: bytes) -> bytes:
     """Read the value of a field up to its closing quotation mark."""
-    rest = rest.rstrip().removesuffix(b",")
+    match = _VALUE.match(rest)
+    value = rest if match is None else match[0]
     try:
-        return str(json.loads(b'"' + rest.removesuffix(b'"') + b'"')).encode("utf-8", "replace")
+        return str(json.loads(b'"' + value + b'"')).encode("utf-8", "replace")
     except ValueError:
-        return rest.removesuffix(b'"')
+        return value
 
 
 def _rank(before: bytes) -> Rank | None:

@@ -23,7 +23,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.failure_lines import TRACEBACK, FailureLines
-from sglang_tuning_exporter.sglang.layers import Line, begins
+from sglang_tuning_exporter.sglang.layers import Line, again, begins
 from sglang_tuning_exporter.sglang.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
@@ -178,7 +178,7 @@ class LogReader:
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
-        if prefix is not None and self._surroundings.admits(line):
+        if prefix is not None and not again(line) and self._surroundings.admits(line):
             return self._read_dated(line, prefix, None, events)
         return self._read_text(strip_terminal(line), events)
 
@@ -197,14 +197,14 @@ class LogReader:
 
     def _read_text(self, text: bytes, events: list[_Any]) -> str:
         around = self._surroundings.take_off(text)
-        prefix = parse_plain_prefix(text)
+        # A time in brackets before SGLang's own is somebody else's.
+        prefix = None if again(text) else parse_plain_prefix(text)
         if isinstance(around, Line) and (prefix is None or self._strict):
             return "other" if around.partial else self._read_surrounded(around, events)
         # An exception's words stand raw in the last line of its traceback: nothing is read out of the middle of one.
         raw = self._failures.inside(self._line)
-        if around is None and prefix is None and not raw:
-            text = self._unglued(text)
-            prefix = parse_plain_prefix(text)
+        if around is None and prefix is None and not raw and (rest := self._unglued(text)) != text:
+            text, prefix = rest, parse_plain_prefix(rest)
         if prefix is None and _ACCESS.match(text):
             self._read_access(text, None, NO_RANK, events)
             return "access"

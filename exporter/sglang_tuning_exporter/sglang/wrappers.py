@@ -16,12 +16,13 @@ _WELL_KNOWN = re.compile(
     rb"|\[pod/[^\]\s]{1,300}\] |\((?:[^()\n]{1,100} )?pid=\d+(?:, ?ip=[\w.:]+)?\) ?"  # kubectl, Ray
 )
 _WELL_KNOWN_JSON = re.compile(rb"\{[^\n]{0,4096}\"(?:log|message|msg)\" ?:")  # Docker, structured loggers
-_ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]")
+_ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]|\x1b[\]_P^][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)")
 
 # What a program printed without an end of line, with SGLang's line glued behind it: a progress bar or a sentence, but
 # nothing that could quote a request.
 _GLUED = re.compile(rb"\[20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d")
 _GLUE_AT_MOST = 600
+_SEPARATORS = (b";", b",", b"`", b"+")  # of columns and pastes
 _QUOTING = re.compile(rb"[\"'{}\\]|obj=|text=|ReqInput|Model attempted|rid=|prompt")
 _WHOLE_BAR = re.compile(
     rb"\s*(?:[A-Z][\w /-]{0,60}(?:\([^()\n]{0,80}\))?: *)?\d{1,3}%\|[^|\n]{0,200}\|[^\"'{}\\\n]{0,120}"
@@ -30,8 +31,8 @@ _BAR = re.compile(rb"\d+%\||it/s|s/it|\?it\]")
 
 
 def strip_terminal(line: bytes) -> bytes:
-    """Take off colour codes, the carriage return at the end, and NUL bytes or a byte order mark at the start."""
-    line = line.rstrip(b"\r")
+    """Take off colour codes, carriage returns at both ends, and NUL bytes or a byte order mark at the start."""
+    line = line.strip(b"\r")
     if b"\x1b" in line:
         line = _ANSI.sub(b"", line)
     if line[:1] in (b"\x00", b"\xef"):
@@ -78,7 +79,7 @@ def glued_line(text: bytes, *, strict: bool = False) -> int:
         return 0
     start = match.start()
     before = text[:start]
-    if strict and not _is_bar(before):
+    if before.endswith(_SEPARATORS) or (strict and not _is_bar(before)):
         return 0
     if _QUOTING.search(before) or (before[-1:].isspace() and not _BAR.search(before)):
         return 0
