@@ -17,6 +17,7 @@ from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
 from sglang_tuning_exporter.report.clock import begin_of
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
+from sglang_tuning_exporter.report.unfolded import unfolded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -75,10 +76,10 @@ class Source:
 
     def _read(self) -> Generator[bytes, None, None]:
         if self.stream is not None:
-            yield from whole_lines(self._chunks(_Watched(self.stream, self)))
+            yield from whole_lines(unfolded(self._chunks(_Watched(self.stream, self))))
         else:
             with Path(self.name).open("rb") as stream:
-                yield from whole_lines(self._chunks(_Watched(stream, self)))
+                yield from whole_lines(unfolded(self._chunks(_Watched(stream, self))))
 
     def _chunks(self, stream: _Watched) -> Iterator[bytes]:
         first = stream.read(BLOCK)

@@ -327,11 +327,22 @@ def _field(entry: dict[str, Any], layers: int) -> Form | None:
         inner = form_of(text.split(b"\n", 1)[0], layers - 1)
         if inner is None:
             continue
-        times = [other for other, found in leaves if other != path and value_seconds(found) is not None]
-        times.sort(key=lambda other: _TIMES.index(other[-1]) if other[-1] in _TIMES else len(_TIMES))
+        times = _times(leaves, path)
         told = any(other[-1] in _LEVELS for other, _ in leaves)
         return Json(path, times[0] if times else None, sure=bool(times) or told), *inner
     return None
+
+
+def time_within(entry: dict[str, Any]) -> float | None:
+    """Give the time that a structured line has."""
+    leaves = list(_leaves(entry, ()))
+    return next((value_seconds(_at(entry, path)) for path in _times(leaves, ())), None)
+
+
+def _times(leaves: list[tuple[Path, Any]], text: Path) -> list[Path]:
+    """Name the fields that hold times, the likeliest first."""
+    found = [path for path, value in leaves if path != text and value_seconds(value) is not None]
+    return sorted(found, key=lambda path: _TIMES.index(path[-1]) if path[-1] in _TIMES else len(_TIMES))
 
 
 def _column(row: list[str], layers: int) -> Form | None:

@@ -359,9 +359,10 @@ class Surroundings:
 
 def _has_more(text: bytes, rest: bytes) -> bool:
     """Say whether more stands around a line than has been taken off it."""
-    return HEAD.match(text, well_known(text)) is not None or bool(
-        (end := well_known(rest)) and HEAD.match(rest, end) is not None
-    )
+    if (end := well_known(text)) > text.find(rest) >= 0 and HEAD.match(text, end):
+        return True
+    end = well_known(rest)
+    return end > 0 and HEAD.match(rest, end) is not None
 
 
 def _is_well_known(form: Form, text: bytes) -> bool:

@@ -1,0 +1,97 @@
+"""Answers of log stores: one JSON document that holds many lines, as a line of JSON for each, oldest first; and UTF-16."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from sglang_tuning_exporter.sglang.layers import time_within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few megabytes
+_STARTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*(?:[\[{]|$)|\{)")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_DEPTH = 3
+
+
+def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Give the text of a file as lines of one record each, whatever holds them; any other text as it is."""
+    first = next(chunks, b"")
+    chunks = chain([first], chunks)
+    if first.startswith(_UTF_16):
+        chunks = _decoded(chunks)
+        first = next(chunks, b"")
+        chunks = chain([first], chunks)
+    if _STARTS.match(first) is None:
+        yield from chunks
+        return
+    begin = first.split(b"\n", 1)[0]
+    if (entry := _parsed(begin)) is not None and len(_records(entry)) < 2:  # a document on each line
+        yield from chunks
+        return
+    text = b""
+    for chunk in chunks:
+        text += chunk
+        if len(text) > LONGEST_DOCUMENT:
+            break
+    found = lines_of(text)
+    if found is None and entry is not None:
+        found = b"".join(lines_of(line) or line for line in text.splitlines(keepends=True))
+    yield text if found is None else found
+    yield from chunks
+
+
+def lines_of(document: bytes) -> bytes | None:
+    """Give a document's records as lines of JSON, oldest first; `None` where it holds none."""
+    records = _records(_parsed(document))
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records) or None
+
+
+def _decoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk).encode()
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _records(value: Any) -> list[dict[str, Any]]:
+    """Find the longest list of records in a document."""
+    found: list[dict[str, Any]] = []
+    level = [value]
+    for _ in range(_DEPTH):
+        for each in level:
+            if isinstance(each, list) and len(each) > len(found) and all(isinstance(item, dict) for item in each):
+                found = each
+        level = [inner for each in level if isinstance(each, dict) for inner in each.values()]
+    streams = found or [value]
+    if all(isinstance(each, dict) and isinstance(each.get("values"), list) for each in streams):
+        found = [line for each in streams for line in _in_order(list(_of_loki(each)))]
+    return _in_order(found)
+
+
+def _of_loki(stream: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for value in stream["values"]:
+        if isinstance(value, list) and len(value) > 1:
+            yield {"timestamp": value[0], "labels": stream.get("stream"), "line": value[1]}
+
+
+def _in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the oldest first; what has no time stays behind the one before it."""
+    times: list[float] = []
+    for record in records:
+        time = time_within(record)
+        times.append(time if time is not None else times[-1] if times else 0.0)
+    if times and times[0] > times[-1]:
+        records, times = records[::-1], times[::-1]
+    return [record for _, record in sorted(zip(times, records, strict=True), key=lambda pair: pair[0])]
