@@ -23,7 +23,7 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fuzz import access, words
+from fuzz import access, forgeries, words
 from sglang_tuning_exporter import report
 from sglang_tuning_exporter.config import OPTIONS, Address, Config, UsageError, resolve
 from sglang_tuning_exporter.guide.evidence import past_of
@@ -399,6 +399,7 @@ TARGETS: dict[str, Target] = {
         Target("state_file", check_state_file, _state_seeds, words.STATE),
         Target("recording", check_recording, _recording_seeds, words.RECORDING),
         Target("report", check_report, _report_seeds, words.LOG),
+        Target("forgery", forgeries.check_forgery, forgeries.seeds, words.LOG, 64),
         Target("web_config", access.check_web_config, access.web_config_seeds, access.WEB_CONFIG),
         Target("request", access.check_request, access.request_seeds, access.REQUEST, 2048),
     )

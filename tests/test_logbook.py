@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import config, wait_for
+from sglang_tuning_exporter.claims import DECIDE_SECONDS
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.logbook import Logbook
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
@@ -241,7 +242,7 @@ def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(p
     watcher._stopping.set()  # its threads end, so that only who looks can save
     for thread in watcher._threads:
         thread.join()
-    watcher.state.advance(time.monotonic() + 6)
+    watcher.state.advance(time.monotonic() + DECIDE_SECONDS + 1)
     with watcher.view():
         shown = sum(watcher.state.out_of_memory.values())
     watcher.log.close()

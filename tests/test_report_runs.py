@@ -39,8 +39,8 @@ TIME = re.compile(rb"^\[\d{4}-\d\d-\d\d (?=\d\d:\d\d:\d\d)", re.MULTILINE)
 
 
 class LineByLine(LogReader):
-    def feed_runs(self, block: bytes) -> list[Event | BatchRun]:
-        return list(self.feed(block))
+    def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | BatchRun]:
+        return list(self.feed(block, arrived))
 
 
 def both(profile: str, *logs: Path, stdin: bytes | None = None) -> tuple[dict[str, Any], dict[str, Any]]:

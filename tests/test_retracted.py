@@ -18,7 +18,7 @@ from sglang_tuning_exporter.replay import packaged
 from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state import LATE_SECONDS, ServerState
 from sglang_tuning_exporter.watcher import Watcher
 
 EVENTS = "sglang_tuning_retraction_events_total"
@@ -177,8 +177,11 @@ def test_a_log_that_comes_back_tells_no_start_again(later: float, starts: int) -
     restarted(state, 10.0)
     state.log_is_read = True
     state.advance(15.0 + later)
+    if later > LATE_SECONDS:  # nobody remembers that one: it is a start if the server was away
+        state.lost_scrape()
     state.observe_all(LogReader().feed(START), 15.0 + later)
     assert state.starts == starts
+    state.lost_scrape()
     state.observe_all(LogReader().feed(START), 16.0 + later)
     assert state.starts == starts + 1
 

@@ -1,27 +1,24 @@
 """Whether a line in the log is an event of the server or only looks like one. Pure; times are seconds on the caller's clock.
 
-SGLang prints some words of others raw: a tool's name that holds a newline puts a byte-perfect line into the log (the same f-string in every
-release from 0.4.3 on). So a line that comes soon after such words is believed only for what a real event has: the server's own counter moves with it,
-other TP ranks repeat it, the pool can have been full at that moment, its rank exists. What is not believed moves no counter but is counted.
+SGLang prints some words of others raw: a tool's name that holds a newline puts a byte-perfect line into the log. So a retraction asks the server's
+own counter, where there is one. Where there is none, a line that comes soon after raw words is believed only for what a real event has: other TP
+ranks repeat it, the pool can have been full at that moment, its rank exists. What is not believed moves no counter but is counted.
+Failures and starts: `claims`.
 
-A line that nothing makes suspect counts at once, so that no retraction is lost or late; when the server's counter does not know it, that is said
-(`Witness.disagrees`).
-
-What this cannot tell: a forger who repeats a line in the names of other ranks, in a log without metrics.
+What this cannot tell: a forger who repeats a line in the names of other ranks, in a log without metrics; and one that stands near words
+of others, on a server whose pool may be full, where only the log tells: of those one is believed for each decode line.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.sglang.events import (
-    OUT_OF_MEMORY_PHASES,
     DecodeBatch,
-    OutOfMemory,
     PrefillBatch,
     Rank,
     Retraction,
@@ -34,9 +31,6 @@ GIVE_UP_SECONDS = 30.0
 REPEAT_SECONDS = 10.0
 # What the first scrape shows may hold lines that are still on their way through the file: its base is not sharp.
 BASE_SECONDS = 5.0
-# A failure for want of memory ends its process; a rank that goes on working this long afterwards did not have one.
-SURVIVAL_SECONDS = 2.0
-FATAL_SECONDS = 5.0
 # What the counter gained and no line has claimed so long is claimed by none any more.
 DISAGREE_SECONDS = 60.0
 # A line that never came is spoken of as long as a finding looks back.
@@ -66,6 +60,7 @@ class PoolMemory:
     def __init__(self) -> None:
         self._at = 0.0
         self._tokens: float | None = None
+        self.spoken_for: float | None = None  # the decode line on which a retraction was believed
         self._usage: float | None = None
         self._running = 0.0
         self._joined = 0.0
@@ -86,6 +81,12 @@ class PoolMemory:
         """Prompts computed and prefixes locked since then."""
         self._joined += (line.new_tokens or 0) + (line.cached_tokens or 0)
         self._running += line.new_sequences or 0
+
+    def claim(self) -> bool:
+        """Whether no retraction was believed yet since the last decode line; the one who asks is."""
+        free = self.spoken_for != self._at
+        self.spoken_for = self._at
+        return free
 
     def can_be_full(self, facts: ServerFacts, dp: int | None, now: float) -> bool:
         """Whether tokens in use, prompts since, and one log interval of generation can have filled the pool; True when not told."""
@@ -163,7 +164,6 @@ class Witness:
     def __init__(self) -> None:
         self.suspicious: Counter[str] = Counter()
         self._pending: list[_Pending] = []
-        self._failures: list[tuple[float, OutOfMemory]] = []
         self._accounts: dict[int | None, Account] = {}
         # The counter can be asked, though it may not be there before its first event.
         self._counting: set[int | None] = set()
@@ -198,20 +198,26 @@ class Witness:
         return abs(line.tokens / pool - line.full_usage) <= USAGE_ROUNDING
 
     def retraction(
-        self, line: Retraction, *, pool_can_be_full: bool, facts: ServerFacts, now: float
+        self, line: Retraction, *, pool: PoolMemory | None, facts: ServerFacts, now: float
     ) -> list[Retraction]:
         """The events to count now: `line` itself, or none while it waits or is not believed."""
         dp = line.rank.dp
         account = self._accounts.get(dp)
-        if line.suspect and not (pool_can_be_full and rank_exists(line.rank, facts)):
+        raw = line.suspect or line.beside_words
+        if raw and not ((pool is None or pool.can_be_full(facts, dp, now)) and rank_exists(line.rank, facts)):
             return self._refuse()
         # Where the last request was aborted instead, none was put back: the counter stands, and has nothing to say.
         asked = dp in self._confirming and line.requests > 0
         if account is not None and asked and account.claim(line, now):
             return [line]
-        if line.suspect:
-            alone = "tp_size" in facts.args and expected_ranks(facts) < 2
-            return self._refuse() if alone and dp not in self._counting else self._wait(line, now)
+        counted = dp in self._counting and line.requests > 0
+        if counted and not (account is not None and account.blurred(now)):
+            return self._wait(line, now)
+        if raw:
+            if "tp_size" not in facts.args or expected_ranks(facts) > 1:
+                return self._wait(line, now)
+            if line.suspect or dp in self._counting or pool is None or not pool.claim():
+                return self._refuse()
         if account is not None:
             account.believe(line, now)
         return [line]
@@ -259,6 +265,7 @@ class Witness:
             each.scrapes += 1
         if dp not in self._confirming:
             return []
+        mine.sort(key=lambda each: (each.event.suspect, each.event.beside_words))
         confirmed = [each for each in mine if each.event.requests and account.claim(each.event, now)]
         self._drop(confirmed)
         return [each.event for each in confirmed]
@@ -270,10 +277,16 @@ class Witness:
         missed = [self._accounts[dp].missed_at for dp in self._confirming if dp in self._accounts]
         return any(at is not None and now - at <= DISAGREEMENT_HOLDS_SECONDS for at in missed)
 
-    def unscraped(self) -> None:
-        """SGLang could not be scraped: its counter confirms nothing until it answers again."""
+    def unscraped(self) -> list[Retraction]:
+        """SGLang could not be scraped: its counter confirms nothing until it answers again. What nothing raw can have produced is believed."""
         self._confirming.clear()
         self._counting.clear()
+        believed = [each for each in self._pending if not (each.event.suspect or each.event.beside_words)]
+        self._drop(believed)
+        for each in believed:
+            if (account := self._accounts.get(each.event.rank.dp)) is not None:
+                account.believe(each.event, each.at)
+        return [each.event for each in believed]
 
     def _drop(self, settled: list[_Pending]) -> None:
         gone = {id(each) for each in settled}
@@ -288,40 +301,10 @@ class Witness:
             if told or age > (GIVE_UP_SECONDS if asked else REPEAT_SECONDS):
                 refused.append(each)
                 self._refuse()
+                account = self._accounts.get(each.event.rank.dp)
+                if account is not None and not each.event.suspect:
+                    account.missed_at = now
         self._drop(refused)
-
-    def failure(self, line: OutOfMemory, now: float) -> list[OutOfMemory]:
-        """The failures to count now. One after a raw sink waits whether its process really ends."""
-        if not line.suspect:
-            return [line]
-        if len(self._failures) < MOST_PENDING:
-            self._failures.append((now, line))
-        else:
-            self.suspicious["out_of_memory"] += 1
-        return []
-
-    @property
-    def failures_wait(self) -> bool:
-        """Whether a failure waits for its scheduler to be heard of, or not."""
-        return bool(self._failures)
-
-    def survived(self, rank: Rank, now: float, printed: float | None = None) -> None:
-        """This scheduler works: a failure it is said to have had some seconds ago was none. `printed` is the line's own time."""
-        if not self._failures:
-            return
-        kept = [
-            (at, line)
-            for at, line in self._failures
-            if line.rank.dp not in {rank.dp, None} or not _later(at, line, now, printed)
-        ]
-        self.suspicious["out_of_memory"] += len(self._failures) - len(kept)
-        self._failures = kept
-
-    def ended(self, now: float) -> list[OutOfMemory]:
-        """Failures that nothing has contradicted within five seconds."""
-        due = [line for at, line in self._failures if now - at > FATAL_SECONDS]
-        self._failures = [(at, line) for at, line in self._failures if now - at <= FATAL_SECONDS]
-        return due
 
     def restarted(self) -> None:
         """The server started anew and its counter with it: nobody will bear out what waits."""
@@ -330,10 +313,8 @@ class Witness:
         self._confirming.clear()
         self._counting.clear()
         self._accounts.clear()
-        # What another server prints later, from a backlog in the same moment, says nothing about the one before.
-        self._failures = [(at, replace(line, time=None)) for at, line in self._failures]
 
-    def saved(self, now: float) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """Give what still waits, and what was refused, as plain JSON."""
         return {
             "suspicious": dict(self.suspicious),
@@ -341,7 +322,6 @@ class Witness:
                 [[*_scheduler(line.rank), line.rank.tp], *_told(line)]
                 for line in (each.event for each in self._pending)
             ],
-            "failures": [[now - at, [*_scheduler(line.rank), line.rank.tp], line.phase] for at, line in self._failures],
         }
 
     def restore(self, saved: object, now: float) -> None:
@@ -352,11 +332,6 @@ class Witness:
             line = _retraction(entry)
             if line is not None:
                 self._pending.append(_Pending(now, line))
-        for entry in _lists(document.get("failures"))[:MOST_PENDING]:
-            if len(entry) == 3 and _is_number(entry[0]) and entry[2] in OUT_OF_MEMORY_PHASES:
-                rank = _rank(entry[1])
-                if rank is not None:
-                    self._failures.append((now - entry[0], OutOfMemory(None, rank, entry[2], suspect=True)))
 
 
 def expected_ranks(facts: ServerFacts) -> int:
@@ -419,16 +394,6 @@ def _retraction(entry: list[Any]) -> Retraction | None:
         ratio_after=entry[5],
         suspect=True,
     )
-
-
-def _later(at: float, failure: OutOfMemory, now: float, printed: float | None) -> bool:
-    """Whether `now` is so long after a failure that a process which had it would be gone.
-
-    Read from a backlog, both arrive at one moment: then the printed times tell.
-    """
-    if now - at > SURVIVAL_SECONDS:
-        return True
-    return printed is not None and failure.time is not None and printed - failure.time > SURVIVAL_SECONDS
 
 
 def _scheduler(rank: Rank) -> _Scheduler:

@@ -171,12 +171,16 @@ class Logbook:
                 for event in events:
                     state.recall(event, now if event.time is None else event.time)
             return
-        events = reader.feed_runs(block.data)
         behind = self._catching_up and block.path != STDIN
+        answered = reader.counts["access"]
+        # Of what was written before, all comes at one moment: that tells nothing.
+        events = reader.feed_runs(block.data, None if behind else self._clock())
         if behind:
             events = self._dated(block.path, events)
         with lock:
             now = self._clock()
+            if not behind and reader.counts["access"] > answered:
+                state.claims.heard(now)
             state.observe_all(events, None if behind else now)
             if behind:
                 # Counted, and at its own time; but nobody watched, so no rate of the window is made of it.

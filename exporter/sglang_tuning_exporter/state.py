@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from sglang_tuning_exporter.attention import AttentionRanks
+from sglang_tuning_exporter.claims import FATAL, Claims
 from sglang_tuning_exporter.credibility import Witness, counts
 from sglang_tuning_exporter.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.ledgers import OutOfMemoryLedger, RetractionLedger, StatsRanks
@@ -47,6 +48,7 @@ from sglang_tuning_exporter.window import Totals, Window
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping
 
+    from sglang_tuning_exporter.claims import Believed
     from sglang_tuning_exporter.guide.profiles import Profile
 
 # A failure whose line does not tell its phase waits this long for another rank's line that does: a counter cannot take back.
@@ -83,6 +85,7 @@ class ServerState:
         self.starts = 0
         self.liveness: Counter[str] = Counter()
         self.witness = Witness()
+        self.claims = Claims(self.witness.suspicious)
         self._retractions = RetractionLedger()
         self._failures = OutOfMemoryLedger()
         self._stats_ranks = StatsRanks()
@@ -159,8 +162,8 @@ class ServerState:
         if isinstance(event, Retraction):
             self._retract(event, now)
         elif isinstance(event, OutOfMemory):
-            for failure in self.witness.failure(event, now):
-                self._fail(failure, now)
+            if self.claims.fatal(event, now, sure=self._is_sure(event)):
+                self._fail(event, now)
         elif isinstance(event, Rejection):
             if event.suspect:
                 self.witness.suspicious["rejection"] += 1
@@ -193,14 +196,15 @@ class ServerState:
         rank, at = run.rank, run.time if now is None else now
         if not self._stats_ranks.counts(rank):
             return next(rest, None)
+        if self.claims.wait:
+            self._believe(self.claims.worked(rank, at, run.time))
         known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
         self.died, self.has_served = "", True
         self.stages.batch(at)
-        if self._started_at is None and not self.witness.failures_wait:
+        if self._started_at is None and not self.claims.wait:
             event = known.see_runs(run, rest, now)
             self._printed = self._last_seen[WORK] = known.seen_at or at
             return event
-        self.witness.survived(rank, at, run.time)
         if run.decodes:
             self._started_at = None  # it decodes, so it has started
         known.see_runs(run, iter(()), now)
@@ -217,7 +221,8 @@ class ServerState:
         if self._stats_ranks.counts(line.rank):
             rank = self.rank(line.rank.dp, now)
             self._last_seen[WORK] = now
-            self.witness.survived(line.rank, now, line.time)
+            if self.claims.wait:
+                self._believe(self.claims.worked(line.rank, now, line.time))
             self.stages.batch(now)
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
@@ -228,13 +233,27 @@ class ServerState:
         return True
 
     def _live(self, event: _Start, now: float) -> None:
-        if not self._believes_start(event, now):
+        if isinstance(event, Liveness) and event.what in FATAL:
+            if self.claims.fatal(event, now, sure=self._is_sure(event)):
+                self._take_start(event, now)
+        elif isinstance(event, ServerArgs):
+            if not self._has_mass(event):
+                self.witness.suspicious["startup"] += 1
+            elif self.claims.start(event, now, sure=self._is_sure(event)):
+                self._take_start(event, now)
+        elif self.claims.start_waits:
+            self._believe(self.claims.follow(event, now))
+        elif self._believes_start(event, now):
+            self._take_start(event, now)
+        else:
             self.witness.suspicious["startup"] += 1
-            return
+
+    def _take_start(self, event: _Start, now: float) -> None:
         if not isinstance(event, (ServerArgs, Liveness)) and not self.facts.has_room:
             self.capped["dp_ranks"] += 1
             return
         if isinstance(event, ServerArgs):
+            self._believe(self.claims.restarted(now))
             self._log_tells_starts = True
             self._start(now, known=self._starts_unread > 0)
         self._take_life(event, now)
@@ -247,6 +266,18 @@ class ServerState:
             self.watchdog = event.stage or self.watchdog
             if event.what == "health_check_failed":
                 self.stages.vain_check(now)
+
+    def _believe(self, believed: Believed) -> None:
+        """Take what waited for a witness."""
+        for at, event in believed:
+            if isinstance(event, OutOfMemory):
+                self._fail(event, at)
+            else:
+                self._take_start(event, at)
+
+    def _is_sure(self, event: OutOfMemory | _Start) -> bool:
+        """Whether nothing raw can have produced the line: no words of others are near, or the server has not served yet, or has ended."""
+        return not event.suspect or not self.has_served or bool(self.died)
 
     def _learn(self, event: _Start) -> None:
         if isinstance(event, (KvPool, Memory, Limits)):
@@ -266,10 +297,16 @@ class ServerState:
         return before
 
     def _believes_start(self, event: _Start, now: float) -> bool:
-        """After raw words a start is believed for the mass of its arguments, and the lines that follow it for following it."""
-        if not event.suspect:
-            return True
-        return len(event.args) >= WHOLE_ARGS if isinstance(event, ServerArgs) else self.starting(now)
+        """Whether a line of a start is one: after raw words only of a server that may be starting."""
+        if isinstance(event, ServerArgs):
+            return self._has_mass(event)
+        ready = isinstance(event, Liveness) and event.what == "ready" and not self.facts.ready
+        return not event.suspect or not self.has_served or ready or self.starting(now)
+
+    @staticmethod
+    def _has_mass(event: ServerArgs) -> bool:
+        """After raw words a start is one for the mass of its arguments."""
+        return not event.suspect or len(event.args) >= WHOLE_ARGS
 
     def starting(self, now: float) -> bool:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
@@ -325,8 +362,8 @@ class ServerState:
             return
         if self._retractions.is_new(event, now):
             rank = self.ranks.get(event.rank.dp)  # not made here: a line that is not believed must not add a scheduler
-            full = rank is None or rank.pool.can_be_full(self.facts, rank.dp, now)
-            self._count(self.witness.retraction(event, pool_can_be_full=full, facts=self.facts, now=now), now)
+            pool = None if rank is None else rank.pool
+            self._count(self.witness.retraction(event, pool=pool, facts=self.facts, now=now), now)
         else:
             self._count(self.witness.repeated(event, self.facts), now)
 
@@ -356,6 +393,7 @@ class ServerState:
 
     def settle(self, now: float) -> None:
         """Decide what still waits for a confirmation: the log has ended and nothing more will come."""
+        self._believe(self.claims.settle())
         self._wait_over(inf)
         self.advance(now)
 
@@ -365,8 +403,7 @@ class ServerState:
             at, event = self._unexplained
             self._unexplained = None
             self._count_failure(event.phase, at)
-        for failure in self.witness.ended(now):
-            self._fail(failure, self._now)
+        self._believe(self.claims.tick(min(now, self._now)))
         self.witness.tick(now)
 
     def _fresh_facts(self) -> ServerFacts:
@@ -413,6 +450,8 @@ class ServerState:
                 finished_cached_tokens=None,
             )
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
+        busy = bool(scrape.open_requests) or any((each.running or 0) + (each.queued or 0) > 0 for each in scrape.ranks)
+        self._believe(self.claims.scraped(now, scrape.progress, scrape.sent, busy=busy, restarted=restarted))
         if restarted:
             if not self._log_tells_starts:
                 self._start(now)
@@ -545,9 +584,11 @@ class ServerState:
         """Give the tokens of an answer where nearly all of the last answers are of one length; None where the server does not show it."""
         return self.latency.fixed_answer(now, seconds)
 
-    def lost_scrape(self) -> None:
-        """SGLang could not be scraped."""
-        self.witness.unscraped()
+    def lost_scrape(self, now: float | None = None, *, gone: bool = True) -> None:
+        """SGLang could not be scraped; `gone`: nobody is there to answer."""
+        now = self._now if now is None else now
+        self._count(self.witness.unscraped(), now)
+        self._believe(self.claims.lost(now, gone=gone))
 
     def counted(self) -> tuple[object, ...]:
         """Give everything that `saved` keeps and that can change without a line: two equal ones need not be saved twice."""
@@ -568,7 +609,8 @@ class ServerState:
             "rejected_requests": self.server_totals.counts["rejected_requests"],
             "liveness": dict(self.liveness),
             "ages": {what: now - at for what, at in self._happened.items()},
-            "witness": self.witness.saved(now),
+            "witness": self.witness.saved(),
+            "claims": self.claims.saved(now),
             "retractions": self._retractions.saved(now),
             "failures": self._failures.saved(now),
             "stats_ranks": self._stats_ranks.saved(),
@@ -601,6 +643,7 @@ class ServerState:
         self._failures.restore(saved.get("failures"), then)
         self._stats_ranks.restore(saved.get("stats_ranks"))
         self.witness.restore(saved.get("witness"), then)
+        self.claims.restore(saved.get("claims"), then)
         self.begin_window(now)
 
     def begin_window(self, now: float) -> None:

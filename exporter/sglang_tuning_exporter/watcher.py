@@ -11,6 +11,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
+from sglang_tuning_exporter.claims import ASK_SECONDS
 from sglang_tuning_exporter.guide.evidence import Past, past_of
 from sglang_tuning_exporter.guide.findings import Judgement, judge
 from sglang_tuning_exporter.guide.profiles import PROFILES
@@ -52,6 +53,8 @@ QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no bat
 # Between two health checks of our own, made only while requests stand still; and how long one may take.
 CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
 # In these cases there is a server to ask for more: it has no figure yet, or no metrics. A 404 may be a proxy's: it is asked again.
+# Nobody is there, or another server in its place.
+GONE = AWAY | {"metrics_disabled"}
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
 logger = logging.getLogger("sglang_tuning_exporter")
@@ -267,7 +270,7 @@ class Watcher:
     def _failed(self, outcome: Outcome) -> None:
         assert outcome.error is not None
         health, error = self.health, outcome.error
-        self.state.lost_scrape()
+        self.state.lost_scrape(time.monotonic(), gone=error.reason in GONE)
         why = self._outage.judge(error, self.state, time.monotonic())
         if health.up is not False or health.reason != why.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, why.message)
@@ -354,7 +357,8 @@ class Watcher:
         pause = FIRST_LOOK_SECONDS
         while not self._stopping.wait(pause):
             pause = min(LOOK_SECONDS, self._self_scrape_seconds)
-            if self._scraped_at is None or time.monotonic() - self._scraped_at >= self._self_scrape_seconds:
+            every = min(ASK_SECONDS, self._self_scrape_seconds) if self.state.claims.wait else self._self_scrape_seconds
+            if self._scraped_at is None or time.monotonic() - self._scraped_at >= every:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
             self._check_health()

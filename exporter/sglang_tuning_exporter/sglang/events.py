@@ -106,6 +106,7 @@ class Retraction:
     ratio_after: float | None = None
     testing: bool = False  # `Testing retraction.` (SGLANG_TEST_RETRACT): not a full pool
     suspect: bool = False
+    beside_words: bool = False  # words of others stand near, of whatever kind
 
 
 @dataclass(slots=True)

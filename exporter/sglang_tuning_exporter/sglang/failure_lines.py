@@ -88,12 +88,13 @@ def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
 class _Traceback:
     """What must be remembered of an open traceback: who printed it, and what its frames say about where it happened."""
 
-    __slots__ = ("chained", "counted", "expires", "phase", "ran", "rank", "started", "time")
+    __slots__ = ("chained", "counted", "expires", "phase", "ran", "rank", "started", "sure", "time")
 
-    def __init__(self, time: float | None, rank: Rank, expires: int, *, counted: bool = False) -> None:
+    def __init__(self, time: float | None, rank: Rank, expires: int, *, counted: bool = False, sure: bool) -> None:
         self.time = time
         self.rank = rank
         self.expires = expires  # the line number after which an exception is no longer this traceback's
+        self.sure = sure  # a scheduler announced it in a line that nothing raw can have produced
         self.counted = counted  # an earlier exception of the same chain was an event already
         self.chained = False  # "During handling of the above exception…": the next traceback belongs to this failure
         self.phase: OutOfMemoryPhase | None = None
@@ -122,9 +123,10 @@ class FailureLines:
     def __init__(self) -> None:
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
+        self._began = 0  # the line of the open one
         self._line = 0
         self._reported: dict[Rank, tuple[OutOfMemoryPhase, float | None]] = {}
-        self._announced: tuple[int, float | None, Rank] | None = None
+        self._announced: tuple[int, float | None, Rank, bool] | None = None
         self.starting = False  # a start has been seen, its end not yet
         self.serving = False  # ready, or a batch was printed
 
@@ -139,8 +141,10 @@ class FailureLines:
         self.starting = True
         self.serving = False
 
-    def parse_message(self, text: bytes, time: float | None, rank: Rank, line: int) -> Liveness | OutOfMemory | None:
-        """Read a message that stands on its own, directly after a prefix."""
+    def parse_message(
+        self, text: bytes, time: float | None, rank: Rank, line: int, *, sure: bool = True
+    ) -> Liveness | OutOfMemory | None:
+        """Read a message that stands on its own, directly after a prefix; `sure`: nothing raw can have produced it."""
         if text.rstrip().endswith(TRACEBACK):
             self._begin(time, rank, line)
         if _POSSIBLE.match(text) is None:
@@ -149,23 +153,31 @@ class FailureLines:
         if phase is not None:
             if len(self._reported) >= _FAILED_RANKS_KEPT:
                 self._reported.clear()
-            self._reported[rank] = (phase, time)
+            self._reported.update({rank: (phase, time)} if sure else {})
             return _out_of_memory(time, rank, phase, text)
         if _DEVICE.match(text):
             return _out_of_memory(time, rank, self._phase_without_frames(), text)
         for pattern, what in _LIVENESS:
             if match := pattern.match(text):
                 if what == "scheduler_exception":
-                    self._announced = (line, time, rank)
+                    self._announce(line, time, rank, sure=sure)
                 elif what == "ready":
                     self.serving = True
                 stage = _WATCHED.get(match[1] or b"", "scheduler") if what == "watchdog_timeout" else ""
                 return Liveness(time, rank, what, stage=stage)
         return None
 
-    def _begin(self, time: float | None, rank: Rank, line: int, *, counted: bool = False) -> _Traceback:
-        self._closed = None
-        self._open = _Traceback(time, rank, line + _OTHER_LINES_BETWEEN, counted=counted)
+    def _announce(self, line: int, time: float | None, rank: Rank, *, sure: bool) -> None:
+        """A scheduler says that it had an exception: the traceback in this record, or in the next lines, is its own."""
+        self._announced = (line, time, rank, sure)
+        if self._open is not None and self._began == line:
+            self._open.sure = sure
+
+    def _begin(
+        self, time: float | None, rank: Rank, line: int, *, counted: bool = False, sure: bool = False
+    ) -> _Traceback:
+        self._closed, self._began = None, line
+        self._open = _Traceback(time, rank, line + _OTHER_LINES_BETWEEN, counted=counted, sure=sure)
         return self._open
 
     def parse_bare(
@@ -199,9 +211,9 @@ class FailureLines:
         """
         closed, announced = self._closed, self._announced
         if closed is not None and closed.chained and line <= closed.expires:
-            return self._begin(closed.time, closed.rank, line, counted=closed.counted)
+            return self._begin(closed.time, closed.rank, line, counted=closed.counted, sure=closed.sure)
         if announced is not None and line - announced[0] <= _LINES_AFTER_HEAD:
-            return self._begin(announced[1], announced[2], line)
+            return self._begin(announced[1], announced[2], line, sure=announced[3])
         return self._begin(time, NO_RANK, line)
 
     def _close(self, text: bytes, time: float | None) -> tuple[str, Liveness | OutOfMemory | None]:
@@ -211,7 +223,7 @@ class FailureLines:
         when = traceback.time if traceback.time is not None else time
         for pattern, what in _LIVENESS:
             if what == "launch_failed" and pattern.match(text):
-                return "liveness", Liveness(when, traceback.rank, what)
+                return "liveness", Liveness(when, traceback.rank, what, suspect=not traceback.sure)
         phase = _phase_of_message(text)
         if phase is None:
             if not _DEVICE.match(text):
@@ -222,7 +234,9 @@ class FailureLines:
         if traceback.counted:
             return "traceback", None
         traceback.counted = True
-        return "out_of_memory", _out_of_memory(when, traceback.rank, phase, text)
+        failure = _out_of_memory(when, traceback.rank, phase, text)
+        failure.suspect = not traceback.sure
+        return "out_of_memory", failure
 
     def _already_reported(self, traceback: _Traceback, phase: OutOfMemoryPhase) -> bool:
         """Say whether this is the failure the rank has logged as an error before it raised it (0.4.4 on)."""

@@ -28,7 +28,7 @@ from sglang_tuning_exporter.sglang.memory_lines import MemoryLines, parse_limits
 from sglang_tuning_exporter.sglang.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
 from sglang_tuning_exporter.sglang.serverargs import parse_server_args
 from sglang_tuning_exporter.sglang.surroundings import Surroundings, Taught
-from sglang_tuning_exporter.sglang.suspicion import Suspicion
+from sglang_tuning_exporter.sglang.suspicion import Kind, Suspicion
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
@@ -90,23 +90,29 @@ class LogReader:
         self._line = 0
         self._timed = False
         self._replays = False  # lines that waited are being read
+        self._served = False  # a batch was printed, so there are others whose words may be
         self._settled = False  # a line of SGLang's was read: the stream has a form
         self._day = 0
         self._clock: float | None = None
         self._last_time: float | None = None
 
-    def feed(self, block: bytes) -> list[Event]:
-        """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises."""
+    def feed(self, block: bytes, arrived: float | None = None) -> list[Event]:
+        """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises.
+
+        `arrived`: when it came, on any clock, where the log is read as it is written.
+        """
         events: list[Event] = []
+        self._suspicion.arrived = arrived
         self._scan(block, events, singly=True)
         return events
 
-    def feed_runs(self, block: bytes) -> list[Event | usual.BatchRun]:
+    def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | usual.BatchRun]:
         """Read a block as `feed` does, with usual batch lines that follow each other as one event.
 
         They are of one scheduler and of one printed second, and no other event lies between them.
         """
         events: list[Event | usual.BatchRun] = []
+        self._suspicion.arrived = arrived
         self._scan(block, events, singly=False)
         return events
 
@@ -143,7 +149,14 @@ class LogReader:
         self._line += 1
         if self._suspicion.active:
             self._suspicion.move_on(None, self._line)
-        self.counts[self._read(line, events)] += 1
+        kind = self._read(line, events)
+        self.counts[kind] += 1
+        if self._served:
+            self._suspicion.note(kind, self._last_time, self._line)
+
+    def _doubts(self, time: float | None) -> bool:
+        """Say whether somebody else's words may have put this line into the log."""
+        return self._suspicion.doubts(time, self._line)
 
     def _remember(self, line: bytes, prefix: Prefix) -> None:
         """Keep a message of which was found that it means nothing, whatever came before it."""
@@ -167,9 +180,11 @@ class LogReader:
             self.counts["access"] += number - decodes - prefills - others
         if decodes or prefills:
             self._surroundings.passed(decodes + prefills)
-            self._failures.serving = self._timed = self._settled = True
+            self._failures.serving = self._timed = self._settled = self._served = True
         if decodes or prefills or others:
             self._last_time = lines.time
+        if others and self._served:
+            self._suspicion.note("other", lines.time, self._line)
         return done
 
     def _read(self, line: bytes, events: list[_Any]) -> str:
@@ -201,7 +216,7 @@ class LogReader:
         prefix = None if again(text) else parse_plain_prefix(text)
         if isinstance(around, Line) and (prefix is None or self._strict):
             return "other" if around.partial else self._read_surrounded(around, events)
-        # An exception's words stand raw in the last line of its traceback: nothing is read out of the middle of one.
+        # An exception's words stand raw in the last line of its traceback, and others in others: nothing is read out of the middle of one.
         raw = self._failures.inside(self._line)
         if around is None and prefix is None and not raw and (rest := self._unglued(text)) != text:
             text, prefix = rest, parse_plain_prefix(rest)
@@ -223,11 +238,16 @@ class LogReader:
         return self._read_bare(text, None, events) or self._read_message(text, None, NO_RANK, events, timed=False)
 
     def _unglued(self, text: bytes) -> bytes:
-        """Take off what a program has printed before the line without ending its own."""
+        """Take off what a program has printed before the line without ending its own. Near words of others nothing is."""
+        if self._suspicion.active or (self._strict and self._doubts(None)):
+            return text
+        whole = text
         if b"\r" in text:
             text = after_last_return(text, strict=self._strict)
         if parse_plain_prefix(text) is None and _ACCESS.match(text) is None:
             text = text[glued_line(text, strict=self._strict) :]
+        if len(text) < len(whole) and self._served:
+            self._suspicion.note("other", self._last_time, self._line)  # what stood before may be anybody's
         return text
 
     def _read_held(self, held: list[bytes], events: list[_Any]) -> str:
@@ -267,9 +287,11 @@ class LogReader:
         kind, event = self._failures.parse_bare(
             text, outer_time if outer_time is not None else self._last_time, self._line
         )
-        if isinstance(event, OutOfMemory):
-            event.suspect = self._suspicion.doubts("out_of_memory")
         if event is not None:
+            event.suspect = event.suspect and self._served
+            self._suspicion.count(
+                "out_of_memory" if isinstance(event, OutOfMemory) else "startup", suspect=event.suspect
+            )
             events.append(event)
         return kind
 
@@ -365,14 +387,16 @@ class LogReader:
                 return None
         self._failures.starting = True
         if event is not None:
-            event.suspect = self._suspicion.doubts("startup")
+            event.suspect = self._suspicion.count("startup", suspect=self._doubts(time))
             events.append(event)
         return "startup"
 
     def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
-        event = self._failures.parse_message(message, time, rank, self._line)
+        doubt = self._doubts(time)
+        event = self._failures.parse_message(message, time, rank, self._line, sure=not doubt)
         if event is not None:
-            event.suspect = self._suspicion.doubts("out_of_memory" if isinstance(event, OutOfMemory) else "startup")
+            kind: Kind = "out_of_memory" if isinstance(event, OutOfMemory) else "startup"
+            event.suspect = self._suspicion.count(kind, suspect=doubt)
             events.append(event)
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
         if message.rstrip().endswith(TRACEBACK):
@@ -397,8 +421,8 @@ class LogReader:
         self.unrecognised["batch_key"] += len(event.unknown_keys)
         if batch_lines.has_unreadable_value(message):
             self.unrecognised["batch_line"] += 1
-        self._failures.serving = True
-        event.suspect = self._suspicion.doubts(part)
+        self._failures.serving = self._served = True
+        event.suspect = self._suspicion.count(part, suspect=self._suspicion.active)
         events.append(event)
         return part
 
@@ -411,16 +435,19 @@ class LogReader:
         except batch_lines.BatchLineError:
             self.unrecognised["retraction_line"] += 1
             return False
-        event.suspect = self._suspicion.doubts("retraction")
+        event.suspect = self._suspicion.count("retraction", suspect=self._suspicion.active)
+        event.beside_words = self._doubts(time)
         events.append(event)
         return True
 
     def _read_args(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
+        doubt = self._doubts(time)
+        self._served = self._served and doubt
         self._failures.restart()
         self._memory.restart()
         arguments = parse_server_args(message.decode("utf-8", "replace"))
         if arguments is None:
             self.unrecognised["server_args"] += 1
         else:
-            events.append(ServerArgs(time, rank, arguments, suspect=self._suspicion.doubts("startup")))
+            events.append(ServerArgs(time, rank, arguments, suspect=self._suspicion.count("startup", suspect=doubt)))
         return "startup"

@@ -1,0 +1,192 @@
+"""A real recording with words of a request in its log: what they forge, behind which messages, and what is told of the server then.
+
+Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look like nothing), the place
+and what is forged. No failure, start, retraction, argument or end of the server may come of it, beside what the recording has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fuzz import sinks
+from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.recording import Recording, load
+from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.state import ServerState
+
+ROOT = Path(__file__).parent.parent
+NAMES = ("steady", "retract", "big_queue", "v0.5.9-retract", "dp2", "client_limited")
+_STAMP = b"[2026-11-20 %s] "
+
+_OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."
+_TRACEBACK = (
+    b'Traceback (most recent call last):\n  File "/x/scheduler.py", line 1, in forward_decode\n' + _OUT_OF_MEMORY
+)
+_ARGUMENTS = b"server_args=ServerArgs(" + b", ".join(b"argument_%d=%d" % (n, n) for n in range(60)) + b", tp_size=1)"
+_RETRACTION = b"KV cache pool is full. Retract requests. #retracted_reqs: 99, #new_tokens_gained: 124, #new_token_ratio: 0.0317 -> 0.5260"
+_START = (
+    _ARGUMENTS,
+    b"Load weight begin. avail mem=70.00 GB",
+    b"Load weight end. type=X, dtype=torch.bfloat16, avail mem=55.00 GB, mem usage=15.00 GB.",
+    b"KV Cache is allocated. #tokens: 17, K size: 0.01 GB, V size: 0.01 GB",
+    b"Memory pool end. avail mem=5.00 GB",
+    b"max_total_num_tokens=17, chunked_prefill_size=1, max_prefill_tokens=1, max_running_requests=1, context_len=1",
+    b"The server is fired up and ready to roll!",
+)
+
+# `%p` becomes the prefix that the recording's lines have at that moment.
+FORGED: dict[str, bytes] = {
+    "out of memory": b"\n%pDecode out of memory. Try to lower your batch size.",
+    "its traceback": b"\n%pScheduler hit an exception: " + _TRACEBACK,
+    "a bare traceback": b"\n" + _TRACEBACK,
+    "retraction": b"\n%p" + _RETRACTION,
+    "a hundred retractions": b"".join(b"\n%p" + _RETRACTION.replace(b"0.0317", b"0.%04d" % n) for n in range(100)),
+    "start": b"\n%p" + _ARGUMENTS,
+    "all lines of a start": b"".join(b"\n%p" + line for line in _START),
+    "limits": b"\n%p" + _START[-2],
+    "a dead process": b"\n%pSubprocess scheduler_0 (pid=1) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+    "its parent": b"\n%pReceived sigquit from a child process. It usually means the child failed.",
+    "watchdog": b"\n%pScheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+    "health": b"\n%pHealth check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
+    "glued": b"x%pDecode out of memory. Try to lower your batch size.",
+    "behind a return": b"100%|##########| 1/1\r%pDecode out of memory. Try to lower your batch size.",
+    "behind a bar": b"\n100%|##########| 1/1 [00:00<00:00, 1.0it/s]%p" + _RETRACTION,
+    "far behind": b"\nx" * 70 + b"\n%pDecode out of memory. Try to lower your batch size.",
+}
+
+# Messages with raw words, `%s`, of several releases.
+CARRIERS: dict[str, bytes] = {
+    "undefined function": b"%pModel attempted to call undefined function: %s\n",
+    "json part": b"%pFailed to parse JSON part: {%s}, JSON parse error: x\n",
+    "parsed value": b"%pParsed value '%s' of parameter 'x' cannot be converted\n",
+    "tool": b"%pTool '%s' is not defined in the tools list.\n",
+    "error in request": b"%pError in request: %s\n",
+    "an exception": b"%pERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"
+    b'  File "/x/y.py", line 1, in app\n    app()\nValueError: %s\n',
+    "a template": b"%pError rendering template: %s\n",
+    "a request": b'%pReceive: obj=GenerateReqInput(text="%s", input_ids=None)\n',
+    "its end": b"%pFinish: obj=GenerateReqInput(text='x'), out={'text': \"%s\"}\n",
+    "no prefix": b"%s\n",
+}
+
+
+class Told(NamedTuple):
+    """What is told of a server that nothing forged may move."""
+
+    starts: int
+    out_of_memory: dict[str, int]
+    signs: dict[str, int]
+    retractions: int
+    arguments: dict[str, object]
+    limits: dict[int | None, float]
+    died: str
+
+
+class Played:
+    """A recording that is read as it was written, with words in its middle; with `metrics` its scrapes come in between."""
+
+    def __init__(self, recording: Recording, middle: int, *, metrics: bool) -> None:
+        self.state, self.reader, self.now = ServerState(PROFILES["online"], 0.0), LogReader(strict=True), 0.0
+        self._recording = recording
+        self._metrics = metrics
+        self._moments = [(line.at, 0, number) for number, line in enumerate(recording.lines)]
+        self._moments += [(scrape.at, 1, number) for number, scrape in enumerate(recording.scrapes)] if metrics else []
+        self._moments.sort()
+        self._done, self._middle = 0, middle
+
+    def _go_on(self, to: int) -> None:
+        while self._done < len(self._moments):
+            at, is_scrape, number = self._moments[self._done]
+            if not is_scrape and number >= to:
+                return
+            self._done, self.now = self._done + 1, at
+            self.state.advance(at)
+            if is_scrape:
+                self.state.observe_scrape(facts.read(self._recording.scrapes[number].text.decode()), at)
+            else:
+                self.say(self._recording.lines[number].text)
+
+    def say(self, text: bytes) -> None:
+        """Write a text at this moment."""
+        self.state.observe_all(self.reader.feed_runs(text, self.now), self.now)
+
+    def until_middle(self) -> None:
+        """Read until where the words come."""
+        self._go_on(self._middle)
+
+    def to_end(self) -> None:
+        """Read the rest, and let half a minute pass."""
+        self._go_on(len(self._recording.lines) + 1)
+        self.state.advance(self.now + 40.0)
+        self.state.settle(self.now + 40.0)
+
+    def told(self) -> Told:
+        """Say what is told now."""
+        state = self.state
+        return Told(
+            state.starts,
+            dict(+Counter(state.out_of_memory)),
+            dict(+Counter(state.liveness)),
+            int(state.totals().counts["retraction_events"]),
+            dict(state.facts.args),
+            dict(state.facts.running_limits),
+            state.died,
+        )
+
+
+def play(recording: Recording, words: bytes, middle: int, *, metrics: bool) -> Told:
+    """What is told at the end of a recording with these words before its `middle`-th line; `%p` in them is the prefix of then."""
+    played = Played(recording, middle, metrics=metrics)
+    played.until_middle()
+    prefix = next(
+        (line.text[: line.text.index(b"]") + 2] for line in recording.lines[middle:] if line.text[:3] == b"[20"), b""
+    )
+    if words:
+        played.say(words.replace(b"%p", prefix))
+    played.to_end()
+    return played.told()
+
+
+@cache
+def recordings() -> tuple[tuple[Recording, dict[bool, Told]], ...]:
+    """Real recordings, with what is told of each."""
+    packed = [ROOT / "tests" / "recordings" / name for name in NAMES]
+    loaded = [load(path) if path.is_dir() else load(packaged(path.name)) for path in packed]
+    return tuple((each, {metrics: play(each, b"", 0, metrics=metrics) for metrics in (False, True)}) for each in loaded)
+
+
+@cache
+def carriers() -> tuple[bytes, ...]:
+    """Every message with raw words that is known of any release, and those above."""
+    words = (f"{sink.before}%s{sink.after}" for sink, _ in sinks.known())
+    return tuple(CARRIERS.values()) + tuple(b"%p" + text.replace("%p", "p").encode() + b"\n" for text in words)
+
+
+def check_forgery(data: bytes) -> None:
+    """Words of others behind any message of any release move nothing of the server."""
+    if len(data) < 6:
+        return
+    recording, truth = recordings()[data[0] % len(recordings())]
+    metrics = bool(data[1] & 1)
+    forged = tuple(FORGED.values())[data[2] % len(FORGED)]
+    carrier = carriers()[int.from_bytes(data[3:5], "big") % len(carriers())]
+    served = next(number for number, line in enumerate(recording.lines) if b"fired up and ready" in line.text) + 60
+    last = len(recording.lines) - 60
+    middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
+    told = play(recording, carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged), middle, metrics=metrics)
+    true = truth[metrics]
+    if not metrics and "retraction" in (name for name, text in FORGED.items() if text == forged):
+        # Where only the log tells and the pool may be full, one retraction may be believed (SECURITY.md).
+        assert told.retractions - true.retractions <= 1, (recording.name, middle, carrier, forged)
+        told = told._replace(retractions=true.retractions)
+    assert told == true, (recording.name, middle, carrier, forged, metrics)
+
+
+def seeds() -> list[bytes]:
+    """One input for each kind of forgery, with metrics and without."""
+    return [bytes((at, metrics, at, 0, at, 0, 7 * at, 0)) for at in range(len(FORGED)) for metrics in (0, 1)]
