@@ -19,7 +19,7 @@ from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.sglang import surroundings
-from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch
+from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.stamps import stamp_seconds
 from wrappings import AROUND, INSTEAD
@@ -53,7 +53,13 @@ def wrapped(name: str, lines: list[tuple[str, int, dt.datetime]]) -> bytes:
 
 
 def read(text: bytes) -> list[Event]:
-    return LogReader().feed(text)
+    """The events, without what is said of words near them: a form is learned from some lines before it is known."""
+    events = LogReader().feed(text)
+    for event in events:
+        event.suspect = False
+        if isinstance(event, Retraction):
+            event.beside_words = False
+    return events
 
 
 @cache
