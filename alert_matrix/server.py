@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias, get_args
 
 from alert_matrix.series import Key, Page, growing, key, shown
-from sglang_tuning_exporter.guide.diagnosis import BurnRate, Source
 from sglang_tuning_exporter.guide.profiles import GIGABYTE, PROFILES, Profile
 from sglang_tuning_exporter.guide.table import DIAGNOSES
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
@@ -133,9 +132,7 @@ def _numbered() -> Page:
         for each in every:
             page[key(name, **{label: each})] = growing(0) if name.endswith("_total") else shown(0)
     for row in DIAGNOSES:
-        if not isinstance(row.condition, BurnRate) and not (
-            isinstance(row.condition, Source) and not row.condition.trouble
-        ):
+        if row.condition.is_measured:
             page[key("diagnosis_active", diagnosis=row.id)] = shown(0)
     return page
 

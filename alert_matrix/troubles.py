@@ -12,9 +12,8 @@ from typing import Any
 
 from alert_matrix.series import Key, key
 from alert_matrix.server import LOG_FILE, REQUESTS, TOKENS, Shares, mixed
-from sglang_tuning_exporter.guide.diagnosis import (
+from sglang_tuning_exporter.guide.conditions import (
     BurnRate,
-    Diagnosis,
     Failures,
     GraphMemory,
     Rejections,
@@ -26,6 +25,7 @@ from sglang_tuning_exporter.guide.diagnosis import (
     Starts,
     Stuck,
 )
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.objectives import FAST, SLOW
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, GIGABYTE, PROFILES
 from sglang_tuning_exporter.guide.promql import duration
@@ -390,6 +390,15 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
         )
     ],
 }
+
+
+def _source(row: Diagnosis, _condition: Source) -> list[Case]:
+    described = _SOURCES.get(row.id)
+    if described is None:
+        raise UndescribedError(f"{row.id}: describe in alert_matrix/troubles.py what the exporter shows meanwhile")
+    return described(row)
+
+
 _KINDS: dict[type, Callable[[Diagnosis, Any], list[Case]]] = {
     Share: _share,
     RetractionRate: _retractions,
@@ -401,6 +410,7 @@ _KINDS: dict[type, Callable[[Diagnosis, Any], list[Case]]] = {
     Starts: _starts,
     Spread: _spread,
     BurnRate: _burning,
+    Source: _source,
 }
 # What these alerts tell of is the exporter itself, so that scrapes that fail are their trouble.
 OF_THE_EXPORTER = frozenset({"exporter_down", "exporter_gone", "scraped_too_seldom"})
@@ -412,11 +422,6 @@ def _profile(row: Diagnosis) -> str:
 
 def cases(row: Diagnosis) -> list[Case]:
     """Describe every way in which a row's trouble shows. Raises `UndescribedError`."""
-    if isinstance(row.condition, Source):
-        described = _SOURCES.get(row.id)
-        if described is None:
-            raise UndescribedError(f"{row.id}: describe in alert_matrix/troubles.py what the exporter shows meanwhile")
-        return described(row)
     make = _KINDS.get(type(row.condition))
     if make is None:
         kind = type(row.condition).__name__

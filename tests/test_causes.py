@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scenarios import Story, decoding, failed, repeated, retraction, started
 from sglang_tuning_exporter.guide.evidence import Evidence, past_of
 from sglang_tuning_exporter.guide.findings import Judgement, causes_of, judge
-from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID, DIAGNOSES, causes_first
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, Rejection
@@ -205,5 +204,5 @@ def test_what_goes_on_comes_before_what_is_over() -> None:
 
 def test_only_what_a_past_can_date_is_told_in_the_past_tense() -> None:
     for row in DIAGNOSES:
-        assert bool(row.summary_past) <= bool(traces(row.condition)), row.id
+        assert bool(row.summary_past) <= bool(row.condition.traces), row.id
         assert "{until}" in (row.summary_past or "{until}"), row.id

@@ -26,15 +26,8 @@ import pytest
 from conftest import config
 from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
 from sglang_tuning_exporter.generate import alerts
-from sglang_tuning_exporter.guide.diagnosis import (
-    BurnRate,
-    Diagnosis,
-    Rejections,
-    RetractionRate,
-    Share,
-    Source,
-    Spread,
-)
+from sglang_tuning_exporter.guide.conditions import Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.findings import Judgement, judge
 from sglang_tuning_exporter.guide.table import ALERTS
 from sglang_tuning_exporter.metrics import WatcherCollector
@@ -50,7 +43,7 @@ ASKED_AT = tuple(60.0 * minute for minute in (12, 16, 20, 25, 30))
 RULES = alerts.files()["alerts/rules/sglang-tuning.rules.yml"]
 # Those that a server's figures tell. What burns a budget is Prometheus' alone, and what is wrong with a source is told by
 # the source: their scenarios are in alerts/tests; only that a server is down is told by its log as well.
-TOLD = tuple(row for row in ALERTS if row.id == "server_down" or not isinstance(row.condition, (BurnRate, Source)))
+TOLD = tuple(row for row in ALERTS if row.id == "server_down" or not row.condition.is_advice_fixed)
 USED = {
     name
     for line in RULES.splitlines()
@@ -176,7 +169,7 @@ def seconds(duration: str) -> float:
 
 def patience(row: Diagnosis) -> float:
     """After how long an unbroken finding must notify."""
-    looks_back = isinstance(row.condition, (Share, RetractionRate, Rejections, Spread))
+    looks_back = type(row.condition) in {Share, RetractionRate, Rejections, Spread}
     return (600.0 if looks_back else 0.0) + seconds(row.hold) + 60.0
 
 

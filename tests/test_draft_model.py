@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sglang_tuning_exporter.guide.advice import Case, advise
+from sglang_tuning_exporter.guide.conditions.suitability import data_parallel_would_fit, torch_compile_candidate
 from sglang_tuning_exporter.guide.evidence import Past
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.guide.sizing.graphs import graphs
 from sglang_tuning_exporter.guide.sizing.pools import tokens_gained
-from sglang_tuning_exporter.guide.suitability import suits
 from sglang_tuning_exporter.server import ServerFacts
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.window import Totals
@@ -150,7 +150,7 @@ def loaded(facts: ServerFacts) -> Past:
 
 @pytest.mark.parametrize("release", STARTS)
 def test_a_model_of_eight_parts_does_not_fit_on_one_gpu_because_its_draft_does(release: str) -> None:
-    found = suits("data_parallel_would_fit", loaded(started(STARTS[release], 8)))
+    found = data_parallel_would_fit(loaded(started(STARTS[release], 8)))
     assert found is not None
     assert not found.holds
     assert found.value == pytest.approx(8 * 17.7)
@@ -159,7 +159,7 @@ def test_a_model_of_eight_parts_does_not_fit_on_one_gpu_because_its_draft_does(r
 @pytest.mark.parametrize(("tp", "pp", "small"), [(1, 1, True), (8, 1, False), (1, 2, False), (4, 2, False)])
 def test_a_model_is_small_when_all_its_parts_together_are(tp: int, pp: int, small: bool) -> None:  # noqa: FBT001 - a case
     facts = started(TARGET_WEIGHTS, tp_size=tp, pp_size=pp, speculative_algorithm=None)
-    assert (suits("torch_compile_candidate", loaded(facts)) is not None) == small
+    assert (torch_compile_candidate(loaded(facts)) is not None) == small
 
 
 def test_a_pool_in_two_parts_is_both() -> None:

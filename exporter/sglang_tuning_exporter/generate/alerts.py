@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.generate.annotations import DEFAULT_LINKS, Advice, Links, description
-from sglang_tuning_exporter.generate.expressions import expression
 from sglang_tuning_exporter.generate.inhibition import inhibitions
 from sglang_tuning_exporter.generate.records import records
+from sglang_tuning_exporter.guide.alerting import expression
+from sglang_tuning_exporter.guide.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.guide.promql import SECONDS_IN
 from sglang_tuning_exporter.guide.table import ALERTS
 
@@ -47,7 +48,8 @@ class Rule:
     @property
     def expression(self) -> str:
         """The PromQL, lines joined by newlines."""
-        return scaled("\n".join(expression(self.row, self.time_scale)), self.time_scale)
+        text = "\n".join(expression(self.row)).replace("SERVING_SECONDS", f"{SERVING_SECONDS / self.time_scale:g}")
+        return scaled(text, self.time_scale)
 
     @property
     def annotations(self) -> dict[str, str]:

@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.generate.boards.common import FLEET, SERVER
-from sglang_tuning_exporter.guide.diagnosis import (
-    BurnRate,
-    Failures,
-    Rejections,
-    Reserve,
-    RetractionRate,
-    Share,
-    Source,
-    Spread,
-    Starts,
-    Stuck,
-)
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
-from sglang_tuning_exporter.guide.promql import known
+from sglang_tuning_exporter.guide.promql import asked, otherwise
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.diagnosis import Diagnosis
@@ -30,8 +18,6 @@ RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
 GRAFANA_URL = "http://localhost:3000"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
 _OWN = "{{ $labels.instance }}"
-_HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
-_SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
 # What is in force where an argument was left to its default.
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 
@@ -62,7 +48,7 @@ class Links:
             living = 'query "sglang_tuning_build_info"'
         else:
             return url
-        return url.replace(_OWN, _with(living, '{{ . | first | label "instance" }}', _OWN))
+        return url.replace(_OWN, otherwise(living, '{{ . | first | label "instance" }}', _OWN))
 
     def dashboard(self, row: Diagnosis) -> str:
         """Give the address of the board of the server that an alert is about, or of its job's servers."""
@@ -77,21 +63,7 @@ DEFAULT_LINKS = Links()
 
 def description(row: Diagnosis) -> str:
     """Write what is seen, with the figure of the moment."""
-    value = "{{ $value }}"
-    condition = row.condition
-    if isinstance(condition, (Share, Spread, BurnRate)):
-        value = "{{ $value | humanizePercentage }}"
-    elif isinstance(condition, (RetractionRate, Rejections)):
-        value = '{{ $value | printf "%.1f" }}'
-    elif isinstance(condition, Reserve):
-        value = "{{ $value | humanize1024 }}B"
-    elif isinstance(condition, (Failures, Starts)):
-        value = '{{ $value | printf "%.0f" }}'
-    elif isinstance(condition, Stuck):
-        value = _with(_query("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
-    elif isinstance(condition, Source):
-        value = condition.words
-    seen = row.sentence(value, PROFILES[DEFAULT_PROFILE])
+    seen = row.sentence(row.condition.seen_as, PROFILES[DEFAULT_PROFILE])
     return f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}."
 
 
@@ -126,8 +98,8 @@ class Advice:
         arg, value = self.row.turn.arg, "{{ . | first | value }}"
         default = "not set"
         if arg in _IN_FORCE:
-            default = _with(_query(_IN_FORCE[arg]), value + " (default)", default)
-        return _with(_query("sglang_tuning_server_arg", arg=arg), value, default)
+            default = otherwise(asked(_IN_FORCE[arg]), value + " (default)", default)
+        return otherwise(asked("sglang_tuning_server_arg", arg=arg), value, default)
 
     @property
     def suggested(self) -> str:
@@ -142,21 +114,11 @@ class Advice:
     @property
     def _computed(self) -> bool:
         """Whether the exporter can have advice of its own for the row."""
-        return not isinstance(self.row.condition, (Source, BurnRate))
+        return not self.row.condition.is_advice_fixed
 
-    def _told(self, label: str, otherwise: str) -> str:
+    def _told(self, label: str, words: str) -> str:
         if not self._computed:
-            return otherwise
+            return words
         # The newest, where the advice changed within the minutes for which a series is known.
-        series = _query("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
-        return _with(series, f'{{{{ . | first | label "{label}" }}}}', otherwise)
-
-
-def _query(metric: str, comparison: str = "", *, newest: bool = False, **labels: str) -> str:
-    fixed = "".join(f", {name}='{value}'" for name, value in labels.items())
-    series = known(f"{metric}{{job=%q, instance=%q{fixed}}}")
-    return f'printf "{f"topk(1, {series})" if newest else series}{comparison}" $labels.job $labels.instance | query'
-
-
-def _with(query: str, found: str, otherwise: str) -> str:
-    return f"{{{{ with {query} }}}}{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+        series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
+        return otherwise(series, f'{{{{ . | first | label "{label}" }}}}', words)

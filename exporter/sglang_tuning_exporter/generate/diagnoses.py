@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import (
-    BurnRate,
-    Condition,
-    Diagnosis,
-    Failures,
-    GraphMemory,
-    Rejections,
-    Reserve,
-    RetractionRate,
-    Share,
-    Slow,
-    Source,
-    Spread,
-    Starts,
-    Stuck,
-    Suits,
-)
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.profiles import PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
-
-_WORDS: tuple[tuple[type[Condition] | tuple[type[Condition], ...], str], ...] = (
-    (Reserve, "`available_gpu_memory_bytes` against `reserve_lower_gb`, `reserve_upper_gb`"),
-    (GraphMemory, "failures in graph capture, or `available_gpu_memory_bytes` below `reserve_least_gb`"),
-    (Rejections, "requests rejected or given up a minute above `rejections_per_minute`, five minutes"),
-    (Stuck, "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"),
-    (
-        Spread,
-        "share of the time with requests waiting: fullest DP rank above `frequent_share`, emptiest below a tenth; ten minutes",
-    ),
-    (Suits, "a test of the server's set-up and load: `guide/suitability.py`"),
-    (Source, "told by where the figures come from"),
-    (BurnRate, "an objective's error budget, two windows"),
-)
 
 
 def page() -> str:
@@ -85,24 +55,7 @@ def _row(row: Diagnosis) -> str:
     )
     profiles = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
     others = ", ".join(f"`{other}`" for other in row.unless)
-    return (
-        f"| `{row.id}` | {_seen(row.condition)}{profiles} | {alert} | {advice} | {turn.cost or '-'} | {others or '-'} |"
-    )
-
-
-def _seen(condition: Condition) -> str:
-    if isinstance(condition, Share):
-        return f"share of `{condition.signal}` in {' or '.join(f'`{state}`' for state in condition.states)}"
-    if isinstance(condition, RetractionRate):
-        beyond = " with conservativeness above 1.43" if condition.capped else ""
-        return f"more than `retractions_per_minute`{beyond}, five minutes"
-    if isinstance(condition, Failures):
-        return f"out of memory in {', '.join(condition.phases)}, ten minutes"
-    if isinstance(condition, Starts):
-        return f"{condition.at_least} starts in half an hour"
-    if isinstance(condition, Slow):
-        return f"more than {condition.times:g} times the budget of {condition.latency.replace('_', ' ')} missed, because of the {condition.because}"
-    return next(words for kind, words in _WORDS if isinstance(condition, kind))
+    return f"| `{row.id}` | {row.condition.described}{profiles} | {alert} | {advice} | {turn.cost or '-'} | {others or '-'} |"
 
 
 def _setting(profile: str, setting: Setting) -> str:

@@ -12,16 +12,7 @@ from importlib.resources import files as packaged
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.generate.alerts import Rule
-from sglang_tuning_exporter.guide.diagnosis import (
-    Diagnosis,
-    Failures,
-    Rejections,
-    Reserve,
-    RetractionRate,
-    Share,
-    Spread,
-    Starts,
-)
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 
@@ -112,28 +103,11 @@ def linked(text: str, alert: str) -> str:
     return _CODE_OR_NAME.sub(link, text)
 
 
-def when(row: Diagnosis) -> str:  # noqa: PLR0911 - one case for each kind
+def when(row: Diagnosis) -> str:
     """Say in words when the rule's condition holds, with the default profile's thresholds."""
-    condition, profile = row.condition, PROFILES[row.profiles[0] if row.profiles else DEFAULT_PROFILE]
-    if isinstance(condition, Share):
-        share = row.sentence(f"more than {100 * profile.frequent_share:.0f} %", profile)
-        return f"{share}, over the last ten minutes and over the last two"
-    if isinstance(condition, RetractionRate):
-        return row.sentence(f"more than {profile.retractions_per_minute:g}", profile) + ", over five minutes"
-    if isinstance(condition, Reserve):
-        above = condition.side == "above"
-        bound = profile.reserve_upper_gb if above else profile.reserve_lower_gb
-        return row.sentence(f"{'more' if above else 'less'} than {bound:g} GB", profile)
-    if isinstance(condition, Failures):
-        return row.sentence("at least one", profile) + " in the last ten minutes"
-    if isinstance(condition, Spread):
-        return row.sentence(f"more than {100 * profile.frequent_share:.0f} %", profile) + ", over the last ten minutes"
-    if isinstance(condition, Rejections):
-        rate = row.sentence(f"more than {profile.rejections_per_minute:g}", profile)
-        return f"{rate}, over five minutes (given up: also more than {100 * profile.aborted_share:.0f} % of those answered)"
-    if isinstance(condition, Starts):
-        return row.sentence(f"at least {condition.at_least}", profile)
-    return row.sentence("more than the limit", profile)
+    profile = PROFILES[row.profiles[0] if row.profiles else DEFAULT_PROFILE]
+    value, over = row.condition.bound(profile)
+    return row.sentence(value, profile) + over
 
 
 def _in_words(duration: str) -> str:

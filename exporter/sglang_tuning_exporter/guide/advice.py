@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.acceptance import by_release, objection_to
-from sglang_tuning_exporter.guide.diagnosis import Slow
 from sglang_tuning_exporter.guide.sizing import SIZERS, Case, Value
 from sglang_tuning_exporter.guide.suspects import explaining, unexplained
 from sglang_tuning_exporter.guide.table import BY_ID
@@ -120,7 +119,7 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
 
 def _is_explained(case: Case) -> bool:
     """Say whether a row that can be the verdict has a flag to set; late answers can have more causes than one."""
-    limits = (row for row in case.held if BY_ID[row].is_limit and not isinstance(BY_ID[row].condition, Slow))
+    limits = (row for row in case.held if BY_ID[row].is_limit and BY_ID[row].condition.is_whole_cause)
     return any(advice.flag for row in limits for advice in advise(row, case))
 
 

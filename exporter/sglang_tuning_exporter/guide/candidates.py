@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Slow, Suits, Turn
+from sglang_tuning_exporter.guide.conditions import Slow, Suits, suitability
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
 from sglang_tuning_exporter.guide.scheduling import WHY_REQUESTS_WAIT
+from sglang_tuning_exporter.guide.settings import how_many_differ
+from sglang_tuning_exporter.guide.suspects import how_many
 
 _A_CHANCE = "a chance to do better, not a fault: nobody should be woken for it"
 _SLO_TELLS = "the burn-rate alerts of the latency objectives notify; this row says what to turn"
@@ -73,7 +76,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="shared_prefixes_unused",
         alert="",
         severity="info",
-        condition=Suits("shared_prefixes_unused"),
+        condition=Suits(suitability.shared_prefixes_unused, suitability.returned_prefixes),
         summary="Waiting requests share prefixes, and the order in which they are served does not use it.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
         guide="many shared prefixes under fcfs: --schedule-policy lpm (all editions; E1: lpm was the default)",
@@ -91,7 +94,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="prefix_policy_wasted",
         alert="",
         severity="info",
-        condition=Suits("prefix_policy_wasted"),
+        condition=Suits(suitability.prefix_policy_wasted, suitability.returned_prefixes),
         summary="Requests are ordered by common prefixes that they do not have.",
         seen="{value} of the prompt tokens came from the prefix cache under lpm",
         guide="no shared prefixes: fcfs is cheaper than lpm (E1)",
@@ -108,7 +111,8 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="flags_away_from_defaults",
         alert="",
         severity="info",
-        condition=Suits("flags_away_from_defaults", names_suspects=True),
+        condition=Suits(how_many),
+        names_suspects=True,
         summary="Some flags differ from SGLang's defaults and can make requests wait or answers late.",
         seen="{value} flag(s) away from the default that can cause this",
         guide="not in the guide: a flag that was set is the first suspect where nothing else explains what is seen",
@@ -125,7 +129,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="data_parallel_would_fit",
         alert="",
         severity="info",
-        condition=Suits("data_parallel_would_fit"),
+        condition=Suits(suitability.data_parallel_would_fit),
         summary="The weights fit on one GPU, yet several share them by tensor parallelism.",
         seen="the weights of the whole model take {value}",
         guide="prefer data parallelism where the weights fit on one GPU, by the router rather than by --dp-size (all editions)",
@@ -143,7 +147,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="router_candidate",
         alert="",
         severity="info",
-        condition=Suits("router_candidate"),
+        condition=Suits(suitability.router_candidate),
         summary="One server runs several replicas by --dp-size; the guide prefers a router in front of single servers.",
         seen="{value} replicas in one server",
         guide="data parallelism by the router (model gateway) rather than by --dp-size (four editions)",
@@ -161,7 +165,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="prefill_graph_candidate",
         alert="",
         severity="info",
-        condition=Suits("prefill_graph_candidate"),
+        condition=Suits(suitability.prefill_graph_candidate),
         summary="First tokens come late although nothing waits, and prefill runs without CUDA graphs.",
         seen="{value} of the first tokens came later than the objective",
         guide="slow prompts: piecewise CUDA graphs (newest edition)",
@@ -179,7 +183,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="profile_settings",
         alert="",
         severity="info",
-        condition=Suits("profile_settings"),
+        condition=Suits(how_many_differ),
         summary="The guide sets servers of this profile otherwise.",
         seen="{value} setting(s) that can matter here differ from the guide's for this profile",
         guide="workload profiles: settings for online, offline, long-context and multi-turn servers (newest edition)",
@@ -196,7 +200,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="torch_compile_candidate",
         alert="",
         severity="info",
-        condition=Suits("torch_compile_candidate"),
+        condition=Suits(suitability.torch_compile_candidate),
         summary="A small model runs in small batches: compiling it may speed it up.",
         seen="99 % of the time at most {value} requests ran together",
         guide="small models at small batches: --enable-torch-compile; keep its cache under TORCHINDUCTOR_CACHE_DIR (E2; E1: not with FP8)",
@@ -215,7 +219,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="quantization_candidate",
         alert="",
         severity="info",
-        condition=Suits("quantization_candidate"),
+        condition=Suits(suitability.quantization_candidate),
         summary="Memory is short and the weights are not quantized.",
         seen="its part of the weights takes {value} of each GPU's memory",
         guide="memory short: --quantization fp8 (E3-E5)",
@@ -233,7 +237,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="expert_parallel_candidate",
         alert="",
         severity="info",
-        condition=Suits("expert_parallel_candidate"),
+        condition=Suits(suitability.expert_parallel_candidate),
         summary="A mixture-of-experts model splits every expert over all GPUs.",
         seen="{value} GPUs share every expert",
         guide="MoE models: expert parallelism (E3-E5)",
@@ -251,7 +255,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="dp_attention_candidate",
         alert="",
         severity="info",
-        condition=Suits("dp_attention_candidate"),
+        condition=Suits(suitability.dp_attention_candidate),
         summary="A DeepSeek model keeps the same KV cache on every GPU, and the pool is short.",
         seen="the pool was full for {value} of the serving time",
         guide="DeepSeek models: --enable-dp-attention --dp-size 8 (E3-E5)",

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.latency import Latency, Recent
     from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.sglang.events import LivenessKind
     from sglang_tuning_exporter.stages import Hang
     from sglang_tuning_exporter.state import ServerState
     from sglang_tuning_exporter.window import Totals
 
-WATCHDOG, RESERVE = "watchdog_timeout", "reserve"
+WATCHDOG: LivenessKind = "watchdog_timeout"
+RESERVE, UNRECOGNISED = "reserve", "unrecognised"
 LOOP_SECONDS = 1800.0
 CONSTANT = 0.8  # of the time with one batch size: a limit holds it there, since requests come and end
 # What did not happen for this long is over, and told in the past tense: the rules' short window.
@@ -78,6 +80,12 @@ class Evidence:
         if self.unit == "ratio":
             return f"{value:.2f}"
         return f"{value:.1f}".removesuffix(".0")
+
+
+def mean_usage(past: Past) -> list[Evidence]:
+    """Give the mean token usage, as a list; empty where it is not known."""
+    usage = past.recent.mean("usage")
+    return [] if usage is None else [Evidence("mean token usage", usage, past.profile.token_usage_target, "ratio")]
 
 
 def _never(what: Hashable) -> float | None:

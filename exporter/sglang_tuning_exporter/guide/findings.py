@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.acceptance import objection_to
 from sglang_tuning_exporter.guide.advice import Advice, Case, advise
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, RetractionRate
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis
 from sglang_tuning_exporter.guide.evidence import OVER_SECONDS, Evidence, Past, explained
-from sglang_tuning_exporter.guide.measurement import last_seen, measure, supporting
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES, Profile
 from sglang_tuning_exporter.guide.settings import differing
 from sglang_tuning_exporter.guide.sizing import tolerated
@@ -20,9 +19,10 @@ from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES, causes_first
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sglang_tuning_exporter.guide.conditions.condition import Resource
+
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Verdict: TypeAlias = str  # a diagnosis id, or one of the words below
-TOO_LARGE = "latency_batch_too_large"
 HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA = "healthy", "idle", "no_clear_bottleneck", "not_enough_data"
 STARTING = "starting"
 
@@ -106,7 +106,7 @@ def judge(past: Past) -> Judgement:
     """Look at every row that the profile asks for."""
     past = explained(past)
     checks = tuple(
-        Check(row, measure(row.condition, past))
+        Check(row, row.condition.measure(past))
         for row in DIAGNOSES
         if not row.profiles or past.profile.name in row.profiles
     )
@@ -141,7 +141,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         row, evidence = BY_ID[row_id], held[row_id]
         if not held.keys().isdisjoint(row.unless):
             continue
-        if isinstance(row.condition, RetractionRate) and tolerated(case):
+        if row.condition.can_be_tolerated and tolerated(case):
             continue  # nobody is called for what is best left as it is
         because = tuple(cause for cause in causes_of(row_id, held) if cause in found)
         advice = _borrowed(row, [found[cause] for cause in because])
@@ -158,8 +158,8 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
         # Without advice the flag is where the guide wants it, or a more urgent finding sets it: nothing to say, unless
         # what was seen is bad by itself.
         if advice or not row.needs_advice:
-            seen = (evidence, *supporting(row.condition, past))
-            last = last_seen(row.condition, past)
+            seen = (evidence, *row.condition.supporting(past))
+            last = row.condition.last_seen(past)
             ago = None if last is None else past.now - last
             found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
     # What goes on now before what is over, and chances last.
@@ -195,14 +195,15 @@ def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
     After an OOM nothing takes more memory. While requests are taken back, or each step takes too long because of
     those that run, no more of them are let in.
     """
-    failed = any(isinstance(BY_ID[other].condition, (Failures, GraphMemory)) for other in held)
-    if failed and advice.takes_memory:
+    if advice.takes_memory and _is_spared("memory", held, case):
         return False
-    if not _lets_more_run(advice):
-        return True
-    if any(isinstance(BY_ID[other].condition, RetractionRate) for other in held):
-        return False
-    return TOO_LARGE not in held or not advise(TOO_LARGE, case)
+    return not _lets_more_run(advice) or not _is_spared("requests", held, case)
+
+
+def _is_spared(what: Resource, held: dict[str, Evidence], case: Case) -> bool:
+    """Say whether something holds that spares it; a row that is nothing without advice must have some."""
+    sparing = (BY_ID[other] for other in held if BY_ID[other].condition.spares == what)
+    return any(not row.needs_advice or advise(row.id, case) for row in sparing)
 
 
 def _lets_more_run(advice: Advice) -> bool:

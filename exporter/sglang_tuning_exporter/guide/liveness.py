@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Starts, Stuck, Turn
-from sglang_tuning_exporter.guide.promql import EXCUSED, ON, WHILE, before, firing, known, one_of, risen
+from sglang_tuning_exporter.guide.conditions import Source, Starts, Stuck
+from sglang_tuning_exporter.guide.conditions.failures import told
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
+from sglang_tuning_exporter.guide.promql import EXCUSED, ON, WHILE, before, firing, known
 from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
@@ -37,11 +39,6 @@ _DOWN = (
     f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0 or {_TOLD})",
     # Nothing is known of it, for the exporter is away: what was told is not taken back.
     f"or last_over_time({_UP}[1h]) == 0 and {ON} {_TOLD} unless {ON} {known(_UP)}",
-)
-_DEATHS = risen(
-    f"sglang_tuning_liveness_events_total{{{one_of('event', ENDS)}}}",
-    "sglang_tuning_liveness_event_age_seconds",
-    "event",
 )
 # In three pieces or more: one is told as a server that is down, two are somebody who tries a flag and takes it back.
 _OFTEN_DOWN = (
@@ -122,8 +119,9 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangCrashed",
         severity="warning",
         condition=Source(
-            "\n".join(_DEATHS),
+            "\n".join(told(*ENDS)),
             words="its log tells of an exception in its scheduler, a dead process or a start that failed",
+            events=ENDS,
         ),
         summary="SGLang has crashed.",
         seen="{value}",

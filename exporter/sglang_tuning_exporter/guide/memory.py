@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Failures, GraphMemory, Reserve, Share, Turn
+from sglang_tuning_exporter.guide.conditions import Failures, GraphMemory, Reserve, Share
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
 
 MEM_FRACTION = "mem_fraction_static"
 _FAILURES = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")

@@ -7,15 +7,10 @@ long one, says that it is still going on, and lets the alert end soon after the 
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import BurnRate, Diagnosis, Turn
+from sglang_tuning_exporter.guide.conditions import BurnRate
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
 
 FAST, SLOW = 14.4, 6.0
-# Fewer requests than this in the long window and one slow request is a large share of them. Not in the short one: a server
-# whose throughput collapses answers few. Tokens are no measure of how much there is to judge by: one request has thousands,
-# and all of them are slow when it is.
-ENOUGH_REQUESTS = 20
-# A budget of a tenth cannot be burnt 14.4 times too fast: where the objective is low, half of the observations are enough.
-MOST_SHARE = 0.5
 
 
 _FIRST_TOKEN = Turn(

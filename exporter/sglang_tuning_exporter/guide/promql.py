@@ -8,6 +8,7 @@ is widened where too few scrapes came.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 # As long as Prometheus itself would go on with a value (its look-back), had no scrape failed.
@@ -30,6 +31,7 @@ WHILE = "20m"
 EVER = "24h"
 
 
+@cache
 def duration(text: str) -> float:
     """Read a duration of the table, such as `5m`, in seconds."""
     match = re.fullmatch(r"(\d+)([smh])", text)
@@ -66,6 +68,18 @@ def argument(arg: str) -> str:
 def above(limit: str) -> str:
     """Write the comparison with a figure that each server has one of."""
     return f"> {ON} group_left () {limit}"
+
+
+def asked(metric: str, comparison: str = "", *, newest: bool = False, **labels: str) -> str:
+    """Write the query of a template, about the server of an alert."""
+    fixed = "".join(f", {name}='{value}'" for name, value in labels.items())
+    series = known(f"{metric}{{job=%q, instance=%q{fixed}}}")
+    return f'printf "{f"topk(1, {series})" if newest else series}{comparison}" $labels.job $labels.instance | query'
+
+
+def otherwise(query: str, found: str, words: str) -> str:
+    """Write what a template says where a query has found something, and else."""
+    return f"{{{{ with {query} }}}}{found}{{{{ else }}}}{words}{{{{ end }}}}"
 
 
 def firing(alert: str) -> str:

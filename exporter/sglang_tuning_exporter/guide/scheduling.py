@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import Beside, Diagnosis, Rejections, RetractionRate, Share, Spread, Turn
+from sglang_tuning_exporter.guide.conditions import Beside, Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
 
 CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"

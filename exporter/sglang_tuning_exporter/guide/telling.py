@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Source, Turn
+from sglang_tuning_exporter.guide.conditions import Source
+from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
+from sglang_tuning_exporter.guide.evidence import UNRECOGNISED
 from sglang_tuning_exporter.guide.liveness import disabled
 from sglang_tuning_exporter.guide.promql import EVER, EXCUSED, KNOWN, ON, before, firing, known
 
@@ -76,7 +78,9 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         severity="info",
         condition=Source(
             "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0\n"
-            f"or {known('sglang_tuning_metrics_unrecognised_families')} > 0"
+            f"or {known('sglang_tuning_metrics_unrecognised_families')} > 0",
+            events=(UNRECOGNISED,),
+            window="1h",
         ),
         summary="SGLang prints or exposes something that this exporter does not know.",
         seen="lines, keys or metric names that no known release has",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.diagnosis import BurnRate, Source
 from sglang_tuning_exporter.metrics.families import brief, gauge
 from sglang_tuning_exporter.stages import STAGES
 
@@ -51,7 +50,7 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
     found = {finding.diagnosis.id: finding for finding in judgement.findings}
     for check in judgement.checks:
         row = check.diagnosis
-        if isinstance(row.condition, BurnRate) or (isinstance(row.condition, Source) and not row.condition.trouble):
+        if not row.condition.is_measured:
             continue
         active.add_metric([row.id], float(row.id in found))
         for advice in found[row.id].advice if row.id in found else ():

@@ -1,56 +1,39 @@
-"""When the committed alerts would have fired over a log, told without a Prometheus. Pure.
+"""When the committed alerts would have fired over a log, without a Prometheus. Pure.
 
-The rules' PromQL is followed: `increase()` (`samples`), `for`, `keep_firing_for`, `unless`. Inhibition is Alertmanager's.
+What must hold, each condition says (`guide.alerting`). Here is what a Prometheus does with it: the samples that it would hold,
+`for` and `keep_firing_for`. Inhibition is Alertmanager's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from sglang_tuning_exporter.guide.diagnosis import (
-    SERVING_SECONDS,
-    BurnRate,
-    Condition,
-    Diagnosis,
-    Failures,
-    GraphMemory,
-    Rejections,
-    Reserve,
-    RetractionRate,
-    Share,
-    Source,
-    Spread,
-    Starts,
-    Stuck,
-)
-from sglang_tuning_exporter.guide.evidence import WATCHDOG, past_of
+from sglang_tuning_exporter.guide.alerting import fires, is_evaluated
+from sglang_tuning_exporter.guide.conditions.condition import WINDOW
+from sglang_tuning_exporter.guide.evidence import UNRECOGNISED, past_of
 from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
-from sglang_tuning_exporter.guide.profiles import ONE_MORE
-from sglang_tuning_exporter.guide.promql import duration
-from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
-from sglang_tuning_exporter.report.samples import (
-    COUNTED,
-    EVALUATION_SECONDS,
-    Samples,
-    Shares,
-    increase_of,
-)
-from sglang_tuning_exporter.sglang.events import ENDS
+from sglang_tuning_exporter.guide.promql import KNOWN, duration
+from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, Samples, Shares, increase_of
+from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.state import REJECTION, RETRACTION, START
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
+    from sglang_tuning_exporter.guide.diagnosis import Diagnosis
     from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.signals import Signal
     from sglang_tuning_exporter.state import ServerState
 
-_TOLD_BY_LOGS = frozenset({"format_drift", "crashed"})
+_T = TypeVar("_T")
+
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
-_LONG, _SHORT = 600.0, 120.0  # the two windows of a share and of a rate
-_HALF, _KNOWN, _HALF_HOUR, _DRIFT = 300.0, 300.0, 1800.0, 3600.0
+_LONGEST, _KNOWN = duration(WINDOW), duration(KNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +145,17 @@ class AlarmClock(Evaluations):
     def __init__(self, profile: Profile) -> None:
         super().__init__()
         self._profile = profile
-        self._alerts = [
-            _Alert(row)
-            for row in ALERTS
-            if (not row.profiles or profile.name in row.profiles)
-            and (row.id in _TOLD_BY_LOGS or not isinstance(row.condition, (Source, BurnRate)))
-        ]
+        self._alerts = [_Alert(row) for row in ALERTS if is_evaluated(row, profile.name)]
+        self._kept: dict[str, float] = {}  # how far back each event is counted, seconds
+        for alert in self._alerts:
+            for event, window in alert.row.condition.counted:
+                self._kept[event] = max(self._kept.get(event, 0.0), duration(window))
         self._spans: list[Span] = []
         self._forget()
 
     def _forget(self) -> None:
         self._seconds: dict[int | None, Samples[tuple[float, ...]]] = {}
-        self._retractions: dict[int | None, Samples[float]] = {}
-        self._counts: dict[str, Samples[float]] = {}
+        self._counts: dict[str, dict[int | None, Samples[float]]] = {event: {} for event in self._kept}
         self._left: dict[int | None, tuple[float, float]] = {}  # GPU memory of each rank, GB, and when it was told last
         self._active: dict[str, float] = {}  # when each diagnosis was seen to hold last
 
@@ -187,9 +168,10 @@ class AlarmClock(Evaluations):
         """Evaluate every alert. Bring `state` up to `now` first; `unrecognised` counts what the log's reader did not know."""
         self.now = now
         self._sample(state, now, unrecognised)
-        evaluation = _Evaluation(self, state, now)
+        limits = self._profile.for_edition(first=state.facts.is_first_edition)
+        samples = _Sampled(limits, state, now, self._seconds, self._counts, self._left, self._active)
         for alert in self._alerts:
-            span = alert.see(now, holds=evaluation.fires(alert.row))
+            span = alert.see(now, holds=fires(alert.row, samples))
             if span is not None:
                 self._spans.append(span)
 
@@ -207,155 +189,97 @@ class AlarmClock(Evaluations):
         """Keep what a Prometheus would have scraped just now."""
         for rank in state.schedulers:
             seconds = rank.totals.seconds
-            told = self._seconds.setdefault(rank.dp, Samples(_LONG))
+            told = self._seconds.setdefault(rank.dp, Samples(_LONGEST))
             told.add(now, tuple([seconds[place] for place in COUNTED]))
-            self._counted(rank.dp, now, rank.totals.counts["retraction_events"])
+            self._counted(RETRACTION, rank.dp, now, rank.totals.counts["retraction_events"])
         if not state.ranks:
-            self._counted(None, now, 0.0)
-        for by_rank in (self._seconds, self._retractions):
-            gone = []
-            for dp, series in by_rank.items():  # a scheduler that is not told of any more leaves the windows
-                series.prune(now)
-                if not series.samples:
-                    gone.append(dp)
-            for dp in gone:
-                del by_rank[dp]
+            self._counted(RETRACTION, None, now, 0.0)
+        _forget_gone(self._seconds, now)
+        _forget_gone(self._counts[RETRACTION], now)
         if state.facts.reserve_gb is not None:
             by_dp = state.facts.available_gb if state.has_dp_ranks else {}
             of_ranks: dict[int | None, float] = {dp: gb for dp, gb in by_dp.items() if dp is not None}
             for dp, gb in (of_ranks or {None: state.facts.reserve_gb}).items():
                 self._left[dp] = (now, gb)
-        counts = {
-            "starts": (_HALF_HOUR, state.starts),
-            "rejected": (_LONG, state.server_totals.counts["rejected_requests"]),
-            "unrecognised": (_DRIFT, unrecognised),
-            **{event: (_LONG, state.liveness[event]) for event in (WATCHDOG, *ENDS)},
-            **{phase: (_LONG, state.out_of_memory[phase]) for phase in _PHASES},
-        }
-        for name, (kept, value) in counts.items():
-            self._counts.setdefault(name, Samples(kept)).add(now, value)
+        for event in self._counts:
+            if event != RETRACTION:
+                self._counted(event, None, now, _count(event, state, unrecognised))
 
-    def _counted(self, dp: int | None, now: float, retractions: float) -> None:
-        self._retractions.setdefault(dp, Samples(_LONG)).add(now, retractions)
+    def _counted(self, event: str, dp: int | None, now: float, count: float) -> None:
+        counts = self._counts[event]
+        if dp not in counts:
+            counts[dp] = Samples(self._kept[event])
+        counts[dp].add(now, count)
 
 
-_PHASES = sorted(
-    {"graph_capture"}
-    | {phase for row in ALERTS if isinstance(row.condition, Failures) for phase in row.condition.phases}
-)
+def _count(event: str, state: ServerState, unrecognised: float) -> float:
+    """Give the counter of an event of the whole server, as the exporter exposes it."""
+    if event in OUT_OF_MEMORY_PHASES:
+        return state.out_of_memory[event]
+    others = {
+        START: state.starts,
+        REJECTION: state.server_totals.counts["rejected_requests"],
+        UNRECOGNISED: unrecognised,
+    }
+    return others[event] if event in others else state.liveness[event]
 
 
-class _Evaluation:
-    """One evaluation of every rule. What is costly is reckoned only where an alert asks for it."""
+def _forget_gone(by_rank: dict[int | None, Samples[_T]], now: float) -> None:
+    """A scheduler that is not told of any more leaves the windows."""
+    for dp, series in list(by_rank.items()):
+        series.prune(now)
+        if not series.samples:
+            del by_rank[dp]
 
-    def __init__(self, clock: AlarmClock, state: ServerState, now: float) -> None:
-        self._clock, self._state, self._now = clock, state, now
-        self._limits = clock._profile.for_edition(first=state.facts.is_first_edition)  # noqa: SLF001 - one part
-        self._windows: dict[float, Shares] = {}
-        self._rate = self._retraction_rate(_LONG)
-        self._found: tuple[frozenset[str], frozenset[str]] | None = None
 
-    def fires(self, row: Diagnosis) -> bool:
-        """Evaluate one alert's expression."""
-        if not self._holds(row.condition, row) or (row.needs_advice and not self._is_active(row)):
-            return False
-        return not any(self._excuses(BY_ID[other].condition, row) for other in row.unless)
+@dataclass
+class _Sampled:
+    """What a Prometheus holds at one evaluation. What is costly is reckoned only where a rule asks for it."""
 
-    def _is_active(self, row: Diagnosis) -> bool:
-        if self._found is None:
-            judgement = judge(past_of(self._state, self._now))
-            self._found = (
-                frozenset(found.diagnosis.id for found in judgement.findings),
-                frozenset(check.diagnosis.id for check in judgement.checks),
-            )
-            self._clock._active.update(dict.fromkeys(self._found[0], self._now))  # noqa: SLF001
-        seen = self._clock._active.get(row.id, -inf)  # noqa: SLF001
-        return self._now - seen <= _LONG or row.id not in self._found[1]
-
-    def _excuses(self, other: Condition, row: Diagnosis) -> bool:
-        if isinstance(other, RetractionRate) and isinstance(row.condition, RetractionRate):
-            return self._capped
-        if isinstance(other, RetractionRate):
-            return (self._rate or 0.0) > self._limits.retractions_per_minute
-        return self._holds(other, row)
-
-    def _holds(self, condition: Condition, row: Diagnosis) -> bool:  # noqa: C901, PLR0911 - one case for each kind
-        limits = self._limits
-        if isinstance(condition, Share):
-            return self._share(condition)
-        if isinstance(condition, RetractionRate):
-            often = (self._rate or 0.0) > limits.retractions_per_minute + ONE_MORE
-            if not often or (condition.capped and not self._capped):
-                return False
-            return (self._retraction_rate(_SHORT) or 0.0) > 0 and (self._retraction_rate(_HALF, _HALF) or 0.0) > 0
-        if isinstance(condition, Rejections):
-            rejected = self._clock._counts["rejected"]  # noqa: SLF001
-            rate, lately = (increase_of(rejected, window, self._now) or 0.0 for window in (_LONG, _SHORT))
-            return rate / 10 > limits.rejections_per_minute + ONE_MORE and lately > 0
-        if isinstance(condition, Reserve):
-            reserves = self._reserves
-            if condition.side == "above":
-                return bool(reserves) and max(reserves) > limits.reserve_upper_gb
-            return bool(reserves) and min(reserves) < limits.reserve_lower_gb
-        if isinstance(condition, GraphMemory):
-            reserves = [] if self._state.facts.shown_args.get("disable_cuda_graph") == 1 else self._reserves
-            return self._grew("graph_capture", _LONG) or (bool(reserves) and min(reserves) < limits.reserve_least_gb)
-        if isinstance(condition, Failures):
-            return any(self._grew(phase, _LONG) for phase in condition.phases)
-        if isinstance(condition, Stuck):
-            return self._state.hang(self._now) is not None or self._grew(WATCHDOG, _LONG)
-        if isinstance(condition, Starts):
-            started = increase_of(self._clock._counts["starts"], _HALF_HOUR, self._now)  # noqa: SLF001
-            return started is not None and started > condition.at_least - 0.5
-        if isinstance(condition, Spread):
-            return self._spread(condition)
-        if row.id == "crashed":
-            return any(self._grew(event, _LONG) for event in ENDS)
-        return row.id == "format_drift" and self._grew("unrecognised", _DRIFT)
-
-    def _share(self, condition: Share) -> bool:
-        limit = self._limits.frequent_share
-        if self._over(_LONG).busy(condition.signal) <= SERVING_SECONDS:
-            return False
-        if any((self._over(_LONG).share(other) or 0.0) > other.above for other in condition.unless):
-            return False
-        shares = (self._over(window).share(condition) for window in (_LONG, _SHORT))
-        return all(share is not None and share > limit for share in shares)
-
-    def _over(self, window: float) -> Shares:
-        known = self._windows.get(window)
-        if known is None:
-            known = self._windows[window] = Shares(self._clock._seconds, window, self._now)  # noqa: SLF001
-        return known
-
-    def _spread(self, condition: Spread) -> bool:
-        limit = self._limits.frequent_share
-        waiting = self._over(_LONG).waiting.values()
-        if not waiting or self._over(_LONG).busy("queue") <= SERVING_SECONDS:
-            return False
-        lately = self._over(_SHORT).waiting.values()
-        if not lately:
-            return False
-        return max(waiting) > limit and min(waiting) < condition.hardly and max(lately) > limit
-
-    def _grew(self, name: str, window: float) -> bool:
-        series = self._clock._counts[name]  # noqa: SLF001
-        if series.is_level:
-            return False
-        grown = increase_of(series, window, self._now)
-        return grown is not None and grown > 0
-
-    def _retraction_rate(self, window: float, ago: float = 0.0) -> float | None:
-        every = [increase_of(series, window, self._now - ago) for series in self._clock._retractions.values()]  # noqa: SLF001
-        told = [count for count in every if count is not None]
-        return sum(told) / (window / 60) if told else None
+    limits: Profile
+    state: ServerState
+    now: float
+    seconds: dict[int | None, Samples[tuple[float, ...]]]
+    counts: dict[str, dict[int | None, Samples[float]]]
+    left: dict[int | None, tuple[float, float]]
+    active: dict[str, float]
+    over: dict[str, Shares] = field(default_factory=dict)
+    judged: frozenset[str] | None = None
 
     @property
-    def _capped(self) -> bool:
-        return self._state.facts.shown_args.get("schedule_conservativeness", 0.0) > CONSERVATIVENESS_CEILING
+    def facts(self) -> ServerFacts:
+        return self.state.facts
 
     @property
-    def _reserves(self) -> list[float]:
-        """GPU memory left after the start, of each DP rank, GB (metrics/server.py, memory), as last known."""
-        left = self._clock._left  # noqa: SLF001
-        return [gb for at, gb in left.values() if self._now - at < _KNOWN]
+    def hangs(self) -> bool:
+        return self.state.hang(self.now) is not None
+
+    @property
+    def reserves(self) -> list[float]:
+        return [gb for at, gb in self.left.values() if self.now - at < _KNOWN]
+
+    def busy(self, signal: Signal) -> float:
+        return self._shares(WINDOW).busy(signal)
+
+    def share(self, signal: Signal, states: tuple[str, ...], window: str) -> float | None:
+        return self._shares(window).share(signal, states)
+
+    def waiting(self, window: str) -> Collection[float]:
+        return self._shares(window).waiting.values()
+
+    def increase(self, event: str, window: str, ago: str = "0s") -> float:
+        at = self.now - duration(ago)
+        moving = [series for series in self.counts[event].values() if not series.is_level]
+        return sum(increase_of(series, duration(window), at) or 0.0 for series in moving)
+
+    def found(self, row: Diagnosis) -> bool:
+        if self.judged is None:
+            judgement = judge(past_of(self.state, self.now))
+            self.judged = frozenset(check.diagnosis.id for check in judgement.checks)
+            self.active.update(dict.fromkeys((found.diagnosis.id for found in judgement.findings), self.now))
+        return self.now - self.active.get(row.id, -inf) <= _LONGEST or row.id not in self.judged
+
+    def _shares(self, window: str) -> Shares:
+        if window not in self.over:
+            self.over[window] = Shares(self.seconds, duration(window), self.now)
+        return self.over[window]

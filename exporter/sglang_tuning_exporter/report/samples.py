@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.guide.diagnosis import Beside, Share
     from sglang_tuning_exporter.signals import Signal
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
@@ -149,10 +148,10 @@ class Shares:
             known = self._busy[signal] = max(of_ranks, default=0.0)
         return known
 
-    def share(self, condition: Share | Beside) -> float | None:
-        """Give the part of them in the states of a condition, 0-1; None without any."""
-        serving = self.serving(condition.signal)
+    def share(self, signal: Signal, states: tuple[str, ...]) -> float | None:
+        """Give the part of them in these states, 0-1; None without any."""
+        serving = self.serving(signal)
         if serving <= 0:
             return None
-        wanted = [place for place in _OF_SIGNAL[condition.signal] if COUNTED[place][1] in condition.states]
+        wanted = [place for place in _OF_SIGNAL[signal] if COUNTED[place][1] in states]
         return sum(self._gained[place] for place in wanted) / serving

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.measurement import traces
-
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -39,7 +37,7 @@ class Sightings:
 
     def of(self, finding: Finding) -> tuple[float | None, float | None]:
         """Give when what a finding rests on was first and last printed."""
-        keys = traces(finding.diagnosis.condition)
+        keys = finding.diagnosis.condition.traces
         first = [self._first[key] for key in keys if key in self._first]
         last = [self._last[key] for key in keys if key in self._last]
         return min(first, default=None), max(last, default=None)

@@ -14,7 +14,6 @@ from sglang_tuning_exporter.guide.findings import (
     STARTING,
     confidence_of,
 )
-from sglang_tuning_exporter.guide.measurement import traces
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.state import START
@@ -72,7 +71,7 @@ def summary(document: Document, finding: Document) -> str:
     if row.id == "server_down":
         crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
         return said if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
-    last, end, rests_on = finding["last_seen"], document["judged"]["end"], traces(row.condition)
+    last, end, rests_on = finding["last_seen"], document["judged"]["end"], row.condition.traces
     is_past = bool(row.summary_past) and said != row.summary
     if is_past or last is None or end is None or not _LASTING.isdisjoint(rests_on):
         return said

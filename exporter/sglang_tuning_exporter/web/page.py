@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.guide.advice import shown
-from sglang_tuning_exporter.guide.diagnosis import Source
 from sglang_tuning_exporter.guide.document import command_document
 from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, STARTING, Finding, Judgement
 from sglang_tuning_exporter.guide.table import BY_ID
@@ -140,7 +139,7 @@ def seen(finding: Finding) -> str:
     """Say what is seen, and what it would be on a server without the finding, as sentences without a capital."""
     first, *others = finding.evidence
     told = finding.sentence
-    if not isinstance(finding.diagnosis.condition, Source):
+    if finding.diagnosis.condition.has_figure:
         told += f"; healthy: {healthy(first)}"
     return f"{told}." + "".join(f" {sentence(other.name)}: {other.words()}." for other in others)
 

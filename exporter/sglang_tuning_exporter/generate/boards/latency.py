@@ -30,7 +30,8 @@ from sglang_tuning_exporter.generate.queries import (
     threshold,
     words,
 )
-from sglang_tuning_exporter.guide.objectives import FAST, MOST_SHARE, SLOW
+from sglang_tuning_exporter.guide.conditions.latency import MOST_SHARE
+from sglang_tuning_exporter.guide.objectives import FAST, SLOW
 
 LATENCIES = {"time_to_first_token": "first token", "inter_token": "between tokens"}
 

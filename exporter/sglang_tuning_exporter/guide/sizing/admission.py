@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide.conditions.retractions import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.demand import USED_LITTLE, demand, longest_answer, mean_prompt
-from sglang_tuning_exporter.guide.measurement import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.guide.sizing.case import Value, people
 from sglang_tuning_exporter.guide.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.guide.sizing.pools import larger_pool, larger_pool_flags

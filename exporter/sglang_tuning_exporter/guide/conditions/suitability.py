@@ -1,17 +1,18 @@
-"""Whether a change of set-up would suit a server: the tests behind the table's `Suits` rows. Pure.
+"""Changes of set-up that would suit a server: the kind of condition, and its tests. Pure.
 
-Each gives its evidence, or None where it does not apply to this server or what it needs is not told.
+Each test gives its evidence, or None where it does not apply to this server or what it needs is not told.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide.conditions.condition import Condition
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
-from sglang_tuning_exporter.guide.settings import how_many_differ
 from sglang_tuning_exporter.guide.sharing import Sharing, sharing
-from sglang_tuning_exporter.guide.suspects import how_many, late_share
+from sglang_tuning_exporter.guide.suspects import late_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +34,25 @@ _QUANTIZED = re.compile(
 
 
 _FROM_CACHE = "share of prompt tokens from the prefix cache"
-_ABOUT_SHARING = ("shared_prefixes_unused", "prefix_policy_wasted")
 
 
-def suits(test: str, past: Past) -> Evidence | None:
-    """Give the evidence of the test of that name."""
-    return _TESTS[test](past)
+@dataclass(frozen=True, slots=True)
+class Suits(Condition):
+    """A change of set-up would suit what is known of this server: the test says so. `figures` are those that it was taken from."""
+
+    described = "a test of the server's set-up and load: `guide/conditions/suitability.py`"
+    kind = "chance"
+    is_only_advice = True
+    needs = "the server's arguments, and load"
+
+    test: Callable[[Past], Evidence | None]
+    figures: Callable[[Past], list[Evidence]] | None = None
+
+    def measure(self, past: Past) -> Evidence | None:
+        return self.test(past)
+
+    def supporting(self, past: Past) -> list[Evidence]:
+        return self.figures(past) if self.figures is not None else []
 
 
 def _model(past: Past) -> str:
@@ -53,7 +67,8 @@ def _sharing(past: Past) -> Sharing | None:
     return sharing(past)
 
 
-def _shared_prefixes_unused(past: Past) -> Evidence | None:
+def shared_prefixes_unused(past: Past) -> Evidence | None:
+    """Prompts share prefixes, and the order of the queue does not use it."""
     shared = _sharing(past)
     if past.facts.args.get("schedule_policy") != "fcfs" or shared is None or shared.cached >= SHARING[1]:
         return None
@@ -63,7 +78,8 @@ def _shared_prefixes_unused(past: Past) -> Evidence | None:
     return Evidence(name, shared.proven, SHARING[0], "share")
 
 
-def _prefix_policy_wasted(past: Past) -> Evidence | None:
+def prefix_policy_wasted(past: Past) -> Evidence | None:
+    """The queue is ordered by prefixes that prompts do not share."""
     shared = _sharing(past)
     # A tuple, here and wherever an argument is looked up: what the server told may be a list, which no set can be asked for.
     if past.facts.args.get("schedule_policy") not in ("lpm", "dfs-weight") or shared is None:
@@ -72,9 +88,9 @@ def _prefix_policy_wasted(past: Past) -> Evidence | None:
     return Evidence(_FROM_CACHE, shared.cached, NO_SHARING, "share", below=True)
 
 
-def beside(test: str, past: Past) -> list[Evidence]:
-    """Give the figures that the evidence of a test was taken from."""
-    shared = _sharing(past) if test in _ABOUT_SHARING else None
+def returned_prefixes(past: Past) -> list[Evidence]:
+    """Give what came from the cache, and how much of it requests that came back had left there themselves."""
+    shared = _sharing(past)
     if shared is None or not shared.returned:
         return []
     return [
@@ -83,7 +99,8 @@ def beside(test: str, past: Past) -> list[Evidence]:
     ]
 
 
-def _data_parallel_would_fit(past: Past) -> Evidence | None:
+def data_parallel_would_fit(past: Past) -> Evidence | None:
+    """The whole model would fit on one GPU."""
     facts = past.facts
     shards = facts.arg("tp_size") or 1.0
     if shards <= 1 or (facts.arg("pp_size") or 1.0) > 1 or facts.is_cpu:
@@ -94,7 +111,8 @@ def _data_parallel_would_fit(past: Past) -> Evidence | None:
     return Evidence("weights of the whole model", facts.model_gb, room, "GB", below=True)
 
 
-def _router_candidate(past: Past) -> Evidence | None:
+def router_candidate(past: Past) -> Evidence | None:
+    """One server has several replicas that a router could serve."""
     facts = past.facts
     if facts.is_cpu or facts.arg("enable_dp_attention") or (facts.arg("attn_dp_size") or 1.0) > 1:
         return None
@@ -102,7 +120,7 @@ def _router_candidate(past: Past) -> Evidence | None:
     return None if replicas is None else Evidence("replicas in one server", replicas, 1.0, "count")
 
 
-def _prefill_graph_candidate(past: Past) -> Evidence | None:
+def prefill_graph_candidate(past: Past) -> Evidence | None:
     """First tokens are late and nothing waits: 0.5.3 to 0.5.9 have graphs for prefill, switched off."""
     facts, empty = past.facts, past.recent.share("queue", "empty")
     if facts.is_cpu or facts.without_graph or facts.arg("enable_piecewise_cuda_graph") != 0:
@@ -111,7 +129,8 @@ def _prefill_graph_candidate(past: Past) -> Evidence | None:
     return None if empty is None or empty <= past.profile.frequent_share else late
 
 
-def _torch_compile_candidate(past: Past) -> Evidence | None:
+def torch_compile_candidate(past: Past) -> Evidence | None:
+    """A small model runs small batches."""
     facts = past.facts
     batch = past.recent.running_quantile(0.99)
     if facts.is_cpu or facts.without_graph or facts.arg("enable_torch_compile") != 0:
@@ -131,7 +150,8 @@ def _is_short(past: Past) -> bool:
     )
 
 
-def _quantization_candidate(past: Past) -> Evidence | None:
+def quantization_candidate(past: Past) -> Evidence | None:
+    """Weights take much of the memory that the KV cache lacks."""
     facts = past.facts
     if facts.is_cpu or facts.args.get("quantization", "not told") is not None or _QUANTIZED.search(_model(past)):
         return None
@@ -141,7 +161,8 @@ def _quantization_candidate(past: Past) -> Evidence | None:
     return Evidence("share of a GPU's memory taken by its part of the weights", share, LARGE_WEIGHTS, "share")
 
 
-def _expert_parallel_candidate(past: Past) -> Evidence | None:
+def expert_parallel_candidate(past: Past) -> Evidence | None:
+    """GPUs share every expert."""
     facts = past.facts
     if facts.is_cpu or not _MOE.search(_model(past)) or "tp_size" not in facts.args:
         return None
@@ -150,7 +171,8 @@ def _expert_parallel_candidate(past: Past) -> Evidence | None:
     return Evidence("GPUs that share every expert", facts.arg("tp_size") or 1.0, 1.0, "count")
 
 
-def _dp_attention_candidate(past: Past) -> Evidence | None:
+def dp_attention_candidate(past: Past) -> Evidence | None:
+    """Tensor parallelism stores a compressed KV cache on each GPU, and it is full."""
     facts = past.facts
     if facts.is_cpu or not _LATENT.search(_model(past)) or (facts.arg("tp_size") or 1.0) < DP_ATTENTION_GPUS:
         return None
@@ -158,18 +180,3 @@ def _dp_attention_candidate(past: Past) -> Evidence | None:
     if facts.arg("enable_dp_attention") or not past.enough or full is None:
         return None
     return Evidence("share of serving time with a full pool", full, past.profile.frequent_share, "share")
-
-
-_TESTS: dict[str, Callable[[Past], Evidence | None]] = {
-    "shared_prefixes_unused": _shared_prefixes_unused,
-    "prefix_policy_wasted": _prefix_policy_wasted,
-    "data_parallel_would_fit": _data_parallel_would_fit,
-    "router_candidate": _router_candidate,
-    "prefill_graph_candidate": _prefill_graph_candidate,
-    "profile_settings": how_many_differ,
-    "torch_compile_candidate": _torch_compile_candidate,
-    "quantization_candidate": _quantization_candidate,
-    "expert_parallel_candidate": _expert_parallel_candidate,
-    "dp_attention_candidate": _dp_attention_candidate,
-    "flags_away_from_defaults": how_many,
-}

@@ -1,0 +1,38 @@
+"""What must be seen for a diagnosis: one module for each kind, and everything that is known of the kind in it.
+
+May import the core (`state`, `sglang/`), and of `guide/` evidence, profiles, PromQL and suspects; nothing here knows of rows.
+"""
+
+from sglang_tuning_exporter.guide.conditions.condition import Condition, Kind, Samples
+from sglang_tuning_exporter.guide.conditions.failures import Failures
+from sglang_tuning_exporter.guide.conditions.graph_memory import GraphMemory
+from sglang_tuning_exporter.guide.conditions.latency import BurnRate, Slow
+from sglang_tuning_exporter.guide.conditions.rejections import Rejections
+from sglang_tuning_exporter.guide.conditions.reserve import Reserve
+from sglang_tuning_exporter.guide.conditions.retractions import RetractionRate
+from sglang_tuning_exporter.guide.conditions.share import Beside, Share
+from sglang_tuning_exporter.guide.conditions.source import Source
+from sglang_tuning_exporter.guide.conditions.spread import Spread
+from sglang_tuning_exporter.guide.conditions.starts import Starts
+from sglang_tuning_exporter.guide.conditions.stuck import Stuck
+from sglang_tuning_exporter.guide.conditions.suitability import Suits
+
+__all__ = [
+    "Beside",
+    "BurnRate",
+    "Condition",
+    "Failures",
+    "GraphMemory",
+    "Kind",
+    "Rejections",
+    "Reserve",
+    "RetractionRate",
+    "Samples",
+    "Share",
+    "Slow",
+    "Source",
+    "Spread",
+    "Starts",
+    "Stuck",
+    "Suits",
+]
