@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Mark: TypeAlias = object  # what is remembered, as values that can be compared
 
-_QUICK = {"_usual", "_prefixes"}  # only makes it quick
+_QUICK = {"_usual"}  # only makes it quick
 _COUNTED = {"counts", "unrecognised", "suspicious"}
 _PASSING = {"_line", "_last_time"}  # differs from line to line
 _LINES_AFTER_HEAD = 4  # at least as many as `failure_lines` looks back to the line that announced a traceback
@@ -30,7 +30,7 @@ def mark_of(reader: LogReader) -> Mark | None:
     """
     kept = vars(reader)
     failures, suspicion = vars(kept["_failures"]), kept["_suspicion"]
-    if kept["_partial"] or kept["_clock"] is not None or suspicion.active:
+    if kept["_surroundings"].joins or kept["_clock"] is not None or suspicion.active:
         return None
     line = kept["_line"] + 1
     tracebacks = failures["_open"], failures["_closed"]
@@ -61,7 +61,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, re.Pattern):
         return value.pattern, value.flags
     if hasattr(value, "__dict__"):
-        return type(value), _plain(vars(value))
+        passing = getattr(type(value), "PASSING", ())
+        return type(value), _plain({name: inner for name, inner in vars(value).items() if name not in passing})
     return value
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.layers import (
@@ -70,9 +70,11 @@ class _Strange(NamedTuple):
     ranks: Ranks | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Shape:
     """What all lines of a stream have in common."""
+
+    PASSING: ClassVar = {"pattern", "is_json", "unlike"}  # only makes it quick
 
     form: Form
     prefixed: bool  # SGLang's own prefix follows
@@ -159,6 +161,8 @@ class Shape:
 
 class Surroundings:
     """What surrounds the lines of one stream."""
+
+    PASSING: ClassVar = {"_current", "_read"}  # means nothing to the next line, where it is not strict
 
     def __init__(self, *, strict: bool = False) -> None:
         self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned
@@ -310,7 +314,7 @@ class Surroundings:
             return Taught(lines)
         if len(self._waiting) >= _WAITING:
             self._waiting.clear()
-        self._waiting[key] = (lines[-_WAITING_LINES:], number, self._read)
+        self._waiting[key] = (lines[-_WAITING_LINES:], number, self._read if self._strict else 0)
         return Taught([])
 
     def _apply(self, form: Form, text: bytes) -> Line | None:
@@ -352,7 +356,6 @@ class Surroundings:
         self._current = shape
         if self._strict and not shape.settled:
             shape.watch(line)
-        shape.watched += not self._strict
         if shape.pattern is None and prefix is not None and (shape.settled or not self._strict):
             shape.learn_pattern(text)
 
