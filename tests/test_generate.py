@@ -87,7 +87,7 @@ def test_an_output_where_nobody_may_write_is_a_usage_error() -> None:
 def test_a_time_scale_that_is_none_is_refused(time_scale: str, tmp_path: Path) -> None:
     refused = command(f"--time-scale={time_scale}", "--output", str(tmp_path), cwd=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr == f"sglang-tuning-exporter: --time-scale={time_scale}: give a number above 0\n"
+    assert refused.stderr == f"sglang-tuning-exporter: --time-scale={time_scale}: give a number from 0.001 to 1000\n"
     assert list(tmp_path.iterdir()) == []
 
 

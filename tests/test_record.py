@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, reply, wait_for
+from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, hang, reply, wait_for
+from followed import end_seconds
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.evidence import past_of
 from sglang_tuning_exporter.guide.findings import judge
@@ -254,6 +255,22 @@ def test_an_interrupted_recording_is_whole(server: FakeSGLang, tmp_path: Path, n
     assert f"replay {output}" in said
     assert len(load(output).scrapes) >= 1
     assert not [path for path in output.iterdir() if path.suffix == ".part"]
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/v1/loads", "/metrics"])
+def test_a_recording_ends_in_time_whatever_the_server_leaves_unanswered(
+    server: FakeSGLang, tmp_path: Path, path: str
+) -> None:
+    server.answers[path] = hang
+    log, output = tmp_path / "server.log", tmp_path / "out"
+    log.write_bytes(told_log())
+    begin = 0.0
+    with recording(recorder(server, log, output)) as told:
+        wait_for(lambda: server.count(path) > 0)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < end_seconds()
+    assert told
+    assert not (output / "server.log").exists()
 
 
 def test_a_killed_recording_can_be_loaded(server: FakeSGLang, tmp_path: Path) -> None:

@@ -340,3 +340,27 @@ def test_a_browser_shows_a_runbook(address: str, tmp_path: Path) -> None:
 
 def test_the_package_carries_the_prose_of_every_row() -> None:
     assert {row.id for row in DIAGNOSES if row.alert} <= set(PROSE)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h/{{", "http://h/}}", "http://h/{{ bad }}", "http://h/{{alert}}", 'http://h/{{ query "up" }}', "http://h/{{/* a */}}", "http://h/{{ $labels }}",
+     "http://", "http://[", "http://h:99999", "http://a b", "http://h/\x1b", "http://h/\u202e", "ftp://h"],
+)  # fmt: skip
+def test_an_address_that_prometheus_could_not_fill_in_is_refused(url: str) -> None:
+    for flag in ("runbooks", "grafana"):
+        with pytest.raises(UsageError, match=r"give (an address that begins with|templates over)"):
+            Links(**{flag: url})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h/{alert}.md",
+        "https://[::1]:80/x",
+        "http://{{ $labels.instance }}/x",
+        "https://h/?a={{$labels.job | urlquery}}",
+    ],
+)
+def test_an_address_with_labels_in_it_is_taken(url: str) -> None:
+    Links(runbooks=url, grafana=url)

@@ -184,6 +184,12 @@ def _add_judging(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
     )
+    parser.add_argument(
+        "--max-gb",
+        type=float,
+        metavar="GB",
+        help="read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)",
+    )
 
 
 def _add_backfill(commands: _Commands) -> None:
@@ -282,6 +288,7 @@ def _report(arguments: argparse.Namespace) -> int:
         own_thresholds=_own_thresholds(arguments),
         against=arguments.against,
         jobs=_jobs(arguments),
+        most=_most(arguments),
     )
 
 
@@ -297,7 +304,16 @@ def _backfill(arguments: argparse.Namespace) -> int:
         date=arguments.date,
         own_thresholds=_own_thresholds(arguments),
         jobs=_jobs(arguments),
+        most=_most(arguments),
     )
+
+
+def _most(arguments: argparse.Namespace) -> int | None:
+    """Bytes to read at most of what is piped or packed, where somebody said so."""
+    gigabytes = arguments.max_gb
+    if gigabytes is not None and not 0 < gigabytes <= 1_000_000:
+        raise UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")
+    return None if gigabytes is None else int(gigabytes * (1 << 30)) or 1
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -37,6 +37,7 @@ POLL_SECONDS = 0.1
 MOST_SCRAPES, MOST_SCRAPED_BYTES = 9_000, 900 << 20
 MOST_LOG_BYTES = MAX_FILE_BYTES - (1 << 20)
 _TIMEOUT_SECONDS = 10.0
+_STOP_SECONDS = 1.0
 # Printed times have whole seconds: the latest line of the last so many seconds tells best how the log's clock goes.
 _CLOCK_SECONDS = 3.0
 
@@ -84,8 +85,9 @@ class Recorder:
         self._log: IO[bytes] | None = None
 
     def stop(self) -> None:
-        """End the recording soon."""
+        """End the recording soon, whatever the server does meanwhile."""
         self._stopping.set()
+        self._client.end()
 
     def run(self, seconds: float | None = None) -> Summary:
         """Record for so long, or until `stop`. Raises `UsageError` when the directory cannot be written or the log cannot be read."""
@@ -107,7 +109,13 @@ class Recorder:
         )
 
     def _record(self, seconds: float | None) -> None:
-        self._ask()
+        # A thread, because nothing ends a connection that is being made before its own time is over.
+        asking = threading.Thread(target=self._ask, name="record-ask", daemon=True)
+        asking.start()
+        while asking.is_alive() and not self._stopping.is_set():
+            asking.join(timeout=POLL_SECONDS)
+        if asking.is_alive():
+            return
         follower = LogFollower([self._log_file])
         scraper = threading.Thread(target=self._keep_scraping, name="record-scrapes", daemon=True)
         try:
@@ -127,10 +135,9 @@ class Recorder:
                     break
             self._take_log(follower)
         finally:
-            self._stopping.set()
-            self._client.cut()
+            self.stop()
             if scraper.ident is not None:
-                scraper.join(timeout=_TIMEOUT_SECONDS)
+                scraper.join(timeout=_STOP_SECONDS)
             follower.close()
 
     def _ask(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -114,6 +115,7 @@ class Watcher:
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._stopped_at = math.inf
         self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # who waits for the log to be read
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
@@ -155,10 +157,10 @@ class Watcher:
         self._readers.put(threading.Event())
         if self._scraper is not None and self._informant is not None:
             self._scraper.stop()
-            self._informant.cut()
-        deadline = time.monotonic() + STOP_SECONDS
+            self._informant.end()
+        self._stopped_at = min(self._stopped_at, time.monotonic())  # who says it twice does not wait twice
         for thread in self._threads:
-            thread.join(timeout=max(deadline - time.monotonic(), 0.0))
+            thread.join(timeout=max(self._stopped_at + STOP_SECONDS - time.monotonic(), 0.0))
         if self.log is not None:
             self.log.close()
 

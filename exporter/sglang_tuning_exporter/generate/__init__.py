@@ -9,6 +9,8 @@ from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.generate import alerts, boards, carried, diagnoses, runbooks, tables
 from sglang_tuning_exporter.generate.annotations import DEFAULT_LINKS, Links
 
+LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, a duration would be none, or longer than Prometheus can say
+
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
     """Every generated file: path under the output directory → text."""
@@ -34,8 +36,8 @@ def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, st
 
 def run(output: Path, *, check: bool, time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> int:
     """`generate`: write the files, or with `check` compare them. 0: all is as it should be; 1: `check` found a stale file."""
-    if not time_scale > 0:
-        raise UsageError(f"--time-scale={time_scale:g}: give a number above 0")
+    if not LEAST_SCALE <= time_scale <= MOST_SCALE:
+        raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
     stale = []
     for name, text in _with_inserts(output, time_scale, links).items():
         path = output / name

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.generate.boards.common import FLEET, SERVER
@@ -22,6 +24,26 @@ _OWN = "{{ $labels.instance }}"
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 
 
+# Of Prometheus's templates those that fail for no alert: a slip in one has Prometheus refuse all rules, or tell an error as an address.
+_TEMPLATE = re.compile(
+    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
+)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and (parts.port or 1) > 0
+            and text.isprintable()
+            and " " not in text
+        )
+    except ValueError:  # an IPv6 address or a port that is none
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """Where notifications send people. `runbooks` holds the pages (`{alert}` in it is the alert's name, else that is added), `grafana` the boards.
@@ -34,7 +56,12 @@ class Links:
 
     def __post_init__(self) -> None:
         for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
-            if not url.startswith(("http://", "https://")) or not url.isprintable():
+            plain = _TEMPLATE.sub("x", url)
+            if "{{" in plain or "}}" in plain:
+                raise UsageError(
+                    f"{key}={url}: give templates over the alert's labels alone, such as {{{{ $labels.instance }}}}"
+                )
+            if not _is_address(plain.replace("{alert}", "x")):
                 raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
 
     def runbook(self, row: Diagnosis) -> str:

@@ -41,13 +41,15 @@ def run(
     own_thresholds: Mapping[str, float] | None = None,
     against: Sequence[str] = (),
     jobs: int = 1,
+    most: int | None = None,
 ) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
     if format not in FORMATS:
         raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
     if profile not in PROFILES:
         raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
-    read, others = Logs(logs, jobs=jobs), Logs(against, jobs=jobs) if against else None
+    read = Logs(logs, jobs=jobs, most=most)
+    others = Logs(against, jobs=jobs, most=most) if against else None
     if output is not None:
         _check_output(output, *(part for part in (read, others) if part is not None))
     judged = PROFILES[profile].with_thresholds(own_thresholds or {})

@@ -171,6 +171,7 @@ def run(
     date: str | None = None,
     own_thresholds: Mapping[str, float] | None = None,
     jobs: int = 1,
+    most: int | None = None,
 ) -> int:
     """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; 0. Raises `UsageError`."""
     if profile not in PROFILES:
@@ -178,7 +179,7 @@ def run(
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
-    read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs)
+    read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs, most=most)
     _check_output(output, read)
     night = Night(read, PROFILES[profile].with_thresholds(own_thresholds or {}), _shift(read, date))
     try:

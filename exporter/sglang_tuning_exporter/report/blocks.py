@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import zlib
 from typing import TYPE_CHECKING, Protocol
 
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import BinaryIO
 
 BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 14
 GZIP = b"\x1f\x8b"
+
+
+MIB = 1 << 20
+# A log packs to a tenth or a thirtieth of its size; what unpacks to more than a hundred times is made to fill a disk.
+MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
+MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is dropped, and what follows it is read
+MOST_OF_UNKNOWN_SIZE = 8 << 30
+
+
+class TooMuch(Exception):  # noqa: N818 - an answer, as below
+    """An input whose size nobody knows does not end where a log would; the words say which bound it passed."""
 
 
 class Readable(Protocol):
@@ -64,6 +78,44 @@ def _salvage(member: zlib._Decompress, data: bytes) -> Iterator[bytes]:
     except zlib.error:
         pass
     yield bytes(found)
+
+
+def within(chunks: Iterable[bytes], most: int | None, packed: Callable[[], int] | None) -> Iterator[bytes]:
+    """Give chunks of an input of unknown size while it looks like a log; `packed` tells how many bytes were unpacked so far.
+
+    With `most` that many bytes, whatever they look like. Raises `TooMuch`.
+    """
+    total = unended = 0
+    for chunk in chunks:
+        total += len(chunk)
+        end = chunk.rfind(b"\n")
+        unended = unended + len(chunk) if end < 0 else len(chunk) - end - 1
+        if total > (most or MOST_OF_UNKNOWN_SIZE):
+            raise TooMuch(f"is larger than {(most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB")
+        if most is None and unended > MOST_WITHOUT_END:
+            raise TooMuch(f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB")
+        if most is None and packed is not None and total > max(MOST_UNPACKED, MOST_RATIO * packed()):
+            raise TooMuch(f"unpacks to more than {MOST_RATIO} times its size")
+        yield chunk
+
+
+def without_holes(stream: BinaryIO) -> Iterator[bytes]:
+    """Read a regular file; of a hole a single NUL byte, as if it were that long."""
+    descriptor, at = stream.fileno(), 0
+    while True:
+        try:
+            data = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole to the end, or the end
+                return
+            data = at  # a file system that does not tell
+        if data > at:
+            yield b"\0"
+        chunk = os.pread(descriptor, BLOCK, data)  # the stream's own buffer knows nothing of a moved position
+        if not chunk:
+            return
+        at = data + len(chunk)
+        yield chunk
 
 
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

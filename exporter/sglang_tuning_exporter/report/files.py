@@ -10,11 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.report.blocks import BLOCK, GZIP, Damaged, unzip, whole_lines
+from sglang_tuning_exporter.report.blocks import (
+    BLOCK,
+    GZIP,
+    Damaged,
+    TooMuch,
+    unzip,
+    whole_lines,
+    within,
+    without_holes,
+)
 from sglang_tuning_exporter.report.clock import begin_of
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.unfolded import unfolded
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import ServerArgs
 
 STDIN = "-"
+MOST_WITHOUT_A_LINE = 32 << 20
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.gz)?$")
 
 
@@ -45,12 +55,16 @@ class Source:
     empty: bool = False
     notes: list[str] = field(default_factory=list)
     told: Callable[[int], None] | None = None  # of how many more bytes were read
+    most: int | None = None  # so many bytes of an input whose size nobody knows, whatever they look like
     _held: Iterator[bytes] | None = None
     _head: bytes = b""
+    _taken: int = 0  # bytes, as they lie there
+    _given: int = 0  # bytes of whole lines
+    _is_packed: bool = False
 
     def look(self) -> None:
         """Read the start. Raises `UsageError` when it cannot be read."""
-        with _told(self.name):
+        with self._telling():
             blocks = self._read()
             self._head = next(blocks, b"")
             self.first = begin_of(self._head)
@@ -64,33 +78,66 @@ class Source:
 
     def blocks(self) -> Iterator[bytes]:
         """Give everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
-        with _told(self.name):
-            if self._held is None:
-                yield from self._read()
-                return
-            yield self._head
-            self._head = b""
-            yield from self._held
-            if self.stream is not None and self.name != STDIN:
-                self.stream.close()
+        with self._telling():
+            held, self._held = self._held, None
+            if held is not None:
+                head, self._head = self._head, b""
+                self._given = len(head)
+                yield head
+            for block in self._read() if held is None else held:
+                self._given += len(block)
+                yield block
+            self._close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Turn what the system says into one line, and let go of a pipe that cannot be read on."""
+        try:
+            with _told(self.name):
+                yield
+        except UsageError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self.stream is not None and self.name != STDIN:
+            self.stream.close()
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether more was read of it than anybody waits for a first line of SGLang's, and its size is not known."""
+        is_known = self.stream is None and not self._is_packed
+        return not is_known and self.most is None and self._given > MOST_WITHOUT_A_LINE
+
+    def take(self, number: int) -> None:
+        """Take another `number` of bytes as read."""
+        self._taken += number
+        if self.told is not None:
+            self.told(number)
 
     def _read(self) -> Generator[bytes, None, None]:
+        self._taken = 0
         if self.stream is not None:
             yield from whole_lines(unfolded(self._chunks(_Watched(self.stream, self))))
         else:
             with Path(self.name).open("rb") as stream:
-                yield from whole_lines(unfolded(self._chunks(_Watched(stream, self))))
+                self._is_packed = os.pread(stream.fileno(), len(GZIP), 0) == GZIP
+                chunks = self._chunks(_Watched(stream, self)) if self._is_packed else self._plain(stream)
+                yield from whole_lines(unfolded(chunks))
+
+    def _plain(self, stream: BinaryIO) -> Iterator[bytes]:
+        for chunk in without_holes(stream):
+            self.take(len(chunk))
+            yield chunk
 
     def _chunks(self, stream: _Watched) -> Iterator[bytes]:
         first = stream.read(BLOCK)
         if not first.startswith(GZIP):
-            yield first
-            while chunk := stream.read(BLOCK):
-                yield chunk
+            yield from within(stream.chunks(first), self.most, None)
             return
         rest = b""
         try:
-            for chunk in unzip(first, stream):
+            for chunk in within(unzip(first, stream), self.most, lambda: self._taken):
                 # The last line may be cut: half a figure is a wrong figure.
                 end = chunk.rfind(b"\n") + 1
                 if rest:
@@ -114,9 +161,14 @@ class _Watched:
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(size)
-        if self.source.told is not None:
-            self.source.told(len(data))
+        self.source.take(len(data))
         return data
+
+    def chunks(self, first: bytes) -> Iterator[bytes]:
+        """Give the first bytes and all that follow."""
+        yield first
+        while chunk := self.read(BLOCK):
+            yield chunk
 
 
 @contextmanager
@@ -126,6 +178,8 @@ def _told(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{shown(name)}: {error.strerror or error}; give a log that can be read") from None
+    except TooMuch as reason:
+        raise UsageError(f"{shown(name)}: {reason}; give a log, or how much to read at most with --max-gb") from None
 
 
 def because(sources: Sequence[Source]) -> str:
@@ -153,15 +207,20 @@ def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
         for name in names:
             with _told(name):
                 status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
-            if (status.st_dev, status.st_ino) in known:
-                continue
-            known.add((status.st_dev, status.st_ino))
-            if stat.S_ISDIR(status.st_mode):
-                raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
-            with _told(name):
-                pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
-            found.append(Source(name, pipe))
+            if (status.st_dev, status.st_ino) not in known:
+                known.add((status.st_dev, status.st_ino))
+                found.append(_opened(name, status))
     return found
+
+
+def _opened(name: str, status: os.stat_result) -> Source:
+    if stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
+    if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
+        raise UsageError(f"{shown(name)}: is a device; give a file, or - for standard input")
+    with _told(name):
+        pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
+    return Source(name, pipe)
 
 
 def _rotation_order(name: str) -> tuple[int, int]:

@@ -40,9 +40,17 @@ class Logs:
     """All logs of one report. `readers` hold their counts once `events` has been read to its end."""
 
     def __init__(
-        self, arguments: Sequence[str], stdin: IO[bytes] | None = None, *, pace: float | None = None, jobs: int = 1
+        self,
+        arguments: Sequence[str],
+        stdin: IO[bytes] | None = None,
+        *,
+        pace: float | None = None,
+        jobs: int = 1,
+        most: int | None = None,
     ) -> None:
         """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty.
+
+        Of what is piped or packed `most` bytes are read of each; without it, what a log looks like.
 
         With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
         `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case. Large logs are read by so many
@@ -52,6 +60,7 @@ class Logs:
             stdin = sys.stdin.buffer
         sources = find(arguments, stdin)
         for source in sources:
+            source.most = most
             source.look()
         self._told = [source for source in sources if not source.empty]
         if not self._told:
@@ -224,6 +233,8 @@ class Logs:
             before = block = b""
             for part, following, read in self._pieces(lane, source):
                 before, block = block, part
+                if source.is_endless and not self._is_sglangs(reader):
+                    self._check()
                 known = reader.unrecognised.copy()
                 events = read()
                 drifted = [] if self._pace or known == reader.unrecognised else drifts(part, known, last)
@@ -254,6 +265,10 @@ class Logs:
         if ahead is None:
             return alone(source.blocks(), self.readers[lane], self._pace)
         return ahead.pieces(source.blocks())
+
+    @staticmethod
+    def _is_sglangs(reader: LogReader) -> bool:
+        return any(reader.counts[kind] for kind in (*_SGLANG_KINDS, *_SERVED_KINDS))
 
     def _check(self) -> None:
         found = sum(reader.counts[kind] for reader in self.readers for kind in _SGLANG_KINDS)

@@ -89,7 +89,7 @@ class Client:
         self._session.mount("http://", adapter)
         self._session.mount("https://", adapter)
         self._socket: socket.socket | None = None
-        self._is_cut = False
+        self._is_cut = self._has_ended = False
 
     def metrics(self, timeout: float) -> str:
         """Fetch the exposition as SGLang writes it; `timeout` in seconds. Raises `ScrapeError`."""
@@ -141,13 +141,20 @@ class Client:
             with suppress(OSError):  # closed meanwhile
                 open_now.shutdown(socket.SHUT_RDWR)
 
+    def end(self) -> None:
+        """End the request under way, and let no other begin."""
+        self._has_ended = True
+        self.cut()
+
     def _opened(self, connected: socket.socket | None) -> None:
         self._socket = connected
 
     def _get(self, url: str, timeout: float, accept: str, most: int = MOST_BYTES) -> str:
         late = ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
         deadline = time.monotonic() + timeout
-        self._is_cut = False
+        self._is_cut = self._has_ended
+        if self._is_cut:
+            raise late
         # A timeout of the socket counts from byte to byte: a server that sends one now and then never runs into it.
         timer = threading.Timer(timeout, self.cut)
         timer.daemon = True

@@ -1,0 +1,131 @@
+"""What is no log ends in bounded time and memory with one line: bombs, holes, devices, endless streams. The bounds are lowered, so that little is written."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.report import blocks, files
+from sglang_tuning_exporter.report.inputs import Logs
+
+LINE = b"[2025-11-20 11:40:13] Decode batch, #running-req: 1, #token: 9, token usage: 0.89, #queue-req: 4\n"
+ENDED = "; give a log, or how much to read at most with --max-gb"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MOST_UNPACKED", 2 << 20)
+    monkeypatch.setattr(blocks, "MOST_WITHOUT_END", 8 << 20)
+    monkeypatch.setattr(files, "MOST_WITHOUT_A_LINE", 4 << 20)
+
+
+class Endless(io.RawIOBase):
+    """The same bytes without end, as `yes` and /dev/zero give them; what was read of it is counted."""
+
+    def __init__(self, piece: bytes) -> None:
+        self._piece, self.given = piece, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = (self._piece * (size // len(self._piece) + 1))[:size]
+        self.given += len(data)
+        return data
+
+
+def refused(*arguments: str, stdin: object = None, most: int | None = None) -> str:
+    with pytest.raises(UsageError) as told:
+        list(Logs(list(arguments), stdin, most=most).events())  # type: ignore[arg-type]
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"\0" * (40 << 20), f"has no end of a line in 8 MiB{ENDED}"),
+        (b"x" * (40 << 20), f"has no end of a line in 8 MiB{ENDED}"),
+        (LINE + b"\0" * (40 << 20), f"unpacks to more than 100 times its size{ENDED}"),
+        (LINE * 400_000, f"unpacks to more than 100 times its size{ENDED}"),
+        (b"\n" * (40 << 20), f"unpacks to more than 100 times its size{ENDED}"),
+    ],
+    ids=["zeros", "one line", "zeros behind a line", "lines", "ends of lines"],
+)
+def test_what_unpacks_without_end_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "server.log.gz"
+    path.write_bytes(gzip.compress(text))
+    told = refused(str(path)).removeprefix(f"{path}: ")
+    assert told in {said, f"unpacks to more than 100 times its size{ENDED}"}
+
+
+def test_with_the_flag_so_much_is_read_whatever_it_looks_like(tmp_path: Path) -> None:
+    path = tmp_path / "server.log.gz"
+    path.write_bytes(gzip.compress(LINE * 100_000))
+    logs = Logs([str(path)], most=20 << 20)
+    list(logs.events())
+    assert logs.lines == 100_000
+    assert refused(str(path), most=5 << 20) == f"{path}: is larger than 0.00488281 GiB{ENDED}"
+
+
+@pytest.mark.parametrize(("piece", "most"), [(b"\0", 20), (b"x", 20), (b"y\n", 8), (b"\n", 8)])
+def test_a_stream_that_never_ends_is_left(piece: bytes, most: int) -> None:
+    stream = Endless(piece)
+    told = refused("-", stdin=stream)
+    assert told in {f"-: has no end of a line in 8 MiB{ENDED}", "-: no line of SGLang's in it; give a server's log"}
+    assert stream.given <= most << 20
+
+
+def test_a_stream_of_lines_without_end_is_left_at_the_bound() -> None:
+    assert refused("-", stdin=Endless(LINE), most=3 << 20) == f"-: is larger than 0.00292969 GiB{ENDED}"
+
+
+def test_a_pipe_that_never_ends_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def write() -> None:
+        with path.open("wb") as pipe:
+            try:
+                for _ in itertools.count():
+                    pipe.write(b"\0" * 65536)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), pipe.fileno())  # what it still holds goes there
+
+    threading.Thread(target=write, daemon=True).start()
+    assert refused(str(path)) == f"{path}: has no end of a line in 8 MiB{ENDED}"
+
+
+def test_a_hole_of_ten_gigabytes_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    with path.open("wb") as file:
+        file.write(LINE)
+        file.truncate(10 << 30)
+        file.seek(10 << 30)
+        file.write(LINE)
+    logs = Logs([str(path)])
+    list(logs.events())
+    assert logs.readers[0].counts["decode"] == 2
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(10 << 30)
+    assert refused(str(path)) == f"{path}: is empty"
+
+
+def test_a_device_is_no_log() -> None:
+    assert refused("/dev/zero") == "/dev/zero: is a device; give a file, or - for standard input"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_a_bound_that_is_none_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "/dev/null", f"--max-gb={value}"]) == 2
+    assert capsys.readouterr().err == (
+        f"sglang-tuning-exporter: --max-gb={float(value):g}: give a number above 0, up to 1000000\n"
+    )
