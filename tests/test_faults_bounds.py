@@ -12,7 +12,7 @@ from sglang_tuning_exporter import credibility, history, ledgers, logbook, servi
 from sglang_tuning_exporter.metrics import families
 from sglang_tuning_exporter.sglang import events, exposition, histograms, usual, wrappers
 from sglang_tuning_exporter.sglang.prefix import parse_rank
-from sglang_tuning_exporter.sources import scrape, selection, statefile, stream, tail
+from sglang_tuning_exporter.sources import chain, scrape, selection, statefile, stream, tail
 from sglang_tuning_exporter.web import connections
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
     [
         ("a line of the log", f"{LINE_BYTES >> 20} MiB"),
         ("of a line, what is understood", f"{wrappers.LONGEST_LINE} bytes"),
-        ("a log read in one turn, then the next file", f"{stream._BUDGET >> 20} MiB"),
+        ("a log read in one turn, then the next file", f"{stream.BUDGET >> 20} MiB"),
         (
             "looked back for the server's arguments",
             f"{stream._LOOK_BACK >> 20} MiB, and {stream._LOOK_BACK_TEXT >> 20} MiB of text taken",
@@ -34,7 +34,7 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
         ("files not followed whose positions outlive a restart", f"{selection.MOST_REMEMBERED}"),
         ("the log's counters wait for its past to be read", f"{logbook.FIRST_READ_SECONDS:.0f} s, some 70 GB"),
         ("a name looked through for new files", f"{100 / tail._GLOB_REST:.0f} % of a core"),
-        ("a quiet deleted or rotated file is held", f"{tail._DELETED_SECONDS:.0f} s, {tail._LINGER_SECONDS:.0f} s"),
+        ("a quiet deleted or rotated file is held", f"{chain.DELETED_SECONDS:.0f} s, {chain.LINGER_SECONDS:.0f} s"),
         ("ranks of a kind (DP, TP, PP)", f"{events.MOST_RANKS}"),
         ("the state file", f"{statefile.MOST_BYTES >> 20} MiB"),
         ("SGLang's page", f"{scrape.MOST_BYTES >> 20} MiB"),

@@ -47,6 +47,7 @@ FAMILIES: dict[str, set[str]] = {
     "log_lines": {"kind"},
     "log_unrecognised": {"kind"},
     "log_files_left_out": set(),
+    "log_files_lost": set(),
     "log_reading_past": set(),
     "log_silent_seconds": set(),
     "log_dropped_lines": set(),

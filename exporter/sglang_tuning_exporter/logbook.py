@@ -70,7 +70,7 @@ class Logbook:
         )
         self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
         self._said_left_out = 0
-        self._dropped_before = 0  # by files that are not followed any more
+        self._dropped_before = self._lost_before = 0  # by files that are not followed any more
         self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
         self._catching_up = True  # until everything has been read that was written before
         self._behind_since: float | None = None  # the end of the first look, where it did not read all of that
@@ -102,6 +102,11 @@ class Logbook:
         """How many lines were longer than a line may be, in the files followed now and before."""
         return self._dropped_before + sum(status.dropped for status in self.files)
 
+    @property
+    def files_lost(self) -> int:
+        """How many files of the logs were gone before they had been read to their end, or may have been."""
+        return self._lost_before + sum(status.lost for status in self.files)
+
     def poll(
         self, state: ServerState, lock: AbstractContextManager[Any], stopping: Callable[[], bool] = lambda: False
     ) -> bool:
@@ -119,10 +124,7 @@ class Logbook:
                 time.sleep(YIELD_SECONDS)
         self._forget_gone()
         statuses = self._follower.status()
-        before = {status.path: (status.up, status.reason) for status in self.files}
-        for status in statuses:
-            if before.get(status.path) != (status.up, status.reason):
-                logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
+        self._say_changes(statuses)
         if self.left_out > 2 * self._said_left_out:
             self._said_left_out = self.left_out
             logger.warning(
@@ -132,7 +134,9 @@ class Logbook:
             )
         followed = {status.path for status in statuses}
         with lock:
-            self._dropped_before += sum(status.dropped for status in self.files if status.path not in followed)
+            gone = [status for status in self.files if status.path not in followed]
+            self._dropped_before += sum(status.dropped for status in gone)
+            self._lost_before += sum(status.lost for status in gone)
             self.files = statuses
             self.keep(state, self._clock())
         if size < BEHIND_BYTES:
@@ -144,6 +148,19 @@ class Logbook:
             self._behind_since = self._clock()
             logger.info("log: reading what was written before; its counters are shown after that")
         return size >= BEHIND_BYTES
+
+    def _say_changes(self, statuses: list[FileStatus]) -> None:
+        before = {status.path: status for status in self.files}
+        for status in statuses:
+            known = before.get(status.path)
+            if known is None or (known.up, known.reason) != (status.up, status.reason):
+                logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
+            if status.lost > (known.lost if known is not None else 0):
+                logger.warning(
+                    "log %s: %d of its files gone before they had been read to their end: events in them are not counted",
+                    status.path,
+                    status.lost,
+                )
 
     @property
     def reads_the_past(self) -> bool:

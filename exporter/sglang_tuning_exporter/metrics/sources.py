@@ -74,6 +74,12 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
     left_out = gauge("log_files_left_out", "Files that match --log-file and are not followed: there are too many.")
     left_out.add_metric([], log.left_out)
     yield left_out
+    lost = counter(
+        "log_files_lost",
+        "Rotated or deleted files of the log that were gone before they had been read to their end, or may have been.",
+    )
+    lost.add_metric([], log.files_lost)
+    yield lost
     overlong = counter("log_dropped_lines", "Lines of the log that were longer than 1 MiB, and not read.")
     overlong.add_metric([], log.dropped_lines)
     yield overlong

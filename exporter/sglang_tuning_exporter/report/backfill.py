@@ -55,7 +55,7 @@ class _Book:
         self._logs = logs
         self.files = [FileStatus(name, up=True, reason="", position=0, dropped=0) for name in logs.names]
         self.last_line_at: float | None = None
-        self.left_out = self.dropped_lines = 0
+        self.left_out = self.dropped_lines = self.files_lost = 0
 
     @property
     def lines(self) -> Counter[str]:

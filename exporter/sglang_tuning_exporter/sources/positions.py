@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from sglang_tuning_exporter.sources import rotation
 
-HEAD_BYTES = 64
-"""How much of a file's start is remembered: a line's timestamp and the beginning of its words."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+HEAD_BYTES = 1024
+"""How much of a file's start is remembered: several lines."""
 TAIL_BYTES = 256
 """How much of the text before a position is remembered: one or two log lines."""
-_SURE_BYTES = 32  # this much equal text before the offset proves a copy, whose inode is another
-_ROTATED = re.compile(r"[.-]\d[\d.T:_-]*")  # logrotate's .1 and -20260131, RotatingFileHandler's .1, .2026-01-31_23
-_COMPRESSED = (".gz", ".xz", ".zst", ".bz2", ".lz4", ".zip")
+SURE_BYTES = 32
+"""This much equal text before the offset proves a copy, whose inode is another."""
+SURE_HEAD_BYTES = 64
+"""And this much at the start: a line's time and figures, where nothing has been read yet."""
+_SEARCHED = 16 << 20  # how far into a file the text is looked for that was read last
+_NEVER = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """All of inode `inode` before byte `position` has been read and told; `path` was its name then.
+    """All of inode `inode` before byte `position` has been read and told; `path` was its log's name then.
 
-    It is the start of a line, or the end of a last line that nobody ended.
+    It is the start of a line, or the end of a last line that nobody ended. Bytes are those of the text where the file is
+    compressed. `joined`: its last line goes on in the next file of the log.
     """
 
     path: str
@@ -40,23 +44,58 @@ class Mark:
     head: str
     tail_bytes: int
     tail: str
+    size: int = 0  # at the last look
+    modified: int = _NEVER  # nanoseconds
+    joined: bool = False
+    held: bool = False  # the file is open, and `position` is its end: another of the same text ends there as well
+    least: int = SURE_BYTES  # text before the offset that proves a copy
 
     def json(self) -> dict[str, object]:
         """Return the mark as an object for a state file."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("held", "least")}
 
-    def fits(self, fd: int) -> bool:
+    @property
+    def is_sure(self) -> bool:
+        """Whether the same text at the same places can hardly be that of another file."""
+        return self.tail_bytes >= self.least or self.head_bytes >= SURE_HEAD_BYTES
+
+    def fits(self, fd: int, name: str = "") -> bool:
         """Say whether the open file is the marked one, or a copy of it, and has not been written anew."""
         try:
-            status = os.fstat(fd)
-            if status.st_size < self.position:
+            inode = os.fstat(fd).st_ino
+            if inode != self.inode and not self.is_sure:
                 return False
-            head = os.pread(fd, self.head_bytes, 0)
-            tail = os.pread(fd, self.tail_bytes, self.position - self.tail_bytes)
-        except OSError:
+            if rotation.packing(name):
+                with rotation.unpacked(fd, name) as file:
+                    return self._is_in(lambda size, at: file.read(size) if file.seek(at) == at else b"", inode)
+            return self._is_in(lambda size, at: os.pread(fd, size, at), inode)
+        except rotation.DAMAGE:
             return False
-        same_text = digest(head) == self.head and digest(tail) == self.tail
-        return same_text and (status.st_ino == self.inode or self.tail_bytes >= _SURE_BYTES)
+
+    def _is_in(self, pread: Callable[[int, int], bytes], inode: int) -> bool:
+        if digest(pread(self.head_bytes, 0)) != self.head:
+            return False
+        more = self.held and inode != self.inode
+        tail = pread(self.tail_bytes + more, self.position - self.tail_bytes)
+        return len(tail) == self.tail_bytes and digest(tail) == self.tail
+
+    def known_text(self, fd: int) -> int:
+        """Return how much of a file's start had been read under this mark, although the mark does not fit: 0 if none.
+
+        It was cut to its own beginning, or to its own end.
+        """
+        size = os.fstat(fd).st_size
+        if not self.is_sure or not 0 < size < self.position:
+            return 0
+        text = os.pread(fd, min(size, _SEARCHED), 0)
+        if size >= self.head_bytes and digest(text[: self.head_bytes]) == self.head:
+            return size
+        at = len(text)
+        while (at := text.rfind(b"\n", 0, at) + 1) >= self.tail_bytes and at:
+            if digest(text[at - self.tail_bytes : at]) == self.tail:
+                return at
+            at -= 1
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +125,15 @@ def make_mark(path: str, inode: int, position: int, head: bytes, tail: bytes) ->
     return Mark(path, inode, position, len(head), digest(head), len(tail), digest(tail))
 
 
+def mark_of_all(path: str, fd: int) -> Mark:
+    """Return the mark of a whole file."""
+    status = os.fstat(fd)
+    length = min(status.st_size, TAIL_BYTES)
+    head, tail = os.pread(fd, HEAD_BYTES, 0), os.pread(fd, length, status.st_size - length)
+    mark = make_mark(path, status.st_ino, status.st_size, head[: status.st_size], tail)
+    return replace(mark, size=status.st_size, modified=status.st_mtime_ns, held=True, least=0)
+
+
 def dump(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
     """Return what `load` reads, as plain JSON."""
     return {"patterns": list(patterns), "files": [mark.json() for mark in marks]}
@@ -106,48 +154,12 @@ def _mark(entry: object) -> Mark | None:
         return None
     path, head, tail = entry.get("path"), entry.get("head"), entry.get("tail")
     numbers = [entry.get(name) for name in ("inode", "position", "head_bytes", "tail_bytes")]
+    numbers += [entry.get("size", 0), entry.get("modified", _NEVER)]  # marks of old have neither
     if not (isinstance(path, str) and isinstance(head, str) and isinstance(tail, str)):
         return None
     whole = [n for n in numbers if isinstance(n, int) and n >= 0]
     if len(whole) != len(numbers) or whole[3] > whole[1] or whole[2] > HEAD_BYTES or whole[3] > TAIL_BYTES:
         return None
-    return Mark(path, whole[0], whole[1], whole[2], head, whole[3], tail)
-
-
-def is_compressed(path: str) -> bool:
-    """Say whether the name is that of a compressed archive, which a followed log never is."""
-    return path.endswith(_COMPRESSED)
-
-
-def is_rotated_name(path: str, base: str) -> bool:
-    """Say whether a rotation would call an older `base` so: server.log.1, server.log-20260131."""
-    return path.startswith(base) and _ROTATED.fullmatch(path[len(base) :]) is not None
-
-
-def rotated(mark: Mark) -> list[str]:
-    """Return where the text after `mark` is, once its path holds another file: the old file, then those after it.
-
-    The old file is looked for next to its path, by inode and text, or by text alone for the copy that a copytruncate
-    makes; the rotations since then are the uncompressed neighbours written later. Empty when it is not there.
-    """
-    base = Path(mark.path)
-    try:
-        names = [entry for entry in base.parent.iterdir() if is_rotated_name(entry.name, base.name)]
-        aged = sorted((path.stat().st_mtime_ns, path) for path in names if path.is_file())
-    except OSError:
-        return []
-    for at, (_, path) in enumerate(aged):
-        if _fits(path, mark):
-            return [str(path), *(str(later) for _, later in aged[at + 1 :])]
-    return []
-
-
-def _fits(path: Path, mark: Mark) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return mark.fits(fd)
-    finally:
-        os.close(fd)
+    inode, position, head_bytes, tail_bytes, size, modified = whole
+    joined = entry.get("joined") is True
+    return Mark(path, inode, position, head_bytes, head, tail_bytes, tail, size, modified, joined)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sources import positions as places
+from sglang_tuning_exporter.sources import rotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -63,7 +64,7 @@ class Selection:
         `make_room` ends following a quieter file, or says that there is none.
         """
         chosen: list[Candidate] = []
-        fresh = {path: pattern for path, pattern in self._found().items() if path not in followed}
+        fresh = {path: pattern for path, pattern in self._found(followed).items() if path not in followed}
         for file in self._candidates(fresh):
             room = len(followed) + len(chosen) < self._most
             if file.pattern == file.path or room or (not first and make_room(file)):
@@ -86,7 +87,7 @@ class Selection:
             if file.mark is not None:
                 yield file.mark
 
-    def _found(self) -> dict[str, str]:
+    def _found(self, followed: Collection[str]) -> dict[str, str]:
         """Give the pattern of every path that is listed or matched."""
         self.matched, self.barren = set(), []
         found: dict[str, str] = {}
@@ -95,7 +96,11 @@ class Selection:
                 found.setdefault(pattern, pattern)
                 continue
             everything = glob.glob(pattern, recursive=True)  # noqa: PTH207 -- pathlib refuses absolute patterns
-            paths = [path for path in everything if not places.is_compressed(path)]
+            known = {*everything, *followed}
+            # A rotated file is read with the log whose it is.
+            paths = [
+                path for path in everything if not rotation.packing(path) and known.isdisjoint(rotation.bases(path))
+            ]
             self.matched.update(paths)
             for path in paths:
                 found.setdefault(path, pattern)

@@ -6,18 +6,19 @@ import errno
 import os
 import select
 import stat
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.sources import positions as places
+from sglang_tuning_exporter.sources import rotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_CHUNK = 256 << 10
-_BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second, and the other files have their turn
+CHUNK = 256 << 10
+BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second, and the other files have their turn
 _STEP = 64 << 10
 _LOOK_BACK = 256 << 20
 _LOOK_BACK_TEXT = 4 << 20
@@ -122,27 +123,27 @@ class Lines:
 class Stream:
     """One open file, known by device and inode whatever it is called meanwhile."""
 
-    def __init__(self, path: str, fd: int, limit: int, dropped: Dropped) -> None:
+    def __init__(self, path: str, fd: int, lines: Lines) -> None:
         status = os.fstat(fd)
         self.path = path
         self.fd = fd
         self.key: Key = (status.st_dev, status.st_ino)
         self.seekable = stat.S_ISREG(status.st_mode)
-        self.lines = Lines(limit, dropped)
+        self.lines = lines
         self.position = 0
         self.look_back_from = 0  # not 0: start-up facts before this offset have not been told yet
         self.reason = ""
         self.at_end = False
+        self.rewritten = False  # what was read of it is not there any more
+        self.joined = False  # the copy of a copytruncate: its last line goes on in the log's next file
         self.closed = False
         self.grown_at = 0.0
         self.gone_at: float | None = None  # since when no followed path leads here
-        self.after: Stream | None = None  # the file that had this one's name before; its lines come first
-        self.successor: Stream | None = None
+        self.size, self.modified = status.st_size, status.st_mtime_ns  # at the last look
         self._line_start = 0
         self._line_tail = b""  # the text before _line_start, for a mark
-        self._head = b""
+        self._head = self._first_text()
         self._tail = b""
-        self._copy: int | None = None  # a copytruncate's, while what it alone still holds is read
 
     def start_at(self, position: int) -> None:
         """Begin with the line that holds the byte before `position`, unless that ends it."""
@@ -157,7 +158,6 @@ class Stream:
         self.position = self._line_start = position
         length = min(position, places.TAIL_BYTES)
         self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, position - length))
-        self._head = os.pread(self.fd, min(position, places.HEAD_BYTES), 0).partition(b"\0")[0]
 
     def rest(self) -> bytes:
         """Return the last, unended line, which nobody will end any more, and count it as read; empty when there is none."""
@@ -166,18 +166,33 @@ class Stream:
         self._line_start, self._line_tail = self.position, self._tail
         return self.lines.rest()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether no line is under way that the next reader would have to begin again."""
+        return self._line_start == self.position
+
+    @property
+    def has_told(self) -> bool:
+        """Whether a line has ended in this file."""
+        return self._line_start > 0
+
     def mark(self) -> places.Mark | None:
         """Say how far this file has been read and told; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
-        head = self._head[: self._line_start]
-        return places.make_mark(self.path, self.key[1], self._line_start, head, self._line_tail)
+        mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
+        return replace(mark, size=self.size, modified=self.modified, joined=self.joined)
+
+    def mark_of_text(self) -> places.Mark:
+        """Return a mark that fits whatever holds the same text: all of an intact file, what was read of one rewritten."""
+        if not self.rewritten:
+            return places.mark_of_all(self.path, self.fd)
+        mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
+        return replace(mark, modified=self.modified, size=self.size, least=1)
 
     def has_text(self) -> bool:
-        """Say whether anybody has written here, or in a file that took this one's name."""
-        if self.position > 0 or self.closed or os.fstat(self.fd).st_size > 0:
-            return True
-        return self.successor is not None and self.successor.has_text()
+        """Say whether anybody has written here."""
+        return self.position > 0 or self.closed or os.fstat(self.fd).st_size > 0
 
     def is_deleted(self) -> bool:
         """Say whether the file has no name left."""
@@ -187,9 +202,8 @@ class Stream:
         """Close the file and return its last, unended line."""
         if not self.closed:
             os.close(self.fd)
-        self._let_copy_go()
         self.closed = True
-        return self.lines.rest()
+        return b"" if self.joined else self.lines.rest()
 
     def look_back(self) -> bytes:
         """Return the lines before where reading began: those from the last server start on, and the last ones before the end.
@@ -215,13 +229,13 @@ class Stream:
 
     def read(self, now: float) -> Iterator[bytes]:
         """Yield what is there, at most the budget, and say in `at_end` whether that was all."""
-        budget = _BUDGET
+        budget = BUDGET
         self.at_end = False
         self.reason = ""
         try:
             while budget > 0 and not self.at_end:
                 raw = self._next()
-                budget -= len(raw) or _CHUNK
+                budget -= len(raw) or CHUNK
                 if raw:
                     self.grown_at = now
                     yield self.lines.feed(raw)
@@ -232,24 +246,22 @@ class Stream:
     def _next(self) -> bytes:
         if not self.seekable:
             try:
-                raw = os.read(self.fd, _CHUNK)
+                raw = os.read(self.fd, CHUNK)
             except BlockingIOError:
                 raw = b""
             self.at_end = not raw
             self.position += len(raw)
             return raw
-        if self._copy is not None:
-            return self._next_of_copy()
         # The text before the position comes with the same read, so that nothing can happen between check and use.
         known = len(self._tail)
-        got = os.pread(self.fd, known + _CHUNK, self.position - known)
-        if got[:known] != self._tail or not self._same_head() or os.fstat(self.fd).st_size < self.position:
-            self._copy = self._find_copy()
-            if self._copy is None:
-                self._restart()
+        got = os.pread(self.fd, known + CHUNK, self.position - known)
+        status = os.fstat(self.fd)
+        if got[:known] != self._tail or not self._same_head() or status.st_size < self.position:
+            self.rewritten = self.at_end = True
             return b""
+        self.size, self.modified = status.st_size, status.st_mtime_ns
         raw = got[known:]
-        self.at_end = len(raw) < _CHUNK
+        self.at_end = len(raw) < CHUNK
         # NUL bytes at the end may be a hole, or text that another machine's write has not brought yet: they wait.
         text = raw.rstrip(b"\0")
         if text:
@@ -258,44 +270,39 @@ class Stream:
             self._skip_hole(len(raw))
         return text
 
-    def _find_copy(self) -> int | None:
-        """Open the copy that holds what was written between the last look and the truncation, by its text alone."""
-        if not self.position:
-            return None
-        mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
-        for place in places.rotated(mark)[:1]:
-            with suppress(OSError):
-                return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        return None
+    def take_over(self, other: Stream) -> None:
+        """Go on in this file where `other`, of the same text, was left."""
+        self.position, self._line_start = other.position, other._line_start
+        self._head, self._tail, self._line_tail = other._head, other._tail, other._line_tail
+        self.lines = other.lines
 
-    def _next_of_copy(self) -> bytes:
-        assert self._copy is not None
-        raw = b""
-        with suppress(OSError):  # what cannot be read is lost, as without a copy
-            raw = os.pread(self._copy, _CHUNK, self.position)
-        if raw:
-            self._advance(raw)
-        else:
-            self._let_copy_go()
-            self._restart()
-        return raw
+    def restart(self) -> None:
+        """Go on at the start of the file, which was written anew."""
+        # The line under way is kept: after a copytruncate its writer goes on in the middle of it.
+        self.rewritten = False
+        self.position = self._line_start = 0
+        self._head, self._tail, self._line_tail = self._first_text(), b"", b""
 
-    def _let_copy_go(self) -> None:
-        if self._copy is not None:
-            os.close(self._copy)
-            self._copy = None
+    def known_at(self, mark: places.Mark) -> int:
+        """Say how much of this file's start had been read under a mark that does not fit it."""
+        return mark.known_text(self.fd)
+
+    def known_text(self) -> int:
+        """Say how much of a rewritten file's start has been read: 0 if it is none of the text that was there before."""
+        text, size = self._first_text(), os.fstat(self.fd).st_size
+        if b"\n" in text[places.SURE_BYTES :] and len(text) == size < self.position and self._head.startswith(text):
+            return size
+        return replace(self.mark_of_text(), least=places.SURE_BYTES).known_text(self.fd)
+
+    def _first_text(self) -> bytes:
+        return os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
     def _same_head(self) -> bool:
-        head = os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0]
+        head = self._first_text()
         same = head.startswith(self._head)
         if same:
             self._head = head
         return same
-
-    def _restart(self) -> None:
-        # The line under way is kept: after a copytruncate its writer goes on in the middle of it.
-        self.position = self._line_start = 0
-        self._head = self._tail = self._line_tail = b""
 
     def _advance(self, raw: bytes) -> None:
         cut = raw.rfind(b"\n") + 1
@@ -315,6 +322,56 @@ class Stream:
                 return
             self.position = after  # a file system that cannot tell
         self._tail = b""
+
+
+class Packed(Stream):
+    """A compressed file, which nobody writes to any more; positions are those of its text."""
+
+    def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:
+        self._open = ExitStack()
+        self._file = self._open.enter_context(rotation.unpacked(fd, name))
+        try:
+            super().__init__(path, fd, lines)
+        except rotation.DAMAGE:
+            self._open.close()
+            raise
+        self.size = 1  # more than was read, until the end is seen
+
+    def go_on_at(self, position: int) -> None:
+        """Begin with the byte at `position`, as a mark says."""
+        length = min(position, places.TAIL_BYTES)
+        self._file.seek(position - length)
+        self._tail = self._line_tail = self._file.read(length)
+        self.position = self._line_start = position
+
+    def take_over(self, other: Stream) -> None:
+        """Go on in this file where `other`, of the same text, was left."""
+        super().take_over(other)
+        self._file.seek(self.position)
+
+    def mark_of_text(self) -> places.Mark:
+        """Return a mark that fits this file; nobody packs it again."""
+        return self.mark() or places.make_mark(self.path, self.key[1], 0, b"", b"")
+
+    def close(self) -> bytes:
+        """Close the file and return its last, unended line."""
+        self._open.close()
+        return super().close()
+
+    def _first_text(self) -> bytes:
+        text = self._file.read(places.HEAD_BYTES)
+        self._file.seek(0)
+        return text
+
+    def _next(self) -> bytes:
+        try:
+            raw = self._file.read(CHUNK)
+        except rotation.DAMAGE as error:
+            raise OSError(errno.EIO, str(error)) from error
+        self.at_end = not raw
+        self._advance(raw)
+        self.size = self.position + (not self.at_end)
+        return raw
 
 
 class Stdin:
@@ -337,7 +394,7 @@ class Stdin:
 
     def read(self) -> Iterator[bytes]:
         """Yield what is there, at most the budget."""
-        budget = _BUDGET
+        budget = BUDGET
         while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
             try:
                 raw = self._read()
@@ -354,8 +411,8 @@ class Stdin:
 
     def _read(self) -> bytes:
         if self._fd >= 0:
-            return os.read(self._fd, _CHUNK)
-        return self._stream.read(_CHUNK) if self._stream is not None else b""
+            return os.read(self._fd, CHUNK)
+        return self._stream.read(CHUNK) if self._stream is not None else b""
 
 
 def _last(before: bytes, text: bytes, end: int) -> bytes:

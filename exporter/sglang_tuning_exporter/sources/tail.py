@@ -8,22 +8,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.sources import positions as places
+from sglang_tuning_exporter.sources import rotation
+from sglang_tuning_exporter.sources.chain import Chain
 from sglang_tuning_exporter.sources.selection import Candidate, Selection, most_files
-from sglang_tuning_exporter.sources.stream import OTHER_KINDS, Dropped, Key, Stdin, Stream, look_at, why
+from sglang_tuning_exporter.sources.stream import OTHER_KINDS, Dropped, Key, Lines, Stdin, Stream, look_at, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _GLOB_SECONDS = 1.0
 _GLOB_REST = 20  # a directory so large that it takes longer is looked through as much less often
-_LINGER_SECONDS = 10.0  # logrotate creates the new file before the writer is told; some of its processes come later
-_DELETED_SECONDS = 60.0  # a quiet deleted file is let go, since holding it keeps its disk space
 _GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after another error the same file may be back
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a FIFO without a writer opens at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,8 @@ class FileStatus:
 
     `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
     "unreadable: …" or "ended" (stdin).
-    `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes.
+    `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes; `lost` counts files
+    that were gone before they had been read to their end, or may have been.
     """
 
     path: str
@@ -53,26 +53,7 @@ class FileStatus:
     position: int
     dropped: int
     dropped_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Watch:
-    """A path that is looked at every poll."""
-
-    path: str
-    pattern: str
-    first: bool  # there when the exporter started
-    stream: Stream | None = None
-    reason: str = ""
-    other_name: bool = False  # what is here is followed under another path, or is a rotation's copy
-    closed: tuple[Key, int] | None = None  # a file and its size, there at the start, that could not be opened
-    resume: places.Mark | None = None  # up to where it was read before it was left out
-    modified: int = 0  # nanoseconds
-    dropped: Dropped = field(default_factory=Dropped)
-
-    @property
-    def is_glob_match(self) -> bool:
-        return self.path != self.pattern
+    lost: int = 0
 
 
 class LogFollower:
@@ -104,18 +85,17 @@ class LogFollower:
         if "-" in patterns:
             source = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
             self._stdin = Stdin(source, max_line_bytes)
-        self._watches: dict[str, _Watch] = {}
-        self._streams: dict[Key, Stream] = {}
-        self._copies: set[Key] = set()
+        self._chains: dict[str, Chain] = {}
         self._most = most_files() if most is None else most
         self._selection = Selection(self._patterns, self._most, self._saved, from_start=from_start)
         self._next_glob = 0.0
         now = clock()
         self._expand(now, first=True)
         self._look(now)
-        for watch in list(self._watches.values()):
-            if watch.stream is None and not watch.other_name:
-                self._open_rotated(watch, self._saved.of(watch.path), now)
+        for chain in self._chains.values():
+            marks = self._saved.of(chain.path)
+            if marks and chain.current is None and not chain.other_name and not chain.links:
+                chain.resume_after(marks, None, now)
 
     def poll(self) -> Iterator[Block]:
         """Yield the lines that are there now: never waits, and reads a bounded amount of each file."""
@@ -125,29 +105,48 @@ class LogFollower:
         if now >= self._next_glob:
             self._expand(now, first=False)
         self._look(now)
-        for stream in list(self._streams.values()):
-            if stream.look_back_from:
-                yield from _blocks(stream.path, [stream.look_back()], historical=True)
-        for stream in list(self._streams.values()):
-            if stream.after is None or stream.after.at_end:
-                stream.after = None
-                # Asked before reading: whatever a writer put here before it went on is then read below.
-                moved_on = stream.successor is not None and stream.successor.has_text()
-                yield from _blocks(stream.path, stream.read(now))
-                if stream.at_end:
-                    yield from _blocks(stream.path, [self._finish(stream, moved_on=moved_on, now=now)])
+        chains = list(self._chains.values())
+        for chain in chains:
+            for link in chain.links:
+                if link.look_back_from:
+                    yield from _blocks(chain.path, [link.look_back()], historical=True)
+        crowded = sum(len(chain.links) for chain in chains) > self._most
+        for chain in chains:
+            yield from _blocks(chain.path, self._read(chain, now, crowded=crowded))
+            chain.looked_at = now
+
+    @staticmethod
+    def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[bytes]:
+        """Yield what is new in the files of one log, each one once those before it have been read."""
+        rewound = False
+        links = list(chain.links)
+        while links:
+            link = links.pop(0)
+            if not rewound:
+                chain.doubt(link)
+            if not link.rewritten:
+                yield from chain.read(link, now)
+            if link.rewritten and not rewound:
+                chain.rewind(now)
+                rewound = True
+                links = [each for each in chain.links if each.joined or each is link] + links
+            elif not link.at_end:
+                return
+        for link in list(chain.links):
+            if link.at_end and (rest := chain.let_go(link, now, crowded=crowded)):
+                yield rest
 
     def status(self) -> list[FileStatus]:
         """Say of every file, and of every pattern without one, whether it is read, and if not why."""
         found = []
         if self._stdin is not None:
             found.append(_status("-", self._stdin.reason, self._stdin.position, self._stdin.dropped))
-        for watch in self._watches.values():
-            if not watch.other_name:
-                reason = watch.reason or (watch.stream.reason if watch.stream else "")
-                position = watch.stream.position if watch.stream else 0
-                found.append(_status(watch.path, reason, position, watch.dropped))
-        used = {watch.pattern for watch in self._watches.values()}
+        for chain in self._chains.values():
+            if not chain.other_name:
+                reason = chain.reason or (chain.current.reason if chain.current else "")
+                position = chain.current.position if chain.current else 0
+                found.append(_status(chain.path, reason, position, chain.dropped, chain.lost))
+        used = {chain.pattern for chain in self._chains.values()}
         found += [
             _status(pattern, "missing", 0, Dropped()) for pattern in self._selection.barren if pattern not in used
         ]
@@ -155,20 +154,19 @@ class LogFollower:
 
     def paths(self) -> set[str]:
         """Return every path that blocks may still come from."""
-        paths = {stream.path for stream in self._streams.values()} | self._watches.keys()
-        return paths if self._stdin is None else paths | {"-"}
+        return set(self._chains) if self._stdin is None else {"-", *self._chains}
 
     def positions(self) -> dict[str, object]:
         """Return, as plain JSON, how far each file has been read; every block yielded counts as read."""
-        marks = [*self._selection.marks(), *(stream.mark() for stream in self._streams.values())]
-        return places.dump(self._patterns, [mark for mark in marks if mark is not None])
+        marks = [*self._selection.marks(), *(mark for chain in self._chains.values() for mark in chain.marks())]
+        return places.dump(self._patterns, marks)
 
     def close(self) -> None:
         """Close every file; stdin belongs to the caller."""
-        for stream in self._streams.values():
-            stream.close()
-        self._streams.clear()
-        self._watches.clear()
+        for chain in self._chains.values():
+            for link in chain.links:
+                link.close()
+        self._chains.clear()
 
     @property
     def left_out(self) -> int:
@@ -177,204 +175,142 @@ class LogFollower:
 
     def _expand(self, now: float, *, first: bool) -> None:
         begin = time.thread_time()  # a machine that is busy with others must not make new files wait
-        for file in self._selection.choose(self._watches, self._make_room, first=first):
-            self._watches[file.path] = _Watch(
-                file.path, file.pattern, first=first, resume=file.mark, modified=file.modified
+        for file in self._selection.choose(self._chains, self._make_room, first=first):
+            self._chains[file.path] = Chain(
+                file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, looked_at=now
             )
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
     def _make_room(self, file: Candidate) -> bool:
         """Leave out the file that was written to longest ago, if that is longer ago than `file` was and it has been read."""
         quiet = [
-            watch
-            for watch in self._watches.values()
-            if watch.is_glob_match
-            and watch.modified < file.modified
-            and (watch.stream is None or (watch.stream.at_end and watch.stream.gone_at is None))
+            chain
+            for chain in self._chains.values()
+            if chain.is_glob_match
+            and chain.modified < file.modified
+            and all(link.at_end and link is chain.current and link.gone_at is None for link in chain.links)
         ]
         if not quiet:
             return False
-        watch = min(quiet, key=lambda each: each.modified)
-        del self._watches[watch.path]
-        stream = watch.stream
-        if stream is not None:
-            size = os.fstat(stream.fd).st_size
-            self._selection.leave_out(
-                Candidate(watch.path, watch.pattern, stream.key, size, watch.modified, stream.mark())
-            )
-            del self._streams[stream.key]
-            stream.close()
+        chain = min(quiet, key=lambda each: each.modified)
+        del self._chains[chain.path]
+        for link in chain.links:
+            size = os.fstat(link.fd).st_size
+            self._selection.leave_out(Candidate(chain.path, chain.pattern, link.key, size, chain.modified, link.mark()))
+            link.close()
         return True
 
     def _look(self, now: float) -> None:
         found: dict[str, os.stat_result] = {}
-        for path, watch in self._watches.items():
-            watch.reason, status = look_at(path)
+        for path, chain in self._chains.items():
+            chain.reason, status = look_at(path)
             if status is not None:
                 found[path] = status
         owners: dict[Key, str] = {}
         for path, status in found.items():
             key = (status.st_dev, status.st_ino)
-            stream = self._streams.get(key)
-            mine = stream is not None and stream.path == path and self._watches[path].stream is stream
+            current = self._chains[path].current
+            mine = current is not None and current.key == key
             owners[key] = path if mine else owners.get(key, path)
-            self._watches[path].modified = status.st_mtime_ns
-        self._copies.intersection_update(owners)
-        for path, watch in list(self._watches.items()):
+            self._chains[path].modified = status.st_mtime_ns
+        for path, chain in list(self._chains.items()):
             if path not in found:
-                self._miss(watch, now)
+                self._miss(chain, now)
                 continue
             key = (found[path].st_dev, found[path].st_ino)
-            watch.other_name = owners[key] != path
-            if watch.other_name:
-                self._leave(watch, None, now)
-            elif watch.stream is None or watch.stream.key != key:
-                self._take(watch, found[path], now)
+            chain.other_name = owners[key] != path
+            if chain.other_name:
+                self._leave(chain, now)
+            elif chain.current is None or chain.current.key != key:
+                self._take(chain, found[path], now)
             else:
-                watch.stream.gone_at = None
+                chain.current.gone_at = None
 
-    def _miss(self, watch: _Watch, now: float) -> None:
-        watch.other_name = False
-        watch.first = watch.first and watch.reason == "permission denied"
-        if watch.stream is None and watch.is_glob_match and watch.path not in self._selection.matched:
-            del self._watches[watch.path]
-        elif watch.stream is not None and watch.stream.gone_at is None and watch.reason in _GONE:
-            watch.stream.gone_at = now
+    def _miss(self, chain: Chain, now: float) -> None:
+        chain.other_name = False
+        chain.first = chain.first and chain.reason == "permission denied"
+        if not chain.links and chain.is_glob_match and chain.path not in self._selection.matched:
+            del self._chains[chain.path]
+        elif chain.current is not None and chain.current.gone_at is None and chain.reason in _GONE:
+            chain.current.gone_at = now
+            chain.find_between(now, None)
 
-    def _take(self, watch: _Watch, status: os.stat_result, now: float) -> None:
-        key = (status.st_dev, status.st_ino)
-        stream = self._streams.get(key)
-        if stream is not None:
-            for other in self._watches.values():
-                if other.stream is stream:
-                    other.stream = None
-            stream.path, stream.gone_at = watch.path, None
-        elif key in self._copies:
-            watch.other_name = True
-            return
-        else:
-            stream = self._open(watch, status, now)
-            if stream is None:
-                return
-        self._leave(watch, stream, now)
-        watch.stream, watch.first = stream, False
-
-    def _leave(self, watch: _Watch, successor: Stream | None, now: float) -> None:
-        old, watch.stream = watch.stream, None
-        if old is not None:
-            old.gone_at = now
-            old.successor = successor
-            if successor is not None:
-                successor.after = old
+    def _leave(self, chain: Chain, now: float) -> None:
+        if chain.current is not None:
+            chain.leave(now)
             self._next_glob = now  # its new name may be one of ours
 
-    def _open(self, watch: _Watch, status: os.stat_result, now: float) -> Stream | None:
-        key, size = (status.st_dev, status.st_ino), status.st_size
+    def _take(self, chain: Chain, status: os.stat_result, now: float) -> None:
+        """Follow what bears the chain's name now."""
+        key = (status.st_dev, status.st_ino)
+        for other in self._chains.values():
+            held = next((link for link in other.links if link.key == key), None)
+            if held is not None:  # renamed to one of our names, or back
+                if other.current is held:
+                    other.current = None
+                other.links.remove(held)
+                held.path, held.gone_at = chain.path, None
+                self._leave(chain, now)
+                chain.links.append(held)
+                chain.current, chain.first = held, False
+                return
+        link = self._open(chain, key, status.st_size, now)
+        if link is not None:
+            self._leave(chain, now)
+            chain.links.append(link)
+            chain.current, chain.first = link, False
+
+    def _open(self, chain: Chain, key: Key, size: int, now: float) -> Stream | None:
         try:
-            fd = os.open(watch.path, _FLAGS)
+            fd = os.open(chain.path, rotation.OPEN)
         except OSError as error:
-            watch.reason = why(error)
-            if watch.first and watch.closed is None:
-                watch.closed = (key, size)
+            chain.reason = why(error)
+            if chain.first and chain.closed is None:
+                chain.closed = (key, size)
             return None
-        stream = Stream(watch.path, fd, self._limit, watch.dropped)
-        if stream.key != key:  # replaced this very moment; the next poll sees what it is
-            os.close(fd)
-            return None
-        if self._is_copy(watch, fd):
-            os.close(fd)
-            self._copies.add(key)
-            watch.other_name = True
-            return None
-        try:
-            self._start(watch, stream, os.fstat(fd).st_size, now)
-        except OSError as error:
-            os.close(fd)
-            watch.reason = why(error)
-            return None
-        self._streams[key] = stream
-        stream.grown_at = now
-        return stream
-
-    def _is_copy(self, watch: _Watch, fd: int) -> bool:
-        """Say whether this is a copytruncate's copy of a followed file: a renamed one would have a known inode."""
-        if not watch.is_glob_match or (watch.first and watch.pattern not in self._saved.patterns):
-            return False
-        known = self._saved.fitting(fd) if watch.first else None
-        return known is None and any(places.is_rotated_name(watch.path, other) for other in self._watches)
-
-    def _start(self, watch: _Watch, stream: Stream, size: int, now: float) -> None:
-        if watch.resume is not None:
-            if watch.resume.fits(stream.fd):
-                stream.start_at(watch.resume.position)
-            return
-        if not watch.first or not stream.seekable:
-            return
-        marks = self._saved.of(watch.path)
-        mark = self._saved.fitting(stream.fd)
-        if mark is not None:
-            stream.go_on_at(mark.position)
-            self._open_rotated(watch, [other for other in marks if other != mark], now, stream)
-        elif watch.pattern in self._saved.patterns:  # it came while nobody looked: all of it is news
-            self._open_rotated(watch, marks, now, stream)
-        elif watch.closed is not None:
-            if watch.closed[0] == stream.key and watch.closed[1] <= size:
-                stream.start_at(watch.closed[1])
-        elif not self._from_start:
-            stream.start_at(size)
-
-    def _open_rotated(
-        self, watch: _Watch, marks: Sequence[places.Mark], now: float, successor: Stream | None = None
-    ) -> None:
-        """Open what an earlier follower left unread under this path and a rotation has renamed since."""
-        last: Stream | None = None
-        for at, place in enumerate(places.rotated(marks[-1])[: self._most] if marks else []):
+        link = Stream(chain.path, fd, Lines(self._limit, chain.dropped))
+        ready = False
+        if link.key == key:  # else replaced this very moment; the next poll sees what it is
             try:
-                fd = os.open(place, _FLAGS)
-            except OSError:
-                continue
-            stream = Stream(watch.path, fd, self._limit, watch.dropped)
-            if stream.key in self._streams:
-                os.close(fd)
-                continue
-            if at == 0:
-                stream.go_on_at(marks[-1].position)
-            stream.gone_at = stream.grown_at = now
-            stream.after = last
-            if last is not None:
-                last.successor = stream
-            self._streams[stream.key] = last = stream
-        if last is not None and successor is not None:
-            last.successor, successor.after = successor, last
+                ready = self._start(chain, link, now)
+            except OSError as error:
+                chain.reason = why(error)
+        if not ready:
+            os.close(fd)
+            return None
+        link.grown_at = now
+        return link
 
-    def _finish(self, stream: Stream, *, moved_on: bool, now: float) -> bytes:
-        """Return the last, unended line of a file that was rotated away, and let the file go once it is quiet."""
-        rest = stream.rest() if moved_on else b""
-        if stream.gone_at is None:
-            return rest
-        watch = next((watch for watch in self._watches.values() if watch.stream is stream), None)
-        if stream.is_deleted():
-            patience = _DELETED_SECONDS if watch is not None else _LINGER_SECONDS
-        elif watch is not None:
-            if not watch.is_glob_match:
-                return rest  # renamed, and nothing has taken its place: its writer is still at it
-            patience = _DELETED_SECONDS
-        elif stream.successor is not None and not moved_on:
-            return rest  # the new file is there, but nobody writes to it yet
-        else:
-            patience = _LINGER_SECONDS
-        crowded = len(self._streams) > self._most and watch is None
-        if now - max(stream.gone_at, stream.grown_at) < patience and not crowded:
-            return rest
-        if watch is not None:
-            self._leave(watch, None, now)
-        del self._streams[stream.key]
-        return rest + stream.close()
+    def _start(self, chain: Chain, link: Stream, now: float) -> bool:
+        """Go to where reading begins; False to wait until the files before it have been read."""
+        size = os.fstat(link.fd).st_size
+        if chain.resume is not None:
+            if chain.resume.fits(link.fd):
+                link.start_at(chain.resume.position)
+        elif link.seekable and not chain.first:
+            return chain.find_between(now, link)
+        elif link.seekable:
+            self._start_first(chain, link, size, now)
+        return True
+
+    def _start_first(self, chain: Chain, link: Stream, size: int, now: float) -> None:
+        """Go to where reading of a file begins that was there when the exporter started."""
+        if marks := self._saved.of(chain.path):
+            chain.resume_after(marks, link, now)
+        elif mark := self._saved.fitting(link.fd):
+            link.go_on_at(mark.position)
+        elif chain.pattern in self._saved.patterns:
+            pass  # it came while nobody looked: all of it is news
+        elif chain.closed is not None:
+            if chain.closed[0] == link.key and chain.closed[1] <= size:
+                link.start_at(chain.closed[1])
+        elif not self._from_start:
+            link.start_at(size)
 
 
 def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> Iterator[Block]:
     return (Block(path, data, historical) for data in pieces if data)
 
 
-def _status(path: str, reason: str, position: int, dropped: Dropped) -> FileStatus:
-    return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes)
+def _status(path: str, reason: str, position: int, dropped: Dropped, lost: int = 0) -> FileStatus:
+    return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes, lost)

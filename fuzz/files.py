@@ -1,0 +1,385 @@
+"""A log's files in any order of events, against a reference that knows where every line is.
+
+A writer writes whole lines and halves; its log is rotated by rename or by copying and truncating, compressed, deleted, cut, removed; the follower looks
+often or seldom, stops, is killed in the middle of a look, and goes on from what it saved last. What it has told must be what was written: no line twice, none
+out of order, and none missing but of files that were really gone before they had been read, which it must have said.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from sglang_tuning_exporter.sources import stream
+from sglang_tuning_exporter.sources.tail import LogFollower
+
+SECOND = 1_000_000_000
+ran: Counter[str] = Counter()
+"""Rules that were executed, and machines that were built, in this process."""
+
+
+class File:
+    """What was written to one file, as offsets of the numbered lines in it."""
+
+    def __init__(self) -> None:
+        self.parts: set[int] = set()  # lines of which at least a part is here
+
+
+class Files(RuleBasedStateMachine):
+    """One log, its writer, its rotation, its follower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ran["runs"] += 1
+        self.folder = Path(tempfile.mkdtemp(prefix="log-files-"))
+        self.log = self.folder / "server.log"
+        self.now = 1_773_832_925  # seconds; the files' times follow it
+        self.files: dict[Path, File] = {}  # by where they are now
+        self.lines: list[bytes] = []  # written, whole ones; an unended one is a line once its file is left
+        self.half = b""  # begun and not ended
+        self.risky: set[int] = set()  # lines of which a part was gone before it had been read
+        self.unknowable: set[int] = set()  # those of them that no rotated file tells of
+        self.told: list[bytes] = []
+        self.lost = self.gone = 0
+        self.follower: LogFollower | None = None
+        self.saved: tuple[dict[str, Any] | None, int] = (None, 0)
+        self.older: tuple[dict[str, Any] | None, int] = (None, 0)
+        self.sizes = (stream.CHUNK, stream.BUDGET)
+        self.writer: Any = None
+
+    @initialize(
+        names=st.sampled_from(["number", "date", "kubelet"]),
+        regime=st.sampled_from(["rename", "copytruncate"]),
+        keeps_times=st.booleans(),
+        budget=st.sampled_from([(256 << 10, 8 << 20), (97, 300), (300, 300)]),
+    )
+    def begin(self, names: str, regime: str, *, keeps_times: bool, budget: tuple[int, int]) -> None:
+        """An empty log, a writer that has it open, and a follower."""
+        self.names, self.regime = names, regime
+        # Those that number files compress them with logrotate or gzip, which keep times.
+        self.keeps_times = keeps_times or names == "number"
+        stream.CHUNK, stream.BUDGET = budget
+        self._open()
+        self._touched(self.folder)
+        self.start()
+
+    # The writer
+
+    def _open(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        self.at = self.log
+        self.writer = self.log.open("ab", buffering=0)
+        self.files.setdefault(self.log, File())
+        self._touched(self.log)
+
+    def _touched(self, path: Path) -> None:
+        os.utime(path, ns=(self.now * SECOND, self.now * SECOND))
+
+    def _put(self, text: bytes) -> None:
+        self.writer.write(text)
+        self._touched(self.at)
+
+    def _passes(self, seconds: int = 1) -> None:
+        self.now += seconds
+
+    def _number(self) -> int:
+        return len(self.lines)
+
+    @rule(count=st.integers(1, 12), length=st.sampled_from([0, 5, 60, 300]))
+    def write(self, count: int, length: int) -> None:
+        """Whole lines; the first one ends a half that was written before."""
+        ran["write"] += 1
+        self._passes()
+        for _ in range(count):
+            self.files[self.at].parts.add(self._number())
+            rest = b"x" * length + b"]\n"
+            begun, self.half = self.half or self._begun(), b""
+            self._put((rest if begun.endswith(b"~") else begun + rest) if begun else rest)
+            self.lines.append(begun.removesuffix(b"~") + rest)
+
+    def _begun(self) -> bytes:
+        return b"[2026-03-18 11:22:05] line %08d [" % self._number()
+
+    @precondition(lambda self: not self.half)
+    @rule(length=st.sampled_from([0, 40, 300]))
+    def write_half(self, length: int) -> None:
+        """The beginning of a line."""
+        ran["write_half"] += 1
+        self._passes()
+        text = self._begun() + b"h" * length
+        self.files[self.at].parts.add(self._number())
+        self._put(text)
+        self.half = text + b"~"  # written already
+
+    def _left(self) -> None:
+        """The writer goes on in another file: what it began and did not end is a line."""
+        if self.half:
+            self.lines.append(self.half.removesuffix(b"~") + b"\n")
+            self.half = b""
+
+    # The rotation
+
+    def _rotated(self) -> list[Path]:
+        """The rotated files, the oldest first."""
+        found = [path for path in self.files if path != self.log]
+        if self.names == "number":
+            return sorted(found, key=lambda path: -int(path.name.split(".")[2]))
+        return sorted(found)
+
+    def _move(self, path: Path, to: Path) -> None:
+        path.rename(to)
+        self.files[to] = self.files.pop(path)
+        if self.at == path:
+            self.at = to
+
+    def _next_name(self) -> Path:
+        stamp = str(self.now)
+        if self.names == "number":
+            for path in self._rotated():
+                _, _, number, *packed = path.name.split(".")
+                self._move(path, path.with_name(".".join(["server.log", str(int(number) + 1), *packed])))
+            return self.folder / "server.log.1"
+        return self.folder / (f"server.log-{stamp}" if self.names == "date" else f"server.log.20260318-{stamp}")
+
+    @rule(compress=st.sampled_from(["no", "no", "others", "now"]), at_once=st.booleans())
+    def rotate(self, compress: str, *, at_once: bool) -> None:
+        """As logrotate, Docker and the kubelet do; with delaycompress the others are packed."""
+        if not self.log.exists():
+            return
+        ran[f"rotate by {self.regime}"] += 1
+        self._passes()
+        if compress == "others":
+            self._pack([path for path in self._rotated() if path != self.at])
+        name = self._next_name()
+        if self.regime == "rename":
+            self._move(self.log, name)
+            self._passes()
+            self.files[self.log] = File()
+            self.log.touch()
+            self._touched(self.log)
+            if at_once:
+                self._reopen()
+        else:
+            shutil.copyfile(self.log, name)
+            self._touched(name)
+            os.truncate(self.log, 0)
+            self._touched(self.log)
+            self.files[name], self.files[self.log] = self.files[self.log], File()
+            if self.half:  # it goes on in the truncated file
+                self.files[self.log].parts.add(self._number())
+        if compress == "now":
+            self._pack([path for path in self._rotated() if path != self.at])
+
+    def _reopen(self) -> None:
+        self._left()
+        self._open()
+
+    @precondition(lambda self: self.at != self.log and self.log.exists())
+    @rule()
+    def told_late(self) -> None:
+        """The writer is told of the rotation."""
+        ran["told_late"] += 1
+        self._passes()
+        self._reopen()
+
+    def _pack(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path.suffix == ".gz":
+                continue
+            ran["compress"] += 1
+            packed = path.with_name(path.name + ".gz")
+            modified = path.stat().st_mtime_ns
+            with gzip.open(packed, "wb") as file:
+                file.write(path.read_bytes())
+            if self.keeps_times:
+                os.utime(packed, ns=(modified, modified))
+            else:
+                self._passes()
+                self._touched(packed)
+            path.unlink()
+            self.files[packed] = self.files.pop(path)
+
+    @rule(count=st.integers(1, 3))
+    def delete_oldest(self, count: int) -> None:
+        """As `rotate 3` and `max-file` do."""
+        for path in self._rotated()[:count]:
+            if path != self.at:
+                ran["delete_oldest"] += 1
+                self._passes()
+                self._gone(path)
+                path.unlink()
+                del self.files[path]
+
+    @precondition(lambda self: self.at == self.log)
+    @rule(cut=st.sampled_from(["remove", "truncate"]))
+    def gone_by_hand(self, cut: str) -> None:
+        """Somebody removes the log and starts the server again, or empties it."""
+        ran[f"{cut} by hand"] += 1
+        self._passes()
+        self.unknowable |= self._gone(self.log)
+        if cut == "remove":
+            self.log.unlink()
+            del self.files[self.log]
+            self._reopen()
+        else:
+            os.truncate(self.log, 0)
+            self._touched(self.log)
+            self.files[self.log] = File()
+            if self.half:
+                self.files[self.log].parts.add(self._number())
+
+    def _gone(self, path: Path) -> set[int]:
+        self.gone += 1
+        known = {*self.told[: min(self.saved[1], self.older[1])]}
+        lines = self.files[path].parts
+        gone = {number for number in lines if number >= len(self.lines) or self.lines[number] not in known}
+        self.risky |= gone
+        return gone
+
+    # The follower
+
+    def start(self) -> None:
+        """A follower, from what was saved."""
+        positions, count = self.saved
+        del self.told[count:]
+        self.follower = LogFollower(
+            [str(self.log)], positions=None if positions is None else json.loads(json.dumps(positions)), from_start=True,
+            clock=lambda: float(self.now),
+        )  # fmt: skip
+        self._save()
+
+    def _save(self) -> None:
+        assert self.follower is not None
+        self.older, self.saved = self.saved, (self.follower.positions(), len(self.told))
+
+    @precondition(lambda self: self.follower is not None)
+    @rule(seconds=st.sampled_from([0, 1, 4, 20, 100]), blocks=st.sampled_from([1, 2, 1000]))
+    def look(self, seconds: int, blocks: int) -> None:
+        """One look, or the beginning of one; what it gives is counted and saved together with where it ends."""
+        ran["look"] += 1
+        self._passes(seconds)
+        assert self.follower is not None
+        self._touched(self.folder)
+        for number, block in enumerate(self.follower.poll()):
+            if not block.historical:
+                self.told += block.data.splitlines(keepends=True)
+            self._save()
+            if number + 1 >= blocks:
+                return
+        self._save()
+
+    @precondition(lambda self: self.follower is not None)
+    @rule(how=st.sampled_from(["stop", "kill", "kill, and the last save is missing"]))
+    def end(self, how: str) -> None:
+        """Only what was saved is known afterwards: the counters are those of these positions."""
+        ran[how.partition(",")[0]] += 1
+        assert self.follower is not None
+        self.lost += sum(status.lost for status in self.follower.status())
+        self.follower.close()
+        self.follower = None
+        if how.endswith("missing"):
+            self.saved = self.older
+
+    @precondition(lambda self: self.follower is None)
+    @rule(seconds=st.sampled_from([0, 60]))
+    def restart(self, seconds: int) -> None:
+        """The exporter is started again."""
+        ran["restart"] += 1
+        self._passes(seconds)
+        self.start()
+
+    @invariant()
+    def nothing_is_told_twice(self) -> None:
+        """No line but one that a lost part has spoiled is told twice, or was never written."""
+        twice = [line for line, times in Counter(self.told).items() if times > 1]
+        assert not twice, twice
+
+    def teardown(self) -> None:
+        """At last everything is read that is there."""
+        try:
+            if self.writer is not None:
+                self._finish()
+        finally:
+            stream.CHUNK, stream.BUDGET = self.sizes
+            if self.follower is not None:
+                self.follower.close()
+            if self.writer is not None:
+                self.writer.close()
+            shutil.rmtree(self.folder)
+
+    def _finish(self) -> None:
+        if self.at != self.log and self.log.exists():
+            self._reopen()
+        self.write(1, 0)
+        if self.follower is None:
+            self.restart(1)
+        quiet = 0
+        while quiet < 3:
+            before = len(self.told)
+            self.look(1, 1000)
+            quiet = quiet + 1 if len(self.told) == before else 0
+        assert self.follower is not None
+        lost = self.lost + sum(status.lost for status in self.follower.status())
+        told, written = set(self.told), set(self.lines)
+        missing = [number for number, line in enumerate(self.lines) if line not in told]
+        assert set(missing) <= self.risky, ("missing", [self.lines[n] for n in missing if n not in self.risky])
+        # Of a copy that was deleted before the next look nothing is left that tells of it.
+        known = self.regime == "rename"
+        unsaid = [self.lines[number] for number in missing if known and number not in self.unknowable]
+        assert lost or not unsaid, ("not said", unsaid)
+        assert self.gone or not lost, "said to be lost, and all of it is there"
+        strange = [line for line in self.told if line not in written]
+        assert not strange or self.risky, ("never written", strange)
+        order = [line for line in self.told if line in written]
+        assert order == [line for line in self.lines if line in told], "out of order"
+        self.nothing_is_told_twice()
+        ran["lines"] += len(self.lines)
+        ran["runs with files gone"] += bool(self.gone)
+        ran["runs with lines gone"] += bool(missing)
+
+
+def settings(runs: int, steps: int = 30) -> hypothesis.settings:
+    """Give how much is tried."""
+    return hypothesis.settings(
+        max_examples=runs,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        report_multiple_bugs=False,
+    )
+
+
+def run(runs: int, seed: int, steps: int = 30) -> int:
+    """Try this many orders of events. Returns 0, or 1 when something was found."""
+    try:
+        hypothesis.seed(seed)(run_state_machine_as_test)(Files, settings=settings(runs, steps))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        print(f"files: found something with seed {seed}\n{error!r}")
+        print("\n".join(getattr(error, "__notes__", ())))
+        return 1
+    rules = {
+        name: times for name, times in ran.items() if name not in ("runs", "lines") and not name.startswith("runs ")
+    }
+    print(f"files: {ran['runs']} runs, {sum(rules.values())} rules, nothing found, seed {seed}: {dict(ran)}")
+    return 0

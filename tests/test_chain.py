@@ -1,0 +1,290 @@
+"""The files that a log has been are all read, the oldest first; what is gone unread is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fuzz import files
+from sglang_tuning_exporter.sources import rotation
+from sglang_tuning_exporter.sources.tail import LogFollower
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Log:
+    """A log whose lines are numbered, and the files it has been; each event takes a second of the files' times."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "server.log"
+        self.count = 0
+        self.seconds = 1_773_832_925
+        self.write(0)
+
+    def write(self, count: int) -> None:
+        with self.path.open("ab") as file:
+            for _ in range(count):
+                self.count += 1
+                file.write(b"[2026-03-18 11:22:05] line %06d of a server that says the same again\n" % self.count)
+        self.touch(self.path)
+
+    def touch(self, path: Path) -> None:
+        self.seconds += 1
+        os.utime(path, (self.seconds, self.seconds))
+
+    def rename(self, suffix: str, *, packed: bool = False) -> Path:
+        to = Path(f"{self.path}{suffix}")
+        self.path.rename(to)
+        self.write(0)
+        return self.pack(to) if packed else to
+
+    def shift(self) -> None:
+        """Rename server.log.1 to server.log.2, and so on, and the log to server.log.1."""
+        for number in range(40, 0, -1):
+            if (path := Path(f"{self.path}.{number}")).exists():
+                path.rename(f"{self.path}.{number + 1}")
+        self.rename(".1")
+
+    def pack(self, path: Path) -> Path:
+        packed, modified = Path(f"{path}.gz"), path.stat().st_mtime_ns
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        os.utime(packed, ns=(modified, modified))
+        path.unlink()
+        return packed
+
+    def numbers(self, low: int, high: int) -> list[int]:
+        return list(range(low, high + 1))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every follower that a test makes."""
+    made: list[LogFollower] = []
+    begin = LogFollower.__init__
+
+    def remembered(self: LogFollower, *given: Any, **named: Any) -> None:
+        made.append(self)
+        begin(self, *given, **named)
+
+    monkeypatch.setattr(LogFollower, "__init__", remembered)
+    yield
+    for follower in made:
+        follower.close()
+
+
+def read(follower: LogFollower) -> list[int]:
+    text = b"".join(block.data for _ in range(3) for block in follower.poll() if not block.historical)
+    return [int(line.split()[3]) for line in text.splitlines()]
+
+
+def lost(follower: LogFollower) -> int:
+    return sum(status.lost for status in follower.status())
+
+
+def saved(follower: LogFollower) -> dict[str, object]:
+    positions: dict[str, object] = json.loads(json.dumps(follower.positions()))
+    follower.close()
+    return positions
+
+
+@pytest.mark.parametrize("rotations", [2, 12])
+def test_every_file_of_several_rotations_between_two_looks_is_read_in_order(log: Log, rotations: int) -> None:
+    follower = LogFollower([str(log.path)])
+    log.write(3)
+    assert read(follower) == [1, 2, 3]
+    for _ in range(rotations):
+        log.write(2)
+        log.shift()
+    log.write(1)
+    assert read(follower) == log.numbers(4, 4 + 2 * rotations)
+    assert lost(follower) == 0
+
+
+def test_every_file_of_several_copytruncates_between_two_looks_is_read_in_order(log: Log) -> None:
+    follower = LogFollower([str(log.path)])
+    log.write(3)
+    assert read(follower) == [1, 2, 3]
+    for number in range(3):
+        log.write(2)
+        shutil.copyfile(log.path, f"{log.path}-2026031{number}")
+        log.touch(Path(f"{log.path}-2026031{number}"))
+        os.truncate(log.path, 0)
+    log.write(1)
+    assert read(follower) == log.numbers(4, 10)
+    assert lost(follower) == 0
+
+
+def test_a_follower_that_ended_while_it_caught_up_goes_on_in_each_file_where_it_was(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_tuning_exporter.sources.stream.CHUNK", 256)
+    monkeypatch.setattr("sglang_tuning_exporter.sources.stream.BUDGET", 256)
+    follower = LogFollower([str(log.path)])
+    for _ in range(4):
+        log.write(10)
+        log.shift()
+    log.write(10)
+    told: list[int] = []
+    while told[-1:] != [50]:
+        block = next((block for block in follower.poll() if not block.historical), None)
+        told += [int(line.split()[3]) for line in block.data.splitlines()] if block is not None else []
+        follower = LogFollower([str(log.path)], positions=saved(follower))
+    assert told == log.numbers(1, 50)
+    assert lost(follower) == 0
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (".1", ".1"),
+        ("-20260318", "-20260319"),
+        ("-1773832925", "-1773832999"),
+        (".20260318-112205", ".20260318-112259"),
+        (".2026-03-18_11", ".2026-03-18_12"),
+    ],
+)
+@pytest.mark.parametrize("delayed", [True, False])
+def test_an_unread_file_is_read_under_the_names_of_each_rotation_and_compressed(
+    log: Log, names: tuple[str, str], *, delayed: bool
+) -> None:
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    positions = saved(follower)
+    log.write(2)
+    first = log.rename(names[0], packed=True)
+    if names[0] == names[1]:
+        first.rename(f"{log.path}.2.gz")
+    log.write(2)
+    log.rename(names[1], packed=not delayed)
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert read(follower) == [4, 5, 6, 7, 8]
+    assert lost(follower) == 0
+
+
+@pytest.mark.parametrize("kept", ["first half", "last half"])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_log_cut_to_a_part_of_itself_is_not_counted_again(log: Log, kept: str, *, restarted: bool) -> None:
+    log.write(50)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert len(read(follower)) == 50
+    if restarted:
+        positions = saved(follower)
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join(lines[:25] if kept == "first half" else lines[25:]))
+    if restarted:
+        follower = LogFollower([str(log.path)], positions=positions)
+    assert read(follower) == []
+    log.write(2)
+    assert read(follower) == [51, 52]
+
+
+def test_files_of_the_same_bytes_are_told_apart_by_what_they_are(log: Log) -> None:
+    same = b"[2026-03-18 11:22:05] line 000001 of a server that says the same again\n" * 5
+    Path(f"{log.path}.1").write_bytes(same)
+    log.touch(Path(f"{log.path}.1"))
+    log.path.write_bytes(same)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert len(read(follower)) == 5
+    positions = saved(follower)
+    Path(f"{log.path}.1").rename(f"{log.path}.2")
+    log.rename(".1")
+    log.write(3)
+    assert len(read(LogFollower([str(log.path)], positions=positions))) == 3
+
+
+def test_a_file_that_is_gone_unread_is_said(log: Log) -> None:
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    positions = saved(follower)
+    log.write(2)
+    log.shift()
+    log.write(2)
+    log.shift()
+    Path(f"{log.path}.2").unlink()
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert read(follower) == [6, 7, 8]
+    assert lost(follower) == 1
+
+
+def test_a_number_that_is_missing_between_the_last_file_and_the_log_is_said(log: Log) -> None:
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    for _ in range(4):
+        log.write(1)
+        log.shift()
+    Path(f"{log.path}.3").unlink()
+    assert read(follower) == [2, 4, 5]
+    assert lost(follower) == 1
+
+
+def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log: Log) -> None:
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower)
+    log.rename("-20260318")
+    log.write(200)
+    packed = log.rename("-20260319", packed=True)
+    packed.write_bytes(packed.read_bytes()[:-200])
+    log.write(1)
+    log.rename("-20260320").rename(f"{log.path}-20260320.zst")
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert read(follower)[-1] == log.count
+    assert lost(follower) == 2
+    follower.close()
+
+
+def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
+    log.write(3)
+    log.shift()
+    log.write(1)
+    log.shift()
+    follower = LogFollower([str(log.path)])
+    log.write(1)
+    assert read(follower) == [5]
+    log.pack(Path(f"{log.path}.2"))
+    log.shift()
+    log.write(1)
+    assert read(follower) == [6]
+    assert lost(follower) == 0
+
+
+def test_the_log_of_another_server_is_not_a_rotated_file(tmp_path: Path, log: Log) -> None:
+    for name in ("server-1.log", "server.log.old", "server.log.bak.1", "other.log.1", "server.logs.1", "server.log.1x"):
+        (tmp_path / name).write_bytes(b"another\n")
+    assert rotation.beside(str(log.path)) == []
+
+
+def test_a_date_before_the_extension_is_read_beside_a_file_of_the_log(log: Log) -> None:
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    for day in (18, 19):
+        log.write(1)
+        log.path.rename(log.path.with_name(f"server-202603{day}.log"))
+        log.write(0)
+    log.write(1)
+    assert read(follower) == [2, 3, 4]
+
+
+def test_no_order_of_events_loses_or_doubles_a_line() -> None:
+    """Ten thousand orders: `python -m fuzz --target files --runs 10000`."""
+    assert files.run(15, seed=17, steps=15) == 0
