@@ -212,7 +212,13 @@ class Claims:
         return found
 
     def settle(self) -> Believed:
-        """Believe what still waits: the log has ended and nothing contradicts it."""
+        """Believe what still waits, but of what the server has answered since: the log has ended and nothing contradicts the rest."""
+        for claim in self._fatal:
+            if claim.base is not None and not _is_draining(claim.event):
+                self._refuse(claim.event)
+        self._fatal = [claim for claim in self._fatal if claim.base is None or _is_draining(claim.event)]
+        if self._start is not None and self._start.base is not None:
+            self._give_up_start()
         return self._bear_out(None)
 
     def restarted(self, now: float) -> Believed:
