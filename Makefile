@@ -61,6 +61,10 @@ test-rules: system install ## every alert under every scraper, by promtool; RULE
 test-real: system install ## the advice followed on a real SGLang (on a CPU), 25 to 30 minutes
 	$(BIN)/python -m closed_loop run $(REAL)
 
+.PHONY: situations
+situations: install ## what HEAD says of the kept captures of real servers, into docs/situations.md
+	$(BIN)/python -m closed_loop situations --output docs/situations.md $(SITUATIONS)
+
 .PHONY: acceptance
 acceptance: install ## ask released SGLang wheels' own parsers about every advice (PyPI, and an installed engine)
 	$(BIN)/python -m closed_loop acceptance $(ACCEPT)

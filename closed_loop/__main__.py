@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|capture|situations|cut|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|capture|situations|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, cutting, liveness, quiet, verdicts
+from closed_loop import agreement, captures, keeping, liveness, quiet, verdicts
 from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
@@ -75,13 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     judging.add_argument(
         "--revisions", default=f"{verdicts.BEFORE},HEAD", metavar="REVISION,REVISION", help="of git, or: work"
     )
-    judging.add_argument("--live", action="store_true", help="first do to a real server what has no capture yet")
-    judging.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
     judging.add_argument("--output", type=Path, help="write the table as a page, such as docs/situations.md")
-    cutting_down = tasks.add_parser("cut", help="cut captures down to recordings for the tests")
-    cutting_down.add_argument("--output", type=Path, default=Path("tests/recordings"))
-    cutting_down.add_argument("--seconds", type=float, default=10.0, help="between two scrapes that are kept")
-    for parsing in (capturing, judging, cutting_down):
+    judging.add_argument(
+        "--captures", type=Path, default=keeping.ARCHIVES, help="kept captures, or .closed-loop/captures"
+    )
+    packing = tasks.add_parser("keep", help="pack captures into small files that last, for the tests and the table")
+    for parsing in (capturing, judging, packing):
         parsing.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(SITUATIONS)}")
         parsing.add_argument("--results", type=Path, default=RESULTS)
     calming = tasks.add_parser("quiet", help="healthy loads in turn on one real server: every alert is a false one")
@@ -117,7 +116,7 @@ def main() -> int:
             "agreement": _agreement,
             "capture": _capture,
             "situations": _situations,
-            "cut": _cut,
+            "keep": _keep,
             "quiet": _quiet,
             "document": _document,
             "acceptance": _acceptance,
@@ -229,11 +228,9 @@ def _capture(args: argparse.Namespace) -> int:
 def _situations(args: argparse.Namespace) -> int:
     revisions = [verdicts.short(name) for name in args.revisions.split(",")]
     wanted = _chosen("--only", args.only, tuple(SITUATIONS))
-    if args.live and _capture(args):
-        return 1
-    rows = verdicts.table(args.results / "captures", wanted, revisions, args.results / "revisions", say)
+    rows = verdicts.table(args.captures, wanted, revisions, args.results / "revisions", say)
     if not rows:
-        raise UsageError(f"--results={args.results}: no captures there; run python -m closed_loop capture first")
+        raise UsageError(f"--captures={args.captures}: none there; run python -m closed_loop capture and keep first")
     page = verdicts.render(rows, revisions)
     if args.output is None:
         print(page)
@@ -242,11 +239,11 @@ def _situations(args: argparse.Namespace) -> int:
     return 1 if verdicts.is_wrong(rows, revisions[-1]) else 0
 
 
-def _cut(args: argparse.Namespace) -> int:
+def _keep(args: argparse.Namespace) -> int:
     for name in _chosen("--only", args.only, tuple(SITUATIONS)):
-        capture, target = args.results / "captures" / name, args.output / name
-        if capture.is_dir() and not target.exists():
-            say(f"{name}: {cutting.cut(SITUATIONS[name], capture, target, args.seconds)} bytes")
+        capture = args.results / "captures" / name
+        if capture.is_dir():
+            say(f"{name}: {keeping.keep(SITUATIONS[name], capture)} bytes")
     return 0
 
 

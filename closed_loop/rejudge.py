@@ -32,7 +32,7 @@ from sglang_tuning_exporter.watcher import Watcher
 
 STEP_SECONDS = 0.5
 SCRAPE_SECONDS = 5.0
-JUDGE_SECONDS = 4.0
+JUDGE_SECONDS = 1.0
 SOURCES = ("both", "log", "metrics")
 _STAMP = re.compile(rb"^\[(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _REASONS = {"TimeoutError": "timeout", "ClientConnectorError": "connection_refused", "503": "not_ready"}

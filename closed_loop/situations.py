@@ -148,6 +148,20 @@ UNTUNED: tuple[Situation, ...] = (
                 "Little is left.",
                 (),
             ),
+            (
+                "-interval-17",
+                " and seventeen decode steps after each prefill, as was advised",
+                " --prefill-decode-interval 17",
+                "Nothing more for the tokens; the chunk, for the prompts.",
+                (),
+            ),
+            (
+                "-interval-1-2048",
+                " in chunks of 2,048 and a decode step after each",
+                " --prefill-decode-interval 1 --chunked-prefill-size 2048",
+                "Nothing is left.",
+                (),
+            ),
         )
     ),
     Situation(
@@ -540,7 +554,7 @@ SITUATIONS: tuple[Situation, ...] = (
         steps=((*_send(12, 60, 24, 400), *_send(4, 60, 3000, 8)),),
         truth="Prefill of long prompts stops decoding again and again; nothing waits for long.",
         right="Nothing, or the chunk size.",
-        verdicts=("healthy", *WAITING),
+        verdicts=("healthy", "latency_prefill_between", *WAITING),
         never=(CONSERVATIVENESS,),
     ),
     *UNTUNED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from closed_loop import keeping
 from closed_loop.situations import NEUTRAL, SITUATIONS, Situation
 from sglang_tuning_exporter.config import UsageError
 
@@ -44,8 +47,8 @@ _INTRODUCTION = """# Situations on a real engine, and what is said of them
 
 Made by `python -m closed_loop situations`; do not edit.
 
-Each situation was done to a real SGLang on a CPU (`python -m closed_loop capture`) and kept: its log, each page of `/metrics`, and
-what its clients saw. The exporter of each revision then watched what was kept, with its own clock moved by hand: from log and metrics
+Each situation was done to a real SGLang on a CPU (`python -m closed_loop capture`) and kept in `tests/captures`: its log and each page
+of `/metrics`. The exporter of each revision then watched what was kept, with its own clock moved by hand: from log and metrics
 (first line of a cell), from the log alone, from the metrics alone, and offline (`report`). A cell has the headline when the load ends,
 what is advised then, where another way of seeing has another headline, and what is wrong by the table of
 `closed_loop/situations.py`: a headline that is false at that time or at any other, an advice that must never be given, a cure that is not
@@ -192,22 +195,30 @@ def _matches(rule: str, words: str) -> bool:
 def table(
     captures: Path, names: Sequence[str], revisions: Sequence[str], folder: Path, say: Callable[[str], None]
 ) -> list[Row]:
-    """Judge every capture that is there with each revision; gives situation → revision → way of seeing."""
-    exporters = {name: revision(name, folder) for name in revisions}
-    chosen = [s for s in SITUATIONS if (captures / s.name / "NOTE.md").exists() and (not names or s.name in names)]
+    """Judge every capture that is there, kept or just made, with each revision; gives situation → revision → way of seeing.
 
+    What a revision says of a kept capture is remembered in `folder`.
+    """
+    exporters = {name: revision(name, folder) for name in revisions}
     rows: list[Row] = []
-    for situation in chosen:
-        found = {}
-        for name, exporter in exporters.items():
-            kept = folder / exporter.parent.name / f"{situation.name}.json"
-            if name != "work" and kept.exists():
-                told = json.loads(kept.read_text(encoding="utf-8"))
-            else:
-                told = judged(captures / situation.name, exporter, situation.profile)
-                if name != "work":
-                    kept.write_text(json.dumps(told), encoding="utf-8")
-            found[name] = seen(situation, told)
+    for situation in (each for each in SITUATIONS if not names or each.name in names):
+        kept, capture = keeping.archive_of(situation.name, captures), captures / situation.name
+        if not kept.exists() and not capture.is_dir():
+            continue
+        with TemporaryDirectory(prefix="capture-") as scratch:
+            mark = ""
+            if kept.exists():
+                mark, capture = hashlib.sha256(kept.read_bytes()).hexdigest()[:8], keeping.unpack(kept, Path(scratch))
+            found = {}
+            for name, exporter in exporters.items():
+                known = folder / exporter.parent.name / f"{situation.name}-{mark}.json"
+                if name != "work" and mark and known.exists():
+                    told = json.loads(known.read_text(encoding="utf-8"))
+                else:
+                    told = judged(capture, exporter, situation.profile)
+                    if name != "work" and mark:
+                        known.write_text(json.dumps(told), encoding="utf-8")
+                found[name] = seen(situation, told)
         say(situation.name)
         rows.append((situation, found))
     return rows

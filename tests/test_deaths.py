@@ -69,6 +69,28 @@ def test_the_sentence_says_that_the_log_told_of_it(death: str) -> None:
     assert found.sentence.startswith("its log says that ")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "Subprocess scheduler_0 (pid=4711) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+            "scheduler_0 crashed with exit code -9 (killed from outside, often by the kernel's OOM killer)",
+        ),
+        ("Subprocess detokenizer crashed with exit code -11", "detokenizer crashed with exit code -11 (SIGSEGV)"),
+        ("Process scheduler_3 crashed with exit code 1", "scheduler_3 crashed with exit code 1"),
+        ("Subprocess scheduler_0 crashed with exit code -999", "scheduler_0 crashed with exit code -999"),
+    ],
+)
+def test_the_headline_quotes_which_process_crashed_and_how(line: str, told: str) -> None:
+    state = after(START, DECODE, f"{AT}{line}\n", DEATHS["a child that failed"][0])
+    (found,) = [f for f in judge(past_of(state, 60.0)).findings if f.diagnosis.id == "server_down"]
+    assert found.headline == f"SGLang has ended: {told}."
+    assert found.sentence == f"its log says that {told}"
+    state.observe_all(LogReader().feed((START + DECODE + DEATHS["a child that failed"][0]).encode()), 70.0)
+    (found,) = [f for f in judge(past_of(state, 80.0)).findings if f.diagnosis.id == "server_down"]
+    assert found.headline == "SGLang does not answer."
+
+
 @pytest.mark.parametrize("later", [1.0, 300.0, 1200.0, 40_000.0])
 def test_after_a_watchdogs_line_and_nothing_since_it_hangs(later: float) -> None:
     state = after(START, *[DECODE] * 20, WATCHDOG)

@@ -429,6 +429,89 @@ def test_without_the_radix_cache_a_multi_turn_server_is_not_healthy(profile: str
     assert judgement.changes == {}  # a chance, to be tried by itself
 
 
+BETWEEN = "latency_prefill_between"
+
+
+def interrupted(late: float, prompt: float, quick: float = 0.02, *, waiting: int = 0, **args: object) -> Story:
+    """Scrapes of a server that ends a request of so many prompt tokens every second, and decodes fifty steps meanwhile.
+
+    The share `late` of the gaps between tokens takes half a second, the others `quick`.
+    """
+    bounds = (0.01, 0.05, 0.1, 0.2, 1.0, inf)
+    story = started(**args)  # type: ignore[arg-type]  # the tests name arguments of their own type
+    for step in range(20):
+        count = 10_000.0 * step
+        below = tuple(count * ((1 - late) * (bound >= quick) + late * (bound >= 0.5)) for bound in bounds)
+        figures = RankFigures(
+            running=20,
+            queued=waiting,
+            grammar_queued=0,
+            full_usage=0.5,
+            used_tokens=step,
+            graph_passes=500.0 * step,
+            eager_passes=0.0,
+        )
+        scrape = Scrape([figures], progress=count, started_requests=10.0 * step, finished_requests=10.0 * step)
+        scrape.finished_prompt_tokens, scrape.finished_cached_tokens = 10.0 * step * prompt, 0.0
+        scrape.inter_token = Histogram(bounds, below, count * ((1 - late) * quick + late * 0.5))
+        story.append((10.0 * step, scrape))
+    return story
+
+
+def between(story: Story, version: str | None = "0.5.23", profile: str = "online") -> list[tuple[str, object, str]]:
+    findings = judge(past(story, profile, version=version)).findings
+    return [(a.flag, a.suggested, a.direction) for f in findings if f.diagnosis.id == BETWEEN for a in f.advice]
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "expected"),
+    [
+        ("0.5.23", {"prefill_decode_interval": 0}, [("--prefill-decode-interval", 17.0, "raise")]),
+        ("0.5.23", {"prefill_decode_interval": 4}, [("--prefill-decode-interval", 17.0, "raise")]),
+        ("0.5.23", {"prefill_decode_interval": 17}, [("", None, "set")]),
+        ("0.5.9", {}, [("--enable-mixed-chunk", 1.0, "add"), ("--chunked-prefill-size", 2048.0, "lower")]),
+        ("0.4.9.post6", {"enable_mixed_chunk": True}, [("--chunked-prefill-size", 2048.0, "lower")]),
+        ("0.5.9", {"enable_mixed_chunk": True, "chunked_prefill_size": 512}, [("", None, "set")]),
+    ],
+)  # fmt: skip
+def test_tokens_that_are_late_because_of_prompts_in_between_get_decode_steps_between_the_chunks(
+    version: str, args: dict[str, object], expected: list[tuple[str, object, str]]
+) -> None:
+    assert between(interrupted(0.08, 30_000.0, **args), version) == expected  # type: ignore[arg-type]  # arguments of SGLang, by name
+
+
+def test_the_finding_shows_how_much_is_computed_for_each_late_gap() -> None:
+    (finding,) = judge(past(interrupted(0.08, 3000.0), version="0.5.23")).findings
+    assert finding.diagnosis.id == BETWEEN
+    told = {each.name: each.words() for each in finding.evidence}
+    assert told["prompt tokens computed for each late gap"] == "750"
+    assert told["median gap between tokens"].startswith("0.0")
+
+
+@pytest.mark.parametrize(
+    ("story", "profile"),
+    [
+        pytest.param(interrupted(0.05, 3000.0), "online", id="few-gaps-are-late"),
+        pytest.param(interrupted(0.08, 300.0), "online", id="prompts-are-short"),
+        pytest.param(interrupted(0.08, 0.0), "online", id="nothing-is-computed"),
+        pytest.param(interrupted(0.08, 3000.0, quick=0.15), "online", id="every-step-is-slow"),
+        pytest.param(interrupted(0.08, 3000.0) + RETRACTIONS, "online", id="requests-are-retracted"),
+        pytest.param(interrupted(0.08, 3000.0), "offline", id="no-objective"),
+        pytest.param(started() + prefilling(0.0, END) + load(), "online", id="gaps-are-not-told"),
+    ],
+)
+def test_without_long_prompts_between_late_tokens_it_is_not_said(story: Story, profile: str) -> None:
+    assert between(story, profile=profile) == []
+
+
+def test_mixed_chunks_make_every_step_late_and_the_batch_is_not_blamed() -> None:
+    story = interrupted(0.9, 60_000.0, quick=0.15, enable_mixed_chunk=True)
+    ids = found(judge(past(story, version="0.5.9")))
+    assert BETWEEN in ids
+    assert "latency_batch_too_large" not in ids
+    assert "latency_batch_too_large" in found(judge(past(interrupted(0.9, 60_000.0, quick=0.15), version="0.5.9")))
+
+
 def test_a_latency_whose_objective_is_missed_is_no_health() -> None:
     # Every gap between tokens is three times as long as the objective.
     judgement = judged(slow(0.5, 0.3))

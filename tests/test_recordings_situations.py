@@ -1,4 +1,4 @@
-"""Recordings of situations on a real server: what the exporter says of each, from each of its sources, is the truth.
+"""Captures of situations on a real server: what the exporter says of each, from each of its sources, is the truth.
 
 The truth is in `closed_loop/situations.py`. The watcher itself runs, with its clock moved by hand (`closed_loop/rejudge.py`).
 `OPEN` names what does not hold yet; who mends it takes its line out.
@@ -6,19 +6,22 @@ The truth is in `closed_loop/situations.py`. The watcher itself runs, with its c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from closed_loop.keeping import ARCHIVES, MOST_BYTES, archive_of, pack, unpack
 from closed_loop.situations import BY_NAME
 from closed_loop.verdicts import SOURCES, Seen, judged, seen
 from sglang_tuning_exporter.recording import load
 
-RECORDINGS = Path(__file__).parent / "recordings"
 EXPORTER = Path(__file__).parent.parent / "exporter"
-NAMES = sorted(path.name for path in RECORDINGS.iterdir() if path.name in BY_NAME)
+NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz"))
 
 # (situation, way of seeing) → what is still wrong: the headline, an advice, or a cure that is missing.
 HEADLINE: dict[tuple[str, str], str] = {}
@@ -39,15 +42,43 @@ def cases(known: dict[tuple[str, str], str]) -> list[Any]:
     ]
 
 
+@contextmanager
+def unpacked(name: str) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="capture-") as scratch:
+        yield unpack(archive_of(name), Path(scratch))
+
+
 @cache
 def said_of(name: str) -> dict[str, Seen]:
     situation = BY_NAME[name]
-    return seen(situation, judged(RECORDINGS / name, EXPORTER, situation.profile))
+    with unpacked(name) as capture:
+        return seen(situation, judged(capture, EXPORTER, situation.profile))
+
+
+def test_an_archive_of_the_same_files_has_the_same_bytes_and_gives_them_back(tmp_path: Path) -> None:
+    files = {"server.log": b"[2026-11-22 10:12:02] hello\n" * 1000, "metrics-000-1.prom": b"up 1\n"}
+    (tmp_path / "a.tar.xz").write_bytes(pack(files))
+    assert pack(dict(reversed(files.items()))) == (tmp_path / "a.tar.xz").read_bytes()
+    folder = unpack(tmp_path / "a.tar.xz", tmp_path / "a")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", ".hidden"])
+def test_an_archive_writes_nothing_but_plain_files_of_its_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.tar.xz").write_bytes(pack({name: b"x", "inside": b"y"}))
+    unpack(tmp_path / "a.tar.xz", tmp_path / "a")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["inside"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.tar.xz"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recording_of_a_situation_can_be_replayed(name: str) -> None:
-    recorded = load(RECORDINGS / name)
+def test_a_kept_capture_is_small_and_can_be_replayed(name: str) -> None:
+    assert archive_of(name).stat().st_size <= MOST_BYTES
+    with unpacked(name) as capture:
+        recorded = load(capture)
+        text = b"".join(path.read_bytes() for path in capture.iterdir())
+    assert b"/root/" not in text
+    assert b"/home/" not in text
     assert recorded.length_seconds > 20
     assert recorded.sglang_version == BY_NAME[name].version
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from closed_loop.keeping import archive_of, contents
 from nights import later
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
@@ -37,7 +38,8 @@ BATCH = re.compile(
 
 @cache
 def text_of(name: str) -> bytes:
-    text = gzip.decompress((RECORDINGS / name / "server.log.gz").read_bytes())
+    packed = RECORDINGS / name / "server.log.gz"
+    text = gzip.decompress(packed.read_bytes()) if packed.exists() else contents(archive_of(name))["server.log"]
     return text.removesuffix(b"\n") + b"\n" + (FAILURE if name == "restart_append" else b"")
 
 

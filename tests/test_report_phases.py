@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from closed_loop.keeping import archive_of, unpack
 from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
@@ -245,7 +246,8 @@ def test_one_health_check_in_vain_is_no_hang(tmp_path: Path) -> None:
     assert document(tmp_path, text)["verdict"] != "scheduler_stuck"
 
 
-def test_a_real_hang_of_the_detokenizer_is_named_by_the_report() -> None:
-    found = report(Logs([str(HERE / "recordings" / "stop-detokenizer" / "server.log.gz")]), PROFILES["online"])
+def test_a_real_hang_of_the_detokenizer_is_named_by_the_report(tmp_path: Path) -> None:
+    capture = unpack(archive_of("stop-detokenizer"), tmp_path)
+    found = report(Logs([str(capture / "server.log")]), PROFILES["online"])
     assert found["verdict"] == "scheduler_stuck"
     assert found["findings"][0]["summary"].startswith("The detokenizer hangs")

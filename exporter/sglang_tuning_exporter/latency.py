@@ -36,6 +36,7 @@ class Recent:
     mean_seconds: float | None
     p50_seconds: float
     p99_seconds: float
+    quarter_seconds: float | None = None  # a quarter took no longer
 
     @property
     def breach_share(self) -> float | None:
@@ -160,4 +161,4 @@ class _Tally:
         if median is None or slow is None:
             return None
         breaches = None if self.objective is None else gained.above(self.objective)
-        return Recent(gained.observations, breaches, gained.mean_seconds, median, slow)
+        return Recent(gained.observations, breaches, gained.mean_seconds, median, slow, gained.quantile(0.25))

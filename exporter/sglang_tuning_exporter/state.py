@@ -66,6 +66,7 @@ MOST_SCHEDULERS = 384
 # Names of what is remembered beside failures, by their phase, and what `Liveness` tells.
 START, WORK, RETRACTION, REJECTION, ABORTED = "start", "work", "retraction", "rejection", "aborted_requests"
 HUNG = "hung"
+_ALIVE: tuple[str, str] = ("", "")
 _WATCHDOG: LivenessKind = "watchdog_timeout"
 _AGED = frozenset({*OUT_OF_MEMORY_PHASES, *get_args(LivenessKind)})  # of these it is kept when they last happened
 # With speculation several tokens come in a step, and the releases that send every fiftieth token may miss some of these.
@@ -108,7 +109,7 @@ class ServerState:
         self._decoded: dict[int | None, tuple[float | None, ...]] = {}  # what each scheduler had counted by then
         self.watchdog = ""  # the stage whose watchdog spoke last
         self._marks: deque[tuple[float, str]] = deque(maxlen=1024)  # failures by phase, starts, what `Liveness` tells
-        self.died: str = ""  # how the log says that the server ended; empty while it may run
+        self._died = _ALIVE  # how the log says that the server ended, and of which process
         self._end_recalled = False  # the log said so before the exporter came
         self.has_served = False  # the log has a batch line of this start
         self.latency = LatencyLedger(
@@ -199,7 +200,7 @@ class ServerState:
         if self.claims.wait:
             self._believe(self.claims.worked(rank, at, run.time))
         known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
-        self.died, self.has_served = "", True
+        self._died, self.has_served = _ALIVE, True
         self.stages.batch(at)
         if self._started_at is None and not self.claims.wait:
             event = known.see_runs(run, rest, now)
@@ -226,7 +227,7 @@ class ServerState:
             self.stages.batch(now)
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
-                self.died, self.has_served = "", True
+                self._died, self.has_served = _ALIVE, True
                 rank.see_decode(line, now)
             else:
                 rank.see_prefill(line, now)
@@ -312,6 +313,16 @@ class ServerState:
         """Say whether the log tells of a start that has neither become ready nor failed: a large model loads for minutes."""
         return self._started_at is not None and now - self._started_at < STARTING_SECONDS
 
+    @property
+    def died(self) -> str:
+        """How the log says that the server ended; empty while it may run."""
+        return self._died[0]
+
+    @property
+    def crash(self) -> str:
+        """Which process crashed, and how, as the log says."""
+        return self._died[1]
+
     def start_is_overdue(self, now: float) -> bool:
         """Say whether the log tells of a start that neither became ready nor failed in the time that one can take."""
         return self._started_at is not None and not self.starting(now)
@@ -324,7 +335,7 @@ class ServerState:
         self._started_at = None
         ended = self._happened.get(self.died, now)
         if self._end_recalled or now - ended >= ENDING_SECONDS:
-            self.died, self._end_recalled = "", False
+            self._died, self._end_recalled = _ALIVE, False
 
     def recall(self, event: Event | BatchRun, now: float) -> None:
         """Take an event from before the exporter came: only what lasts is learned, nothing is counted.
@@ -332,7 +343,7 @@ class ServerState:
         `now` is when it was printed, as far as is known: a start that is under way, or an end, lasts.
         """
         if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
-            self._started_at, self.died, self.has_served = None, "", True
+            self._started_at, self._died, self.has_served = None, _ALIVE, True
             self._last_seen.pop(_WATCHDOG, None)
             return
         if isinstance(event, (Retraction, OutOfMemory, Rejection)) or not self._believes_start(event, now):
@@ -351,11 +362,12 @@ class ServerState:
     def _take_life(self, event: _Start, now: float) -> None:
         """Learn whether the server is starting, or has ended."""
         if isinstance(event, ServerArgs):
-            self._started_at, self.died, self.has_served = now, "", False
+            self._started_at, self._died, self.has_served = now, _ALIVE, False
             self._last_seen.pop(_WATCHDOG, None)
         elif isinstance(event, Liveness) and event.what != "health_check_failed":
             self._started_at = None
-            self.died = event.what if event.what in ENDS else self.died
+            if event.what in ENDS:  # a crash is followed by lines that say less
+                self._died = (event.what, event.told or self._died[1])
 
     def _retract(self, event: Retraction, now: float) -> None:
         if event.testing:
@@ -421,7 +433,7 @@ class ServerState:
         else:
             self.starts += 1
             self._mark(now, START)
-        self.died = ""
+        self._died = _ALIVE
         self.facts = self._fresh_facts()
         if None in self.ranks and self.ranks[None].served and not self.has_dp_ranks:
             self.ranks[None].alone = True

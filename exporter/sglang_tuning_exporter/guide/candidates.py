@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.guide.conditions import Slow, Suits, suitability
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
+from sglang_tuning_exporter.guide.objectives import SLOW
 from sglang_tuning_exporter.guide.scheduling import WHY_REQUESTS_WAIT
 from sglang_tuning_exporter.guide.settings import how_many_differ
 from sglang_tuning_exporter.guide.suspects import how_many
@@ -29,6 +30,25 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Throughput falls, and requests may queue.",
         ),
         unless=("prefill_bound",),
+        no_alert=_SLO_TELLS,
+    ),
+    Diagnosis(
+        id="latency_prefill_between",
+        alert="",
+        severity="info",
+        condition=Slow("inter_token", "prefill", times=SLOW),
+        summary="Some tokens come late because prompts are computed between two decode steps.",
+        seen="{value} of the gaps between tokens are longer than the objective, most are not, and long prompts are computed in between",
+        guide="requests are slow: --chunked-prefill-size (E5); prefill/decode disaggregation (E5)",
+        turn=Turn(
+            "chunked_prefill_size",
+            "lower",
+            "half of the present size, beside --enable-mixed-chunk",
+            "With mixed chunks a running answer waits for one chunk at most, and a smaller one takes less time.",
+            "chunks are not mixed: SGLang then computes all that wait before it decodes again, however small they are",
+            cost="Long prompts take longer until their first token, and prefill's throughput falls.",
+        ),
+        unless=("prefill_bound", "retracting_too_often"),
         no_alert=_SLO_TELLS,
     ),
     Diagnosis(

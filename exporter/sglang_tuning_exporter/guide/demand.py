@@ -99,6 +99,23 @@ def is_reserved_in_full(past: Past) -> bool:
     return _near(in_full, length) and not _near(by_ratio, length)
 
 
+# SGLang keeps at most so many tokens free for one request (CLIP_MAX_NEW_TOKENS, srt/managers/schedule_policy.py).
+MOST_RESERVED = 4096.0
+
+
+def could_not_reserve(past: Past) -> bool:
+    """Say whether even the most that SGLang may keep free for those that run leaves room for one more: then it waits for another reason."""
+    running, usage, prompt = past.recent.mean("running"), past.recent.mean("usage"), mean_prompt(past)
+    pools = past.facts.kv_pool_tokens.values()
+    if not running or usage is None or not pools or prompt is None:
+        return False
+    free = (1.0 - usage) * min(pools)
+    return (
+        free
+        > (past.new_token_ratio or 1.0) * running * past.facts.micro_batches * MOST_RESERVED + prompt + MOST_RESERVED
+    )
+
+
 def _near(found: Demand, length: float) -> bool:
     return found.asked / ALIKE <= length <= found.most * ALIKE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.demand import is_reserved_in_full
+from sglang_tuning_exporter.guide.demand import could_not_reserve, is_reserved_in_full
 from sglang_tuning_exporter.state import HUNG, START
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ _ENDED = {
 }
 
 
-def ended(how: str) -> dict[str, str]:
+def ended(how: str, crash: str = "") -> dict[str, str]:
     """Say how the log says that the server ended, as words of that trouble; nothing where it may run."""
-    return {"server_down": _ENDED[how]} if how in _ENDED else {}
+    if how not in _ENDED:
+        return {}
+    return {"server_down": f"its log says that {crash}" if crash else _ENDED[how]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Past:
     starting: bool = False  # it is not there yet
     serves: bool = False  # at this moment
     left_in_vain: bool = False
+    crash: str = ""  # which process crashed, and how, where the log's last word of the server is that
 
     @property
     def stage(self) -> str:
@@ -279,10 +282,11 @@ def past_of(
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),
         state.watchdog,
-        {**(words or {}), **ended(died)},
+        {**(words or {}), **ended(died, state.crash)},
         starting,
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
         state.stages.left_in_vain,
+        state.crash if died else "",
     )
 
 
@@ -294,6 +298,8 @@ def explained(past: Past) -> Past:
     """
     if is_reserved_in_full(past):
         return _instead_of_held_back(past, "pool_full")
+    if could_not_reserve(past):
+        return _instead_of_held_back(past, "unknown")
     sizes = past.recent.running_seconds
     unknown = all(past.facts.running_limit(dp) is None for dp in past.by_rank or (None,))
     if unknown and sizes and max(sizes.values()) > CONSTANT * sum(sizes.values()):

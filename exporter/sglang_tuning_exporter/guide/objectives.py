@@ -26,7 +26,7 @@ _NEXT_TOKEN = Turn(
     "lower",
     "about three quarters of the batch that runs",
     "A decode step takes the longer the larger its batch is, and every request in it waits for the next token as long.",
-    "the batch is small: then prompts computed between two steps hold it up (a smaller --chunked-prefill-size), or it runs without a CUDA graph",
+    "the batch is small: then prompts computed between two steps hold it up (the exporter names the flag for it), or it runs without a CUDA graph",
     cost="Fewer requests are served at once; those that do not fit wait in the queue.",
 )
 _GUIDE = "requests slow: lower --max-running-requests, submit more slowly, or look at --chunked-prefill-size (E5); the objective is the profile's"

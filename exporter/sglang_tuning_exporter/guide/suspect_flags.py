@@ -273,13 +273,6 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/managers/scheduler.py", only_with=("pp_size",),
     ),
     Suspect(
-        "enable_mixed_chunk", On(), ("tokens",),
-        "Running requests share each batch with chunks of prompts, so their tokens take as long as a chunk.",
-        "prompts are short",
-        "Running requests pause for each prefill batch instead.",
-        "srt/managers/scheduler.py, mix_with_running",
-    ),
-    Suspect(
         "disable_prefill_cuda_graph", On(), ("first_tokens", "prefill"),
         "Short prompts are launched kernel by kernel, which takes longer than computing them.",
         "the model or the attention backend cannot be captured",

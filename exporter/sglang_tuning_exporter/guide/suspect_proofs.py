@@ -209,7 +209,8 @@ def _prefill_requests(suspect: Suspect, current: float | str, load: Load) -> Nam
 
 
 def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Named | None:
-    if not isinstance(current, float) or "held" not in load.seen:
+    """Where tokens are late it is what protects them, and not the first flag to give up."""
+    if not isinstance(current, float) or "held" not in load.seen or "tokens" in load.seen:
         return None
     gain = f"after each prefill batch no request starts for {current:g} decode steps"
     return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")

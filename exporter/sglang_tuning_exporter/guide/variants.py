@@ -49,6 +49,17 @@ BY_CHANGE: dict[tuple[str, str], Variant] = {
         "the batches of the pipeline are not full",
         "Each request gets its tokens more slowly as more run together.",
     ),
+    ("prefill_decode_interval", "raise"): Variant(
+        "SGLang computes all prompts that wait, chunk after chunk, before it decodes again. With this flag so many decode steps come after each chunk.",
+        "few long prompts come: each holds up what runs once, whatever the flag",
+        "Prompts take longer until their first token.",
+    ),
+    ("enable_mixed_chunk", "add"): Variant(
+        "SGLang computes all prompts that wait, chunk after chunk, before it decodes again. With this switch each chunk carries a decode step of"
+        " the running requests.",
+        "a single chunk takes longer than the objective: lower --chunked-prefill-size as well; or requests ask for logprobs, which are never mixed",
+        "A step that carries a chunk takes longer than one that only decodes.",
+    ),
     ("cuda_graph_max_bs", "raise"): Variant(
         "A batch beyond the captured sizes runs without a CUDA graph, kernel by kernel.",
         "graphs are switched off, or the attention backend cannot capture",
@@ -124,6 +135,11 @@ BY_NAME: dict[str, Variant] = {
     "prefill_elsewhere": Variant(
         "The chunk is as large as it is useful: the GPU is busy with prefill.",
         "prompts share no prefixes, and there is no second GPU",
+    ),
+    "decode_elsewhere": Variant(
+        "Chunks are as small as they are useful, and decode steps come between them: prefill and decode disturb each other on one GPU.",
+        "there is no second GPU",
+        "Another server to run, and the KV cache is sent from one to the other.",
     ),
     "memory_first": Variant(
         "A larger chunk needs memory for its activations, and hardly any is left.",

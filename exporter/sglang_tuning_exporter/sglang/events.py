@@ -187,6 +187,7 @@ class Liveness:
     what: LivenessKind
     suspect: bool = False
     stage: str = ""  # whose watchdog it was: tokenizer, scheduler or detokenizer
+    told: str = ""  # which process crashed, and how
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ lines may stand between them.
 from __future__ import annotations
 
 import re
+from signal import Signals
 
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, LivenessKind, OutOfMemory, OutOfMemoryPhase, Rank
 
@@ -33,6 +34,10 @@ _LIVENESS: tuple[tuple[re.Pattern[bytes], LivenessKind], ...] = (
         re.compile(rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b"),
         "scheduler_exception",
     ),
+)
+
+_CRASHED = re.compile(
+    rb"(?:Subp|P)rocess ([A-Za-z][\w.:-]{0,60})(?: [^'\"\n]{0,60})? crashed with exit code (-?\d{1,5})\b"
 )
 
 # Whose watchdog it is, where it is not the scheduler's (`debug_name`, 0.5.7 on).
@@ -71,6 +76,20 @@ _IN_PREFILL = re.compile(rb"prefill|extend", re.IGNORECASE)
 _IN_DECODE = re.compile(rb"decode|update_running_batch", re.IGNORECASE)
 _IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
 _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
+
+
+def _crash(text: bytes) -> str:
+    """Say which process crashed and how, in the line's words; empty where it does not say so."""
+    match = _CRASHED.match(text)
+    if match is None:
+        return ""
+    code = int(match[2])
+    try:
+        signal = Signals(-code).name if code < 0 else ""
+    except ValueError:
+        signal = ""
+    by = "killed from outside, often by the kernel's OOM killer" if signal == "SIGKILL" else signal
+    return f"{match[1].decode('ascii')} crashed with exit code {code}" + (f" ({by})" if by else "")
 
 
 def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
@@ -164,7 +183,7 @@ class FailureLines:
                 elif what == "ready":
                     self.serving = True
                 stage = _WATCHED.get(match[1] or b"", "scheduler") if what == "watchdog_timeout" else ""
-                return Liveness(time, rank, what, stage=stage)
+                return Liveness(time, rank, what, stage=stage, told=_crash(text))
         return None
 
     def _announce(self, line: int, time: float | None, rank: Rank, *, sure: bool) -> None:

@@ -66,6 +66,7 @@ OTHER_VERDICTS: dict[str, tuple[str, str]] = {
 _HEADLINES = {
     "latency_queue": "First tokens late: queue",
     "latency_batch_too_large": "Slow because of large batches",
+    "latency_prefill_between": "Tokens late: prompts in between",
     "latency_long_prompts": "Slow because of long prompts",
     "grammar_queue": "Grammars hold requests up",
     "pd_queue": "The other side holds requests up",

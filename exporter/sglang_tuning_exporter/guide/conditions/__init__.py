@@ -1,6 +1,6 @@
 """What must be seen for a diagnosis: one module for each kind, and everything that is known of the kind in it.
 
-May import the core (`state`, `sglang/`), and of `guide/` evidence, profiles, PromQL and suspects; nothing here knows of rows.
+May import the core (`state`, `sglang/`), and of `guide/` evidence, what prompts interrupt, profiles, PromQL and suspects; nothing here knows of rows.
 """
 
 from sglang_tuning_exporter.guide.conditions.condition import Condition, Kind, Samples

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from sglang_tuning_exporter.guide.conditions.condition import Condition, Resource
 from sglang_tuning_exporter.guide.conditions.share import PERCENT
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
+from sglang_tuning_exporter.guide.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
 from sglang_tuning_exporter.guide.promql import ON, WHILE, above, before, threshold
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Slow(Condition):
     is_whole_cause = False
 
     latency: Judged
-    because: Literal["queue", "prompts", "batch"]
+    because: Literal["queue", "prompts", "batch", "prefill"]
     times: float = LATE_TIMES
 
     @property
@@ -62,13 +63,28 @@ class Slow(Condition):
         name = f"share of {self.latency.replace('_', ' ')} observations above the objective"
         bound = late_bound(self.times, profile)
         empty = past.recent.share("queue", "empty")
-        if empty is None and self.because != "batch":
+        if empty is None and self.latency == "time_to_first_token":
             return None
         waited = empty is not None and 1.0 - empty > profile.frequent_share
-        # A large batch makes every step slow. Where most tokens are in time, something else comes between: prompts, most often.
-        each = recent.p50_seconds > (profile.inter_token_seconds or 0.0)
-        because = {"queue": waited, "prompts": not waited, "batch": each}[self.because]
+        # A large batch makes every step slow. Where some tokens are in time, something else comes between: prompts, most often.
+        usual = recent.p50_seconds if recent.quarter_seconds is None else recent.quarter_seconds
+        prompts = (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
+        # Where chunks are mixed, each step may carry one, and so be late whatever the batch.
+        each = usual > (profile.inter_token_seconds or 0.0) and not (prompts and past.facts.arg("enable_mixed_chunk"))
+        between = prompts and not each
+        because = {"queue": waited, "prompts": not waited, "batch": each, "prefill": between}[self.because]
         return Evidence(name, breaches if because else min(breaches, bound), bound, "share")
+
+    def supporting(self, past: Past) -> list[Evidence]:
+        gaps, objective = past.latency.get("inter_token"), past.profile.inter_token_seconds
+        still, tokens = standing_still(past), tokens_for_each_late_gap(past)
+        if self.because != "prefill" or gaps is None or objective is None or still is None or tokens is None:
+            return []
+        return [
+            Evidence("prompt tokens computed for each late gap", round(tokens), LONG_PREFILL, "count"),
+            Evidence("median gap between tokens", gaps.p50_seconds, objective, "seconds"),
+            Evidence("share of the time in which answers stand still", still, past.profile.frequent_share, "share"),
+        ]
 
     @property
     def described(self) -> str:

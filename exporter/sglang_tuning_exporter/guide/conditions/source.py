@@ -55,7 +55,9 @@ class Source(Condition):
         worked = max(filter(None, (past.last_seen(WORK), past.last_seen(START))), default=None)
         since = -inf if worked is None else worked - AFTERLIFE_SECONDS
         words = past.words.get(self.trouble) or self.words
-        return Evidence("troubles", float(self.trouble in past.troubles), 0.0, "count", since=since, text=words)
+        crash = f"SGLang has ended: {past.crash}." if past.crash and self.trouble == "server_down" else ""
+        held = float(self.trouble in past.troubles)
+        return Evidence("troubles", held, 0.0, "count", since=since, text=words, headline=crash)
 
     def promql(self) -> list[str]:
         return self.expression.splitlines()

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.guide.sizing.layout import balance, behind_a_router,
 from sglang_tuning_exporter.guide.sizing.limits import smaller_batch
 from sglang_tuning_exporter.guide.sizing.memory import oom_any, oom_decode, oom_prefill, reserve
 from sglang_tuning_exporter.guide.sizing.pools import hybrid, pool_short
-from sglang_tuning_exporter.guide.sizing.prefill import chunks, long_prompts
+from sglang_tuning_exporter.guide.sizing.prefill import between, chunks, long_prompts
 from sglang_tuning_exporter.guide.sizing.room import at_limit
 from sglang_tuning_exporter.guide.sizing.settings import profile_settings
 
@@ -46,6 +46,7 @@ SIZERS: dict[str, Callable[[Case], list[Value]]] = {
     "prefill_bound": chunks,
     "latency_long_prompts": long_prompts,
     "latency_batch_too_large": smaller_batch,
+    "latency_prefill_between": between,
     "dp_imbalanced": balance,
     "grammar_queue": grammar,
     "running_far_below_limit": pool_short,

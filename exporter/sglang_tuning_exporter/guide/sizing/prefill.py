@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil, floor, log2
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.guide.conditions.latency import late_bound
 from sglang_tuning_exporter.guide.demand import mean_prompt
+from sglang_tuning_exporter.guide.interruption import prefill_pace
+from sglang_tuning_exporter.guide.objectives import SLOW
 from sglang_tuning_exporter.guide.sizing.case import Value, people, person
 
 if TYPE_CHECKING:
@@ -13,6 +18,9 @@ if TYPE_CHECKING:
 # Of one rank: the guide's sizes to fall back to where memory is short, and its largest. Reasons: docs/decisions.md.
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
 SHORT_PROMPT = 0.125  # of a chunk: with this mean at most one prompt in eight fills it
+SURELY = 0.5  # of the pace by estimate, which takes all chunks for full ones
+SMALLEST_CHUNK = 512  # below, each chunk costs about as much as one of this size
+NO_SMALLER = "separate prefill and decode (disaggregation), or add a replica"
 ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
 
@@ -55,6 +63,37 @@ def smaller_chunk(case: Case) -> Value | None:
             gain = f"{step // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
             return Value(float(step), current, gain)
     return None
+
+
+def between(case: Case) -> list[Value]:
+    """Let decode steps come between the chunks of prompts.
+
+    So many after each chunk that gaps with a chunk in them are few enough, where the release has the flag; else one with each,
+    and chunks that take no longer than a gap may.
+    """
+    elsewhere = person(NO_SMALLER, "decode_elsewhere")
+    shorter = _chunk_within_objective(case)
+    if case.facts.arg("enable_mixed_chunk"):
+        return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
+    mixed = Value(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
+    together = replace(mixed, beside=() if shorter is None else (shorter,))
+    steps = float(ceil(1.0 / late_bound(SLOW, case.profile)))
+    current = case.facts.arg("prefill_decode_interval") or 0.0
+    if current >= steps:
+        return [elsewhere]
+    return [Value(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
+
+
+def _chunk_within_objective(case: Case) -> Value | None:
+    """Give the largest power of two that is surely computed within a gap's objective; None where it is that small, or not known."""
+    current, ranks, pace = case.flag("chunked_prefill_size"), ranks_sharing(case), prefill_pace(case.past)
+    objective = case.profile.inter_token_seconds
+    if current is None or pace is None or objective is None:
+        return None
+    fits = max(2.0 ** floor(log2(max(SURELY * pace * objective, 1.0))), SMALLEST_CHUNK) * ranks
+    if 0 < current <= fits:
+        return None
+    return Value(_whole_pages(case, int(fits), ranks), current, arg="chunked_prefill_size")
 
 
 def long_prompts(case: Case) -> list[Value]:
