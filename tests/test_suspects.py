@@ -311,17 +311,15 @@ def test_where_nothing_explains_late_tokens_the_flags_that_were_set_are_named() 
     story = decoding(0.0, END, running=6) + scrapes(between=0.3)
     args: dict[str, Any] = {
         "disable_overlap_schedule": True,
-        "enable_mixed_chunk": True,
         "log_level": "debug",
         "stream_interval": 50,
     }
     advised = advice_of(lived(story, **args), NAMED)
     assert [each.flag for each in advised] == [
         "--disable-overlap-schedule",
-        "--enable-mixed-chunk",
         "--stream-interval",
     ]
-    assert [each.suggestion for each in advised] == ["start without it", "start without it", "1"]
+    assert [each.suggestion for each in advised] == ["start without it", "1"]
 
 
 def test_they_are_named_beside_a_batch_that_is_too_large() -> None:
