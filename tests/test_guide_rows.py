@@ -432,7 +432,7 @@ def test_without_the_radix_cache_a_multi_turn_server_is_not_healthy(profile: str
 BETWEEN = "latency_prefill_between"
 
 
-def interrupted(late: float, prompt: float, quick: float = 0.02, *, waiting: int = 0, **args: object) -> Story:
+def interrupted(late: float, prompt: float, quick: float = 0.02, *, retracted: float = 0.0, **args: object) -> Story:
     """Scrapes of a server that ends a request of so many prompt tokens every second, and decodes fifty steps meanwhile.
 
     The share `late` of the gaps between tokens takes half a second, the others `quick`.
@@ -444,13 +444,14 @@ def interrupted(late: float, prompt: float, quick: float = 0.02, *, waiting: int
         below = tuple(count * ((1 - late) * (bound >= quick) + late * (bound >= 0.5)) for bound in bounds)
         figures = RankFigures(
             running=20,
-            queued=waiting,
+            queued=0,
             grammar_queued=0,
             full_usage=0.5,
             used_tokens=step,
             graph_passes=500.0 * step,
             eager_passes=0.0,
         )
+        figures.retracted_requests = retracted * step
         scrape = Scrape([figures], progress=count, started_requests=10.0 * step, finished_requests=10.0 * step)
         scrape.finished_prompt_tokens, scrape.finished_cached_tokens = 10.0 * step * prompt, 0.0
         scrape.inter_token = Histogram(bounds, below, count * ((1 - late) * quick + late * 0.5))
@@ -495,7 +496,7 @@ def test_the_finding_shows_how_much_is_computed_for_each_late_gap() -> None:
         pytest.param(interrupted(0.08, 300.0), "online", id="prompts-are-short"),
         pytest.param(interrupted(0.08, 0.0), "online", id="nothing-is-computed"),
         pytest.param(interrupted(0.08, 3000.0, quick=0.15), "online", id="every-step-is-slow"),
-        pytest.param(interrupted(0.08, 3000.0) + RETRACTIONS, "online", id="requests-are-retracted"),
+        pytest.param(interrupted(0.08, 3000.0, retracted=3.0), "online", id="requests-are-retracted"),
         pytest.param(interrupted(0.08, 3000.0), "offline", id="no-objective"),
         pytest.param(started() + prefilling(0.0, END) + load(), "online", id="gaps-are-not-told"),
     ],

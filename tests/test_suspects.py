@@ -318,8 +318,9 @@ def test_where_nothing_explains_late_tokens_the_flags_that_were_set_are_named() 
     assert [each.flag for each in advised] == [
         "--disable-overlap-schedule",
         "--stream-interval",
+        "--log-level",
     ]
-    assert [each.suggestion for each in advised] == ["start without it", "1"]
+    assert [each.suggestion for each in advised] == ["start without it", "1", "info"]
 
 
 def test_they_are_named_beside_a_batch_that_is_too_large() -> None:
