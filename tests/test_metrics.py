@@ -295,7 +295,7 @@ def test_our_page_is_what_the_library_would_write(serving: bytes, sglang: FakeSG
     assert own_page(registry(watcher)).count("# TYPE") == len(collected)
 
 
-@pytest.mark.parametrize("word", ['a"b', "a\\b", "a\nb", "ä", "", "x" * 300])
+@pytest.mark.parametrize("word", ['a"b', "a\\b", "ä", "", "x" * 300])
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e6, 123456789.125, 1e21, float("inf"), float("-inf"), float("nan"), 7])
 def test_any_label_and_figure_is_written_as_the_library_would(word: str, value: float) -> None:
     family = gauge("x", word or "words", "b", "a")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, agreeing, resolve, thresholds
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UsageError as error:
         with suppress(OSError):  # a full disk, a broken pipe: the status says it too
-            sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
+            sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
         return USAGE_STATUS
     except KeyboardInterrupt:
         return 130
@@ -244,8 +245,17 @@ def _add_record(commands: _Commands) -> None:
     record.set_defaults(run=_record)
 
 
+class _OneLine(logging.Formatter):
+    """What is logged quotes file names and errors: no character of theirs may move a terminal's cursor or begin a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        return clean(super().formatMessage(record))
+
+
 def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.config import Address, UsageError, parse_address
 from sglang_tuning_exporter.guide.table import ALERTS
 
@@ -18,7 +19,7 @@ _PLACES = {row.alert: place for place, row in enumerate(ALERTS)}
 
 def _text(value: object) -> str:
     """One line without control characters: labels and annotations carry words from outside (model names, for one)."""
-    return "".join(c if c.isprintable() else " " for c in str(value)).strip()
+    return clean(" ".join(str(value).split()))
 
 
 def _strings(value: object) -> dict[str, str]:

@@ -373,12 +373,20 @@ def _secret_flags(server: _Server, given: Mapping[str, object]) -> list[str]:
     return [flag.flag for flag in flags if flag is not None]
 
 
+def _placeholder(flag: Flag) -> list[tuple[str, str]]:
+    name = "$" + flag.arg.upper()
+    return [(name, f'"{name}"')]
+
+
 def _spelled(flag: Flag, value: object) -> list[tuple[str, str]]:
     """Spell one argument: its words for a program and, beside each, for a shell."""
     if isinstance(value, str) and value == REDACTED:
-        name = "$" + flag.arg.upper()
-        return [(flag.flag, flag.flag), (name, f'"{name}"')]
+        return [(flag.flag, flag.flag), *_placeholder(flag)]
     words = _typed(flag, value)
+    if not all(
+        map(str.isprintable, words)
+    ):  # a shell would be handed what nobody sees; whoever started it has the value
+        return [(flag.flag, flag.flag), *_placeholder(flag)]
     if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
         words = ["=".join(words)]  # by itself it would be taken for a flag
     return [(word, shlex.quote(word)) for word in words]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Sample
 from prometheus_client.utils import floatToGoString
 
+from sglang_tuning_exporter.clean import clean
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -67,8 +69,8 @@ def info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
 
 
 def sound(text: str | None) -> str:
-    """Write words from outside as UTF-8 can: a lone surrogate in a name would cost the whole page."""
-    return (text or "").encode("utf-8", "backslashreplace").decode()
+    """Write words from outside as they may be shown; a lone surrogate in a name would cost the whole page."""
+    return clean(text or "")
 
 
 def brief(text: str | None) -> str:
@@ -79,7 +81,7 @@ def brief(text: str | None) -> str:
 
 def spelled(labels: Mapping[str, str]) -> str:
     """Write labels as the text format has them, in the order of their names; nothing where there is none."""
-    pairs = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
+    pairs = ",".join(f'{name}="{clean(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
     return f"{{{pairs}}}" if pairs else ""
 
 

@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.clean import clean, cleaned
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import Document
 from sglang_tuning_exporter.guide.profiles import PROFILES
@@ -55,7 +56,7 @@ def run(
     judged = PROFILES[profile].with_thresholds(own_thresholds or {})
     night = Reading(read, judged)
     before = None if others is None else _compared(Reading(others, judged), night)
-    document = build(night.input, night.analysis, before)
+    document = cleaned(build(night.input, night.analysis, before))
     if format == "json":
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     elif format == "html":
@@ -65,7 +66,7 @@ def run(
     else:
         text = render(document, _style() if output is None else Style())
     _write(text.encode("utf-8", "replace"), output)
-    sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
+    sys.stderr.writelines(f"sglang-tuning-exporter: {clean(note)}\n" for note in read.notes)
     wrong = [finding for finding in document["findings"] if not BY_ID[finding["diagnosis"]].is_chance]
     return SOMETHING_TO_CHANGE if wrong else NOTHING_TO_CHANGE
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from prometheus_client.core import GaugeMetricFamily
 
+from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.guide.evidence import past_of
@@ -190,7 +191,7 @@ def run(
         raise UsageError(
             f"--output={shown(str(output))}: {error.strerror or error}; give a file that can be written"
         ) from None
-    sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.notes)
+    sys.stderr.writelines(f"sglang-tuning-exporter: {clean(note)}\n" for note in read.notes)
     return 0
 
 

@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
+from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.report.blocks import (
@@ -40,7 +41,7 @@ _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{
 
 def shown(name: str) -> str:
     """Write a file's name on one line, whatever its characters."""
-    return "".join(char if char.isprintable() else "?" for char in name)
+    return clean(name)
 
 
 @dataclass(slots=True)

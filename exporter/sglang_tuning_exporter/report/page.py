@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.clean import shown as shown_clean
 from sglang_tuning_exporter.guide.advice import shown
 from sglang_tuning_exporter.guide.table import BY_ID
 from sglang_tuning_exporter.report.chart import Axis, Stretch, chart, lane, scale
@@ -50,6 +51,7 @@ _ENVIRONMENT = Environment(
     ),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=shown_clean,
     trim_blocks=True,
     lstrip_blocks=True,
 )

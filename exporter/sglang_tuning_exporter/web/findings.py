@@ -6,6 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.clean import cleaned
 from sglang_tuning_exporter.guide.document import (
     SCHEMA_VERSION,
     Document,
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 def render(watcher: Watcher) -> bytes:
     """Write the document; every key is there, `null` where the server does not tell."""
-    return (json.dumps(document(watcher), indent=2, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+    return (json.dumps(cleaned(document(watcher)), indent=2, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 def document(watcher: Watcher) -> Document:

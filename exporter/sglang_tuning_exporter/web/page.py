@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.clean import shown as shown_clean
 from sglang_tuning_exporter.guide.advice import shown
 from sglang_tuning_exporter.guide.document import command_document
 from sglang_tuning_exporter.guide.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, STARTING, Finding, Judgement
@@ -30,6 +31,7 @@ _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.web"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=shown_clean,
     trim_blocks=True,
     lstrip_blocks=True,
 )

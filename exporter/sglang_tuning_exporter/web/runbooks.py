@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.clean import shown as shown_clean
 from sglang_tuning_exporter.generate import runbooks
 from sglang_tuning_exporter.guide.findings import Finding, judge
 
@@ -31,6 +32,7 @@ _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.web"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=shown_clean,
     trim_blocks=True,
     lstrip_blocks=True,
 )
