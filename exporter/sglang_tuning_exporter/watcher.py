@@ -397,8 +397,8 @@ class Watcher:
         return waiting
 
     def _read_log(self, log: Logbook) -> bool:
-        starts = self.state.starts
+        starts = self.state.starts, self.state.claims.start_waits
         behind = log.poll(self.state, self._lock, self._stopping.is_set)
-        if self.state.starts != starts:
+        if (self.state.starts, self.state.claims.start_waits) != starts:
             self._inquiry.want()
         return behind

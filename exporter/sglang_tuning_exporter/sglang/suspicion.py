@@ -22,6 +22,8 @@ Kind = Literal["decode", "prefill", "retraction", "out_of_memory", "startup"]
 # Both must have passed where only the text tells: the printed times behind such a message may be forged like the rest, and so may the lines.
 LINES = 64
 SECONDS = 2.0
+# Words that may be anybody's, but of which nothing is known, are not remembered longer than this, however few lines come.
+FORGET_SECONDS = 30.0
 # More than the pause between two looks at a quiet log: what is read so much later was not written at once with it.
 ARRIVED_SECONDS = 3.0
 _LINES_AT_MOST = 4096  # where the clock was put back, or no time is printed any more
@@ -89,7 +91,10 @@ class Suspicion:
 
     def doubts(self, time: float | None, line: int) -> bool:
         """Say whether words of somebody else's may have been printed with the `line`-th line."""
-        return self.active or self._words.is_near(line, time, self.arrived)
+        words = self._words
+        if self.arrived is None and words.time is not None and time is not None and time > words.time + FORGET_SECONDS:
+            words.line = None
+        return self.active or words.is_near(line, time, self.arrived)
 
     def count(self, kind: Kind, *, suspect: bool) -> bool:
         """Count an event if it is suspect, and give whether it is."""
