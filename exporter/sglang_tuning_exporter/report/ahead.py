@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.report.batches import Answer, Part, cut
-from sglang_tuning_exporter.sglang.handover import Mark, follow, mark_of, packed, unpack
+from sglang_tuning_exporter.sglang.handover import Mark, follow, has_words_near, mark_of, packed, time_printed, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -81,7 +81,7 @@ class Ahead:
             self._fill(rest)
             after = next(cut(self._sent[0].block, self._pace)) if self._sent else b""
             answer = self._answer(sent)
-            if answer is None or not answer.parts:
+            if answer is None:
                 texts = list(cut(sent.block, self._pace))
                 reading = [partial(self._reader.feed_runs, text) for text in texts]
             else:
@@ -108,7 +108,8 @@ class Ahead:
         self._first -= 1
         mark = mark_of(self._reader) if self._first <= 0 else None
         if sent.answer is not None and mark is not None and sent.expected == mark:
-            return self._wait(sent.answer)
+            answer = self._wait(sent.answer)
+            return answer if answer.parts and not has_words_near(self._reader, answer.asked) else None
         if mark is not None:
             self._send_again(mark)
         return None
@@ -127,12 +128,11 @@ class Ahead:
         for tally, more in zip(tallies, part.counted, strict=True):
             for name, count in more.items():
                 tally[name] += count
-        follow(reader, part.lines, part.printed)
+        follow(reader, part.lines, part.printed, part.words)
         if remembered:
-            printed = vars(reader)["_last_time"]
+            printed = time_printed(reader)
             unpack(reader, remembered)
-            if part.printed is None:
-                follow(reader, 0, printed)
+            follow(reader, 0, printed, None)
         return part.events()
 
 

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from sglang_tuning_exporter.report.pacing import paced
 from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch, Event, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.handover import (
+    Asked,
     Mark,
-    begin_untimed,
+    Words,
+    asked_of,
+    begin_unknown,
     mark_of,
-    needs_time,
+    needs_more,
     packed,
     place_of,
     time_printed,
     unpack,
+    words_near,
 )
 from sglang_tuning_exporter.sglang.usual import BatchRun
 
@@ -47,6 +51,7 @@ class Part(NamedTuple):
     counted: _Tallies  # more of `counts`, `unrecognised` and `suspicious`
     lines: int
     printed: float | None  # the last time
+    words: Words | None  # of others
     batches: bytes  # one entry for each event
     others: list[Event]  # that are no batches
 
@@ -63,6 +68,7 @@ class Answer(NamedTuple):
     """What was read of one block; without parts where it must be read by who knows what came before it."""
 
     parts: list[Part]
+    asked: list[Asked]  # lines that words of others before the block could make suspect: taken as if there were none
     remembered: bytes = b""  # by the reader at its end, where that is not what it was at its beginning
 
 
@@ -75,18 +81,20 @@ def read(reader: LogReader, remembered: bytes, block: bytes, pace: float | None)
     """Read a block as a reader that remembers so much would."""
     unpack(reader, remembered)
     before = mark_of(reader)
-    parts = []
+    begin_unknown(reader)
+    begin, parts = place_of(reader), []
     for text in cut(block, pace):
-        begin_untimed(reader)
         tallies, place = _tallies(reader), place_of(reader)
         events = reader.feed_runs(text)
-        if needs_time(reader, events):
-            return Answer([])
+        if needs_more(reader, events):
+            return Answer([], [])
         entries = [_entry(event) for event in events]
         others: list[Event] = [event for event in events if not isinstance(event, _BATCHES)]
         counted, lines = _more(_tallies(reader), tallies), place_of(reader) - place
-        parts.append(Part(len(text), counted, lines, time_printed(reader), marshal.dumps(entries), others))
-    return Answer(parts, b"" if _same(before, mark_of(reader)) else packed(reader))
+        parts.append(
+            Part(len(text), counted, lines, time_printed(reader), words_near(reader), marshal.dumps(entries), others)
+        )
+    return Answer(parts, asked_of(reader, begin), b"" if _same(before, mark_of(reader)) else packed(reader))
 
 
 def _same(before: Mark | None, after: Mark | None) -> bool:

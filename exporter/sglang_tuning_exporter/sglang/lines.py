@@ -184,7 +184,7 @@ class LogReader:
         if decodes or prefills or others:
             self._last_time = lines.time
         if others and self._served:
-            self._suspicion.note("other", lines.time, self._line)
+            self._suspicion.note("other", lines.last_other_time, self._line - (done - lines.last_other) + 1)
         return done
 
     def _read(self, line: bytes, events: list[_Any]) -> str:

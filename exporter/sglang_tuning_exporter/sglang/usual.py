@@ -269,6 +269,8 @@ class UsualLines:
         self.dull: set[bytes] = set()  # messages that mean nothing
         self.decodes = self.prefills = self.others = 0
         self.time: float | None = None
+        self.last_other = 0  # which of `lines` means nothing, the last one
+        self.last_other_time: float | None = None
         self._prefixes = Prefixes()
         self._schedulers = self._prefixes if admits is None else Prefixes(admits)
         self._shapes: list[Shape | None] = [None]
@@ -307,6 +309,7 @@ class UsualLines:
                 else:
                     index = self._read_run(index, start, origin, events, singly=singly)
             elif self._is_dull(lines[index]):
+                self.last_other, self.last_other_time = index, self.time
                 index += 1
             else:
                 return index
