@@ -59,7 +59,8 @@ class Log:
         self._file.write(text.encode())
 
     def start(self, tp: int = 1) -> None:
-        self.write(f"server_args={{'tp_size': {tp}, 'dp_size': 1}}")
+        more = "".join(f", 'argument_{number}': {number}" for number in range(40))  # a real server prints hundreds
+        self.write(f"server_args={{'tp_size': {tp}, 'dp_size': 1{more}}}")
         self.write(LIMITS, ranks=" TP0" if tp > 1 else "")
 
     def rename(self) -> None:
@@ -196,6 +197,8 @@ def test_failures_and_starts_are_counted_once_over_a_kill_in_the_middle_of_a_tra
         kill(one)
     log.start()
     with exporter(log, tmp_path / "state.json") as one:
+        time.sleep(2.5)
+        log.write(LIMITS)  # near the words of an exception a start is one when its next lines come later
         shows(one, "sglang_tuning_server_starts_total", 2)
         assert failures(one) == 1
 
