@@ -172,6 +172,7 @@ class LogReader:
         lines = self._usual
         done = lines.read(begin, events, singly=singly)
         number, decodes, prefills, others = done - begin, lines.decodes, lines.prefills, lines.others
+        noted = others and (self._served or lines.other_after_batch)
         if number:
             self._line += number
             self.counts["decode"] += decodes
@@ -183,7 +184,7 @@ class LogReader:
             self._failures.serving = self._timed = self._settled = self._served = True
         if decodes or prefills or others:
             self._last_time = lines.time
-        if others and self._served:
+        if noted:
             self._suspicion.note("other", lines.last_other_time, self._line - (done - lines.last_other) + 1)
         return done
 

@@ -271,6 +271,7 @@ class UsualLines:
         self.time: float | None = None
         self.last_other = 0  # which of `lines` means nothing, the last one
         self.last_other_time: float | None = None
+        self.other_after_batch = False  # whether a batch line was read before it
         self._prefixes = Prefixes()
         self._schedulers = self._prefixes if admits is None else Prefixes(admits)
         self._shapes: list[Shape | None] = [None]
@@ -310,6 +311,7 @@ class UsualLines:
                     index = self._read_run(index, start, origin, events, singly=singly)
             elif self._is_dull(lines[index]):
                 self.last_other, self.last_other_time = index, self.time
+                self.other_after_batch = self.decodes + self.prefills > 0
                 index += 1
             else:
                 return index
