@@ -94,7 +94,8 @@ class Chain:
         fresh = self._unread(marks, found, beside)
         far = now - self.looked_at >= _FAR_APART_SECONDS
         newest = self.links[-1] if self.links else None
-        if far and len(marks) - 1 not in found and (newest is None or newest.is_deleted()):
+        unfound = len(marks) - 1 not in found and (newest is None or newest.is_deleted())
+        if far and unfound:
             self.lost += 1  # others may have come and gone between it and what is left
         self.lost += _missing(beside, found, fresh)
         return self._open(fresh, now)
@@ -124,6 +125,8 @@ class Chain:
             return
         elif link.position and (far or link.size > link.position):
             self.lost += 1
+        if copy is None and 0 < link.position < link.size:
+            link.lines = Lines(self.limit, self.dropped)  # the rest of the line under way is gone
         held = len(self.links)
         self._open(fresh, now, before=link, joined=True)
         if copy is not None and len(self.links) > held:
@@ -139,6 +142,8 @@ class Chain:
         last = len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         fresh = [] if sure else self._unread(marks, {at: to for at, to in found.items() if to != here}, beside)
+        # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
+        joined = following is not None and marks[last].inode == following.key[1] and not sure
         for at, mark in enumerate(marks):
             place = None if at not in found else places_[found[at]]
             if place is None:
@@ -150,8 +155,6 @@ class Chain:
                 if cut and following is not None:
                     following.go_on_at(cut)
                     fresh = []
-                elif fresh and not mark.is_sure:
-                    pass  # nothing was in it: it may be any of these
                 elif at == last or mark.size > mark.position or mark.joined:
                     self.lost += 1
             elif found[at] == here and following is not None:
@@ -159,8 +162,8 @@ class Chain:
             elif place.size == mark.position and not mark.joined and at != last:
                 self.done.append(mark)
             else:
-                self._open([place], now, mark=mark)
-        self._open(fresh, now)
+                self._open([place], now, mark=mark, joined=mark.joined or (joined and at == last))
+        self._open(fresh, now, joined=joined)
         self._join(following)
 
     def read(self, link: Stream, now: float) -> Iterator[bytes]:
@@ -248,7 +251,7 @@ class Chain:
                 self.lost += 1
                 continue
             link.gone_at = link.grown_at = now
-            link.joined = joined if mark is None else mark.joined
+            link.joined = joined
             if before is not None:
                 link.lines = before.lines
                 self.links.insert(self.links.index(before), link)

@@ -22,9 +22,7 @@ HEAD_BYTES = 1024
 TAIL_BYTES = 256
 """How much of the text before a position is remembered: one or two log lines."""
 SURE_BYTES = 32
-"""This much equal text before the offset proves a copy, whose inode is another."""
-SURE_HEAD_BYTES = 64
-"""And this much at the start: a line's time and figures, where nothing has been read yet."""
+"""This much equal text before the offset, or at the start, proves a copy, whose inode is another."""
 _SEARCHED = 16 << 20  # how far into a file the text is looked for that was read last
 _NEVER = 1 << 63
 
@@ -57,7 +55,7 @@ class Mark:
     @property
     def is_sure(self) -> bool:
         """Whether the same text at the same places can hardly be that of another file."""
-        return self.tail_bytes >= self.least or self.head_bytes >= SURE_HEAD_BYTES
+        return self.tail_bytes >= self.least or self.head_bytes >= SURE_BYTES
 
     def fits(self, fd: int, name: str = "") -> bool:
         """Say whether the open file is the marked one, or a copy of it, and has not been written anew."""
@@ -131,7 +129,7 @@ def mark_of_all(path: str, fd: int) -> Mark:
     length = min(status.st_size, TAIL_BYTES)
     head, tail = os.pread(fd, HEAD_BYTES, 0), os.pread(fd, length, status.st_size - length)
     mark = make_mark(path, status.st_ino, status.st_size, head[: status.st_size], tail)
-    return replace(mark, size=status.st_size, modified=status.st_mtime_ns, held=True, least=0)
+    return replace(mark, size=status.st_size, modified=status.st_mtime_ns, held=True, least=1)
 
 
 def dump(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:

@@ -186,7 +186,7 @@ class Stream:
     def mark_of_text(self) -> places.Mark:
         """Return a mark that fits whatever holds the same text: all of an intact file, what was read of one rewritten."""
         if not self.rewritten:
-            return places.mark_of_all(self.path, self.fd)
+            return replace(places.mark_of_all(self.path, self.fd), modified=self.modified)
         mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
         return replace(mark, modified=self.modified, size=self.size, least=1)
 
