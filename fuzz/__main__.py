@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuzz import mutated, scraped, spoiled
+from fuzz import files, mutated, scraped, spoiled
 from fuzz.targets import FOUND, TARGETS, Target
 
 BUILT = Path("build/fuzz")
@@ -71,12 +71,13 @@ def _escaped(word: bytes) -> str:
 
 def main() -> int:
     """Read the flags and run."""
-    names = ("spoiled", "scraped", *TARGETS)
+    names = ("spoiled", "scraped", "files", *TARGETS)
     parser = argparse.ArgumentParser(
         prog="python -m fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="for all targets together (default 600)")
     parser.add_argument("--lines", type=int, default=10_000_000, help="spoiled lines at most (default ten million)")
+    parser.add_argument("--runs", type=int, default=2000, help="orders of events in a log's files (default 2000)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="repeat a run")
     parser.add_argument("--target", nargs="+", choices=names, default=names, help=f"which: {', '.join(names)}")
     arguments = parser.parse_args()
@@ -91,6 +92,8 @@ def main() -> int:
             found |= spoiled.run(arguments.lines, share, seed)
         elif name == "scraped":
             found |= scraped.run(share, seed)
+        elif name == "files":
+            found |= files.run(arguments.runs, seed)
         elif guided:
             found |= led(TARGETS[name], share, seed)
         else:

@@ -66,7 +66,14 @@ def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str) -> N
 
 
 def test_every_test_that_a_row_names_exists() -> None:
-    files = ("test_faults_*.py", "test_chain.py", "test_cli.py", "test_state.py", "test_starts_with_other_ranks.py")
+    files = (
+        "test_faults_*.py",
+        "test_chain.py",
+        "test_cli.py",
+        "test_state.py",
+        "test_state_file.py",
+        "test_starts_with_other_ranks.py",
+    )
     names = "\n".join(path.read_text(encoding="utf-8") for file in files for path in (ROOT / "tests").glob(file))
     for part in re.findall(r"`…([a-z0-9_]+)…`", TEXT):
         assert re.search(rf"def test_\w*{part}\w*\(", names), part
