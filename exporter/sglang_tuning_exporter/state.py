@@ -220,14 +220,15 @@ class ServerState:
                 known.pool.forget()
             return False
         if self._stats_ranks.counts(line.rank):
-            rank = self.rank(line.rank.dp, now)
-            self._last_seen[WORK] = now
             if self.claims.wait:
                 self._believe(self.claims.worked(line.rank, now, line.time))
+            rank = self.rank(line.rank.dp, now)
+            self._last_seen[WORK] = now
+            self.has_served = True
             self.stages.batch(now)
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
-                self._died, self.has_served = _ALIVE, True
+                self._died = _ALIVE
                 rank.see_decode(line, now)
             else:
                 rank.see_prefill(line, now)
