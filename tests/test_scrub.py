@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.replay import packaged
 from sglang_tuning_exporter.scrub import LogScrubber, Scrubber
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import DecodeBatch, OutOfMemory, PrefillBatch, Retraction
+from sglang_tuning_exporter.sglang.lines import LogReader
 
 AT = b"[2025-11-20 11:40:11"
 
@@ -74,7 +85,7 @@ def test_arguments_keep_figures_and_lose_names_and_secrets() -> None:
     assert told == (
         "[2025-11-20 11:40:11] server_args={'model_path': 'model', 'served_model_name': 'model', 'host': '127.0.0.1',"
         " 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'scrubbed',"
-        " 'tool_server': 'scrubbed', 'sidecar_args': ['scrubbed', 'scrubbed'], 'log_requests': True}"
+        " 'tool_server': 'scrubbed', 'sidecar_args': ['--token', 'scrubbed'], 'log_requests': True}"
     )
 
 
@@ -107,9 +118,9 @@ def test_a_page_keeps_sglangs_series_and_numbers_foreign_labels() -> None:
     )
     assert Scrubber().page(page) == (
         "# TYPE sglang:num_running_reqs gauge\n"
-        'sglang:num_running_reqs{model_name="model",tp_rank="0",tenant="scrubbed-1"} 3.0\n'
-        'sglang:num_running_reqs{model_name="model",tp_rank="0",tenant="scrubbed-2"} 4.0\n'
-        'sglang:num_running_reqs{model_name="model",tp_rank="0",tenant="scrubbed-1",le="+Inf"} 5.0\n'
+        'sglang:num_running_reqs{model_name="model",tp_rank="0",scrubbed_1="scrubbed-1"} 3.0\n'
+        'sglang:num_running_reqs{model_name="model",tp_rank="0",scrubbed_1="scrubbed-2"} 4.0\n'
+        'sglang:num_running_reqs{model_name="model",tp_rank="0",scrubbed_1="scrubbed-1",le="+Inf"} 5.0\n'
     )
 
 
@@ -131,3 +142,109 @@ def test_a_page_keeps_sglangs_series_and_numbers_foreign_labels() -> None:
 )
 def test_words_that_tell_a_place_are_replaced(text: str, scrubbed: str) -> None:
     assert Scrubber().text(text) == scrubbed
+
+
+# A word of nobody's in every place where a real server has one: none may be left, in whatever form it came.
+CANARIES = (
+    "zanzibari",
+    "zanzibari7",
+    "zanzibari.example",
+    "rel/zanzibari/x.py",
+    "Zanzibari:",
+    "gpu-zanzibari-3",
+    "zanzibari_key=1",
+    "user@zanzibari",
+    "'zanzibari'",
+)
+DATA = Path(__file__).parent / "data"
+LOGS = sorted((DATA / "logs").glob("*.log"))
+
+
+def canary_in(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "zanzibari" in line.lower()]
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_foreign_word_anywhere_in_a_line_is_not_kept(log: Path) -> None:
+    lines = sorted({line for line in log.read_text(errors="replace").splitlines() if len(line) < 1000})
+    for number, canary in enumerate(CANARIES):
+        scrubber = LogScrubber(Scrubber())
+        for line in lines:
+            words = line.split(" ")
+            for at in range(number % 3, len(words) + 1, 3):
+                spoiled = " ".join([*words[:at], canary, *words[at:]])
+                kept_line = scrubber.line(spoiled.encode() + b"\n") or b""
+                assert not canary_in(kept_line.decode()), spoiled
+
+
+@pytest.mark.parametrize("canary", CANARIES)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{} Traceback (most recent call last):",
+        "[2025-11-20 11:40:11 TP0] {} Traceback (most recent call last):",
+        (
+            '[2025-11-20 11:40:11 TP0] Scheduler hit an exception: Traceback (most recent call last):\n  File "{}", line 3, in {}\n'
+            "torch.OutOfMemoryError: CUDA out of memory. {}"
+        ),
+        "[2025-11-20 11:40:11] Subprocess {} (pid 3) crashed with exit code -9",
+        "[2025-11-20 11:40:11] max_total_num_tokens=2048, {}=7, available_gpu_mem=21.07 GB",
+        "[2025-11-20 11:40:11] Load weight end. type={}, avail mem=62.25 GB, mem usage=16.46 GB.",
+        "[2025-11-20 11:40:11] Decode batch, #running-req: 6, {}: 0.04, #queue-req: 4",
+        "{} [2025-11-20 11:40:11] The server is fired up and ready to roll!",
+    ],
+)
+def test_words_around_what_is_kept_are_not(line: str, canary: str) -> None:
+    assert not canary_in("\n".join(kept(*line.replace("{}", canary).encode().split(b"\n"))))
+
+
+def spoiled(value: Any, canary: str) -> Any:
+    if isinstance(value, dict):
+        return {key: spoiled(item, canary) for key, item in value.items()} | {
+            re.sub(r"\W", "_", canary): 1,
+            "x" + canary: {},
+        }
+    if isinstance(value, list):
+        return [spoiled(item, canary) for item in value] + [canary]
+    return canary if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("canary", CANARIES)
+def test_a_foreign_word_in_any_field_of_an_answer_or_label_is_not_kept(canary: str) -> None:
+    scrubber = Scrubber()
+    for path in sorted(Path(__file__).parent.glob("recordings/*/server_info.json.gz")):
+        told = spoiled(json.loads(gzip.decompress(path.read_bytes())), canary)
+        assert not canary_in(json.dumps(scrubber.arguments(told), indent=0))
+    for path in sorted((DATA / "metrics").glob("*.prom")):
+        page = path.read_text()
+        odd = re.sub(r'="[^"]*"', f'="{canary}"', page) + re.sub(r"\{", f'{{zanzibari_team="{canary}",', page)
+        odd += "\n# TYPE sglang:zanzibari gauge\nsglang:zanzibari 1\n"
+        assert not canary_in(scrubber.page(odd))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_what_is_kept_is_read_as_it_was(log: Path) -> None:
+    scrubber, before, after = LogScrubber(Scrubber()), LogReader(), LogReader()
+    for line in log.read_bytes().splitlines(keepends=True):
+        kept_line = scrubber.line(line)
+        if kept_line is None or b"server_args" in kept_line:
+            continue
+        told = [
+            event
+            for event in before.feed(line)
+            if isinstance(event, (DecodeBatch, OutOfMemory, PrefillBatch, Retraction))
+        ]
+        again = [
+            event
+            for event in after.feed(kept_line)
+            if isinstance(event, (DecodeBatch, OutOfMemory, PrefillBatch, Retraction))
+        ]
+        assert [type(event) for event in again] == [type(event) for event in told], kept_line
+    assert before.counts == after.counts
+
+
+def test_a_real_servers_figures_are_all_kept() -> None:
+    recording = load(packaged("retract"))
+    for scrape in recording.scrapes[:3]:
+        page = scrape.text.decode()
+        assert facts.read(Scrubber().page(page)).ranks == facts.read(page).ranks

@@ -23,6 +23,7 @@ from sglang_tuning_exporter.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.scrub import HOST, LogScrubber, Scrubber
 from sglang_tuning_exporter.sglang.layers import find
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.vocabulary import is_known
 from sglang_tuning_exporter.sglang.wrappers import strip_terminal
 from sglang_tuning_exporter.sources.scrape import Client, ScrapeError
 from sglang_tuning_exporter.sources.tail import LogFollower
@@ -150,7 +151,7 @@ class Recorder:
                     continue
                 told = told if isinstance(told, dict) else {"loads": told}
                 if name == "server_info" and isinstance(told.get("version"), str):
-                    self._version = told["version"]
+                    self._version = told["version"] if is_known(told["version"]) else None
                 text = json.dumps(self._scrubber.arguments(told), indent=1)
                 (self._output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
                 break

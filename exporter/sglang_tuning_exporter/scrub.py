@@ -1,7 +1,7 @@
 """What a server printed and exposed, without what is nobody's business: secrets, paths, hosts, addresses, models' names, requests.
 
-Pure. What is kept is chosen, not what is left out: lines of the kinds that the exporter reads, labels that SGLang itself
-writes. Figures stay as they are, so that what is kept is judged as the whole would be.
+Pure. What is kept is chosen, not what is left out: lines of the kinds that the exporter reads, in words that SGLang itself
+prints (`sglang/vocabulary`); every other word is written as `scrubbed`. Figures stay as they are, so that what is kept is judged as the whole would be.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from typing import Any
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retraction, ServerArgs
-from sglang_tuning_exporter.sglang.exposition import labels, samples
+from sglang_tuning_exporter.sglang.exposition import TYPES, labels, samples
 from sglang_tuning_exporter.sglang.layers import find
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, holds_secret, is_secret
+from sglang_tuning_exporter.sglang.vocabulary import is_known, only_known
 from sglang_tuning_exporter.sglang.wrappers import strip_terminal
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
@@ -37,12 +38,8 @@ _DOMAIN = re.compile(
     re.IGNORECASE,
 )
 
-# Arguments that name a model, and those that name a place or hold words of the operator's own.
+# Arguments that name a model.
 _MODEL_KEY = re.compile(r"model_path|model_name|tokenizer_path|draft_model|^model$|revision|weight_version")
-_PLACE_KEY = re.compile(
-    r"host|addr|url|uri|path|_dir|^dir|file|folder|endpoint|template|label|header|(?:^|_)ips?(?:_|$)|interface|name|sidecar|command|prefix"
-    r"|target|allowed_|server$|worker_id|override|kwargs|extra_config|origin|user"
-)
 
 # Labels of SGLang's own, with words of its own.
 _OWN_LABELS = frozenset({
@@ -110,8 +107,8 @@ class Scrubber:
             name = str(key)
             if is_secret(name) or name == "launch_command":
                 self._forget(value)
-            else:
-                cleaned[self.text(name)] = self._value(name, value, depth + 1)
+            elif is_known(name):
+                cleaned[name] = self._value(name, value, depth + 1)
         return cleaned
 
     def _forget(self, value: Any) -> None:
@@ -135,20 +132,16 @@ class Scrubber:
     def _word(self, key: str, value: str) -> str:
         if not value.strip():
             return value
-        instead = None
-        if _MODEL_KEY.search(key):
-            instead = MODEL
-        elif key == "host":
-            instead = ADDRESS
-        elif _PLACE_KEY.search(key):
-            instead = OTHER
-        if instead is not None:
-            if not _is_usual(value):
-                self.learn(value, instead)
-            return instead
-        if holds_secret(value):
-            return REDACTED
-        return self.text(value) if len(value) <= _LONGEST_WORD else OTHER
+        instead = MODEL if _MODEL_KEY.search(key) else ADDRESS if key == "host" else OTHER
+        if instead == OTHER and self._is_harmless(value):
+            return value
+        if not _is_usual(value):
+            self.learn(value, instead)
+        return instead
+
+    def _is_harmless(self, value: str) -> bool:
+        known = len(value) <= _LONGEST_WORD and is_known(value) and not holds_secret(value)
+        return known and self.text(value) == value  # figures may be an address
 
     def page(self, page: str) -> str:
         """Give SGLang's own series of an exposition, their foreign labels numbered."""
@@ -156,23 +149,35 @@ class Scrubber:
         for line in page.splitlines():
             if line.startswith(("# TYPE ", "# HELP ")):
                 words = line.split(" ", 3)
-                if line.startswith("# TYPE ") and len(words) == 4 and _SERIES.match(words[2]):
+                if (
+                    len(words) == 4
+                    and _SERIES.match(words[2])
+                    and is_known(words[2])
+                    and words[:2] == ["#", "TYPE"]
+                    and words[3] in TYPES
+                ):
                     kept.append(line)
                 continue
             for name, raw, value in samples(line):
-                if _SERIES.match(name):
+                if _SERIES.match(name) and is_known(name):
                     kept.append(f"{name}{self._labels(raw)} {value!r}")
         return "\n".join(kept).replace(" inf\n", " +Inf\n").replace(" nan\n", " NaN\n") + "\n"
 
     def _labels(self, raw: str) -> str:
-        said = ",".join(f'{name}="{self._label(name, value)}"' for name, value in labels(raw).items())
+        said = ",".join(f'{self._name(name)}="{self._label(name, value)}"' for name, value in labels(raw).items())
         return f"{{{said}}}" if said else ""
+
+    def _name(self, name: str) -> str:
+        """Give a label's name, numbered where it is the operator's."""
+        if is_known(name):
+            return name
+        return self._numbered.setdefault(("", name), f"{OTHER}_{sum(1 for kind, _ in self._numbered if not kind) + 1}")
 
     def _label(self, name: str, value: str) -> str:
         if name == "model_name":
             self.learn(value, MODEL)
             return MODEL
-        if not value or (name in _OWN_LABELS and _OWN_WORD.fullmatch(value) and self.text(value) == value):
+        if not value or (name in _OWN_LABELS and _OWN_WORD.fullmatch(value) and is_known(value)):
             return value
         number = sum(1 for other, _ in self._numbered if other == name) + 1
         return self._numbered.setdefault((name, value), f"{OTHER}-{number}")
@@ -207,7 +212,9 @@ class LogScrubber:
         self.kind = kinds[0] if kinds else "other"
         kept = self._kept(line, events, self.kind, drifted=drifted)
         self.left_out += kept is None
-        return None if kept is None else kept.encode("utf-8", "replace") + b"\n"
+        if kept is None:
+            return None
+        return (kept if self._keep_request_text else only_known(kept)).encode("utf-8", "replace") + b"\n"
 
     def _kept(self, line: bytes, events: list[Any], kind: str, *, drifted: bool) -> str | None:
         given = next((event for event in events if isinstance(event, ServerArgs)), None)

@@ -78,6 +78,11 @@ def _flag(arg: str, row: list[Any]) -> Flag:
     return Flag(arg, flag, kind, default)
 
 
+def argument_names() -> frozenset[str]:
+    """Give the names of all arguments that a release has, but for those of secrets."""
+    return frozenset(_names())
+
+
 @lru_cache(maxsize=1)
 def _names() -> dict[str, int]:
     """In which releases an argument that is no secret is known, a bit each: secrets are never among what was read."""
