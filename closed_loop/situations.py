@@ -468,7 +468,7 @@ SITUATIONS: tuple[Situation, ...] = (
             steps=(_send(16, 50, 2000, 16),),
             truth=truth,
             right=right,
-            verdicts=(*WAITING, "healthy") if name != "256" else WAITING,
+            verdicts=(*WAITING, "latency_prefill_between", "healthy") if name != "256" else WAITING,
             cures=cures,
             never=(CONSERVATIVENESS, "--max-running-requests down"),
         )
@@ -504,7 +504,7 @@ SITUATIONS: tuple[Situation, ...] = (
         steps=(_send(96, 45, 120, 4),),
         truth="A prefill batch takes two prompts where the chunk has room for dozens; the rest wait.",
         right="--max-prefill-tokens up (or drop it).",
-        verdicts=(*WAITING, "healthy"),
+        verdicts=(*WAITING, "latency_prefill_between", "healthy"),
         cures=("--max-prefill-tokens up", "--max-prefill-tokens drop"),
         never=(CONSERVATIVENESS, "--max-running-requests down"),
     ),

@@ -263,6 +263,18 @@ def test_a_flag_with_a_value_and_no_default_is_taken_off_the_command_line() -> N
     assert ("--prefill-max-requests", "1", "not set") in told
 
 
+@pytest.mark.parametrize(
+    ("interval", "profile", "named"),
+    [(17, "online", False), (18, "online", True), (17, "offline", True)],
+)
+def test_decode_steps_between_long_prompts_are_kept_where_the_objective_needs_them(
+    interval: int, profile: str, *, named: bool
+) -> None:
+    past = lived(SLOW_STARTS + scrapes(), profile, prompt=3000, prefill_decode_interval=interval)
+    told = [each.flag for row in judge(past).findings for each in row.advice]
+    assert ("--prefill-decode-interval" in told) is named
+
+
 @pytest.mark.parametrize("profile", ["online", "offline"])
 def test_requests_that_may_not_start_beside_room_are_no_health_and_no_conservativeness(profile: str) -> None:
     past = lived(SLOW_STARTS + scrapes(), profile, prefill_decode_interval=16)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.guide import interruption
 from sglang_tuning_exporter.guide.conditions import Slow, Suits, suitability
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
-from sglang_tuning_exporter.guide.objectives import SLOW
 from sglang_tuning_exporter.guide.scheduling import WHY_REQUESTS_WAIT
 from sglang_tuning_exporter.guide.settings import how_many_differ
 from sglang_tuning_exporter.guide.suspects import how_many
@@ -36,7 +36,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="latency_prefill_between",
         alert="",
         severity="info",
-        condition=Slow("inter_token", "prefill", times=SLOW),
+        condition=Slow("inter_token", "prefill", times=interruption.LATE_TIMES),
         summary="Some tokens come late because prompts are computed between two decode steps.",
         seen="{value} of the gaps between tokens are longer than the objective, most are not, and long prompts are computed in between",
         guide="requests are slow: --chunked-prefill-size (E5); prefill/decode disaggregation (E5)",

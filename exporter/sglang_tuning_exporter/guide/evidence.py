@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.demand import could_not_reserve, is_reserved_in_full
+from sglang_tuning_exporter.guide.interruption import prefill_takes_most
 from sglang_tuning_exporter.state import HUNG, START
 
 if TYPE_CHECKING:
@@ -298,6 +299,8 @@ def explained(past: Past) -> Past:
     """
     if is_reserved_in_full(past):
         return _instead_of_held_back(past, "pool_full")
+    if prefill_takes_most(past):
+        return _instead_of_held_back(past, "prefill_bound")
     if could_not_reserve(past):
         return _instead_of_held_back(past, "unknown")
     sizes = past.recent.running_seconds

@@ -6,13 +6,33 @@ srt/managers/scheduler.py), so each stops every running answer. Figures and reas
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.guide.evidence import Past
+    from sglang_tuning_exporter.guide.profiles import Profile
 
 # Prompt tokens for each late gap: fewer are computed in about the time of a decode step.
 LONG_PREFILL = 512.0
+
+
+# Of the time that answers stand still for prompts: with more, prefill is what requests wait for.
+MOSTLY = 0.5
+
+
+# Times the budget of the objective at which the slow burn-rate alert fires, and the row about prompts in between holds.
+LATE_TIMES = 6.0
+
+
+def steps_between(profile: Profile) -> float:
+    """Give the decode steps after each chunk with which gaps that have a chunk in them are few enough; 0 without an objective."""
+    return 0.0 if profile.inter_token_seconds is None else float(ceil(1.0 / profile.late_bound(LATE_TIMES)))
+
+
+def prefill_takes_most(past: Past) -> bool:
+    """Say whether answers stand still most of the time, and for prompts: then those that wait do it for prefill as well."""
+    return (standing_still(past) or 0.0) > MOSTLY and (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
 
 
 def standing_still(past: Past) -> float | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.guide.conditions import BurnRate
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
+from sglang_tuning_exporter.guide.interruption import LATE_TIMES
 
-FAST, SLOW = 14.4, 6.0
+FAST, SLOW = 14.4, LATE_TIMES
 
 
 _FIRST_TOKEN = Turn(

@@ -74,6 +74,10 @@ class Profile:
             return made
         return replace(made, reserve_aim_gb=(lower + upper) / 2)
 
+    def late_bound(self, times: float) -> float:
+        """Give the share of observations that may miss their objective, so many times the budget, before a latency is bad."""
+        return min(times * (1 - self.latency_objective), self.frequent_share)
+
     @property
     def figures(self) -> dict[str, str]:
         """The thresholds as they are written, by name."""

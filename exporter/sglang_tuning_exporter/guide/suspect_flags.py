@@ -207,7 +207,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "Requests that wait cannot start until this many decode steps have passed.",
         "running requests would pause too often without it",
         "Running requests pause more often.",
-        "srt/managers/scheduler.py, prefill_decode_interval", "decode_interval", suggested=0.0,
+        "srt/managers/scheduler.py, prefill_decode_interval", "decode_interval", suggested=0.0, only_proven=True,
     ),
     Suspect(
         "min_free_slots_delay", Above(1), _ADMISSION,

@@ -10,6 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.demand import USED_LITTLE, demand, mean_prompt
+from sglang_tuning_exporter.guide.interruption import LONG_PREFILL, steps_between
 from sglang_tuning_exporter.guide.suspect import Named, Suspect, Trouble
 from sglang_tuning_exporter.sglang.flags import flag_of
 
@@ -209,8 +210,10 @@ def _prefill_requests(suspect: Suspect, current: float | str, load: Load) -> Nam
 
 
 def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Named | None:
-    """Where tokens are late it is what protects them, and not the first flag to give up."""
-    if not isinstance(current, float) or "held" not in load.seen or "tokens" in load.seen:
+    """Between long prompts as many steps as the objective for tokens needs protect it, and are not the first to give up."""
+    if not isinstance(current, float) or "held" not in load.seen:
+        return None
+    if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= steps_between(load.past.profile):
         return None
     gain = f"after each prefill batch no request starts for {current:g} decode steps"
     return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")

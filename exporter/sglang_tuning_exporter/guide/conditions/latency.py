@@ -12,7 +12,7 @@ from sglang_tuning_exporter.guide.interruption import LONG_PREFILL, standing_sti
 from sglang_tuning_exporter.guide.promql import ON, WHILE, above, before, threshold
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.guide.profiles import Profile
+    pass
 
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
 # A latency is bad where this many times the budget of its objective is missed.
@@ -23,11 +23,6 @@ LATE_TIMES = 10.0
 ENOUGH_REQUESTS = 20
 # A budget of a tenth cannot be burnt 14.4 times too fast: where the objective is low, half of the observations are enough.
 MOST_SHARE = 0.5
-
-
-def late_bound(times: float, profile: Profile) -> float:
-    """Give the share of observations that may miss their objective before a latency is bad."""
-    return min(times * (1 - profile.latency_objective), profile.frequent_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,7 @@ class Slow(Condition):
         ):
             return None
         name = f"share of {self.latency.replace('_', ' ')} observations above the objective"
-        bound = late_bound(self.times, profile)
+        bound = profile.late_bound(self.times)
         empty = past.recent.share("queue", "empty")
         if empty is None and self.latency == "time_to_first_token":
             return None

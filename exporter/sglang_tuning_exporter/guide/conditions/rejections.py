@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.conditions.condition import RECENTLY, WINDOW, Condition, Samples
-from sglang_tuning_exporter.guide.conditions.latency import LATE_TIMES, late_bound
+from sglang_tuning_exporter.guide.conditions.latency import LATE_TIMES
 from sglang_tuning_exporter.guide.conditions.retractions import RATE
 from sglang_tuning_exporter.guide.conditions.share import OFTEN, share_of
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
@@ -57,7 +57,7 @@ class Rejections(Condition):
         if profile.queue_wait_seconds is None:  # no wait is too long for this profile, so any may be for its clients
             waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
         late = (recent.breach_share if recent is not None else None) or 0.0
-        return waited > profile.frequent_share or late > late_bound(self.times, profile)
+        return waited > profile.frequent_share or late > profile.late_bound(self.times)
 
     def promql(self) -> list[str]:
         return list(self._lines())

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, floor, log2
+from math import floor, log2
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.conditions.latency import late_bound
 from sglang_tuning_exporter.guide.demand import mean_prompt
-from sglang_tuning_exporter.guide.interruption import prefill_pace
-from sglang_tuning_exporter.guide.objectives import SLOW
+from sglang_tuning_exporter.guide.interruption import prefill_pace, steps_between
 from sglang_tuning_exporter.guide.sizing.case import Value, people, person
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def between(case: Case) -> list[Value]:
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
     mixed = Value(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
     together = replace(mixed, beside=() if shorter is None else (shorter,))
-    steps = float(ceil(1.0 / late_bound(SLOW, case.profile)))
+    steps = steps_between(case.profile)
     current = case.facts.arg("prefill_decode_interval") or 0.0
     if current >= steps:
         return [elsewhere]
