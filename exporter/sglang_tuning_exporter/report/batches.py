@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import marshal
-import pickle
+import marshal  # nosec B403 # what our own processes tell each other
+import pickle  # nosec B403 # what our own processes tell each other
 from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
@@ -60,7 +60,7 @@ class Part(NamedTuple):
         rest = iter(self.others)
         return [
             next(rest) if entry is None else _event(*entry)
-            for entry in marshal.loads(self.batches)  # noqa: S302 - a process of ours has written it
+            for entry in marshal.loads(self.batches)  # noqa: S302 # nosec B302 # from a process of ours, over a socket pair that nobody else has
         ]
 
 
@@ -160,4 +160,4 @@ def written(answer: Answer) -> bytes:
 
 def answered(data: bytes) -> Answer:
     """Read what `written` wrote."""
-    return Answer(*pickle.loads(data))  # noqa: S301 - a process of ours has written it
+    return Answer(*pickle.loads(data))  # noqa: S301 # nosec B301 # from a process of ours, over a socket pair that nobody else has

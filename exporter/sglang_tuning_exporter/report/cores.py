@@ -6,10 +6,10 @@ A child reads block after block until its socket closes, so it ends with us, how
 from __future__ import annotations
 
 import os
-import pickle
+import pickle  # nosec B403 # what our own processes tell each other
 import signal
 import socket
-import subprocess
+import subprocess  # nosec B404 # starts this program, once for each core
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -49,7 +49,7 @@ class _Child:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._socket = ours
-        self._process = subprocess.Popen(  # noqa: S603 - this program, with a text of ours
+        self._process = subprocess.Popen(  # noqa: S603 # nosec B603 # this program, with a text of ours
             [sys.executable, "-c", _CHILD.format(path=sys.path, number=theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -121,7 +121,7 @@ def work(number: int) -> None:
     reader = LogReader()
     with socket.socket(fileno=number) as asked, suppress(OSError):
         while True:
-            remembered, block, pace = pickle.loads(_receive(asked))  # noqa: S301 - the process that has started us wrote it
+            remembered, block, pace = pickle.loads(_receive(asked))  # noqa: S301 # nosec B301 # from a process of ours, over a socket pair that nobody else has
             _send(asked, written(read(reader, remembered, block, pace)))
 
 

@@ -8,7 +8,7 @@ unless it is named here: an attribute that is added later is handed over, and co
 
 from __future__ import annotations
 
-import pickle
+import pickle  # nosec B403 # what our own processes tell each other
 import re
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -81,7 +81,7 @@ def packed(reader: LogReader) -> bytes:
 def unpack(reader: LogReader, remembered: bytes) -> None:
     """Let the reader go on from what another one remembered; what it has counted stays, and where words of others stood."""
     counts, words, line = reader.suspicious, reader._suspicion._words, reader._line
-    vars(reader).update(pickle.loads(remembered))  # noqa: S301 - another process of ours has packed it
+    vars(reader).update(pickle.loads(remembered))  # noqa: S301 # nosec B301 # from a process of ours, over a socket pair that nobody else has
     reader._suspicion.counts, reader._suspicion._words = counts, words
     if words.line is not None:
         words.line += reader._line - line
