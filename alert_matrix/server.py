@@ -114,10 +114,10 @@ def _numbered() -> Page:
     page: Page = {}
     for arg, value in (
         ("schedule_conservativeness", 1.0),
-        ("disable_cuda_graph", 0.0),
         ("max_running_requests", 256.0),
     ):
         page[key("server_arg", arg=arg)] = shown(value)
+    page[key("cuda_graph_off")] = shown(0)
     for latency, rate in (("time_to_first_token", REQUESTS), ("inter_token", TOKENS)):
         page[key("latency_observations_total", latency=latency)] = growing(rate, is_whole=False)
         page[key("latency_breaches_total", latency=latency)] = growing(rate * SLOW, is_whole=False)

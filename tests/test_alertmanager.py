@@ -129,7 +129,7 @@ def alert(
     now = datetime.now(timezone.utc)
     words = {
         "summary": row.summary,
-        "description": f"{instance}: {row.sentence('4.0', PROFILES['online'])}.",
+        "description": f"{instance}: {row.sentence('4.0', PROFILES['online'].figures)}.",
         "suggested": row.turn.fallback,
         "why": row.turn.why,
         "will_not_help_if": row.turn.will_not_help_if,

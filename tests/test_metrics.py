@@ -62,6 +62,7 @@ FAMILIES: dict[str, set[str]] = {
     "kv_pool_tokens": set(),
     "decode_batches": {"graph"},
     "cuda_graph_coverage_ratio": set(),
+    "cuda_graph_off": set(),
     "retraction_events": set(),
     "retracted_requests": set(),
     "new_token_ratio": set(),

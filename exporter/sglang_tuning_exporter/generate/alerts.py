@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sglang_tuning_exporter.generate.annotations import DEFAULT_LINKS, Advice, Links, description
+from sglang_tuning_exporter.generate.annotations import DEFAULT_LINKS, Advice, Links, description, in_force
 from sglang_tuning_exporter.generate.inhibition import inhibitions
 from sglang_tuning_exporter.generate.records import records
 from sglang_tuning_exporter.guide.alerting import expression
@@ -54,7 +54,7 @@ class Rule:
     @property
     def annotations(self) -> dict[str, str]:
         """What it tells people, by the annotation's name; those without words are left out."""
-        turn, advice = self.row.turn, Advice(self.row)
+        turn, advice = self.row.turn.told(in_force()), Advice(self.row)
         told = {
             "summary": self.row.summary,
             "description": description(self.row),

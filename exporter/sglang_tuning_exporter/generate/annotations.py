@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.generate.boards.common import FLEET, SERVER
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
+from sglang_tuning_exporter.guide.profiles import DEFAULT, GIGABYTE
 from sglang_tuning_exporter.guide.promql import asked, otherwise
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # The exporter that saw it serves its runbooks, so a notification's link needs no internet.
 RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
 GRAFANA_URL = "http://localhost:3000"
+_MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
 _OWN = "{{ $labels.instance }}"
 # What is in force where an argument was left to its default.
@@ -88,9 +90,28 @@ class Links:
 DEFAULT_LINKS = Links()
 
 
+@cache
+def in_force() -> dict[str, str]:
+    """Give each threshold as a template: the one that the exporter shows, else the default profile's."""
+    shown = {
+        "token_usage_target": ("", "token_usage", "target"),
+        "reserve_least_gb": (_IN_GB, _MEMORY, "least"),
+        "reserve_lower_gb": (_IN_GB, _MEMORY, "lower"),
+    }
+    figures = DEFAULT.figures
+    return figures | {
+        name: otherwise(
+            asked("sglang_tuning_threshold", scale, signal=signal, bound=bound),
+            "{{ . | first | value }}",
+            figures[name],
+        )
+        for name, (scale, signal, bound) in shown.items()
+    }
+
+
 def description(row: Diagnosis) -> str:
     """Write what is seen, with the figure of the moment."""
-    seen = row.sentence(row.condition.seen_as, PROFILES[DEFAULT_PROFILE])
+    seen = row.sentence(row.condition.seen_as, in_force())
     return f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}."
 
 
@@ -131,7 +152,7 @@ class Advice:
     @property
     def suggested(self) -> str:
         """The value to try, or what people should do."""
-        return self._told("suggested", self.row.turn.fallback)
+        return self._told("suggested", self.row.turn.told(in_force()).fallback)
 
     @property
     def direction(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-from sglang_tuning_exporter.guide.profiles import PROFILES, THRESHOLDS, Setting
+from sglang_tuning_exporter.guide.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
 from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
 
 
@@ -48,7 +48,7 @@ def page() -> str:
 
 
 def _row(row: Diagnosis) -> str:
-    turn = row.turn
+    turn = row.turn.told(DEFAULT.figures)
     advice = f"{turn.direction} `--{turn.arg.replace('_', '-')}`: {turn.fallback}" if turn.arg else turn.fallback
     alert = (
         f"[{row.alert}](../alerts/runbooks/{row.alert}.md) ({row.severity})" if row.alert else f"none ({row.severity})"

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.generate.alerts import Rule
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
+from sglang_tuning_exporter.guide.profiles import DEFAULT, DEFAULT_PROFILE, PROFILES
 from sglang_tuning_exporter.guide.table import ALERTS, BY_ID
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
@@ -36,6 +36,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_ENVIRONMENT.globals["turn"] = lambda row: row.turn.told(DEFAULT.figures)
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
@@ -107,7 +108,7 @@ def when(row: Diagnosis) -> str:
     """Say in words when the rule's condition holds, with the default profile's thresholds."""
     profile = PROFILES[row.profiles[0] if row.profiles else DEFAULT_PROFILE]
     value, over = row.condition.bound(profile)
-    return row.sentence(value, profile) + over
+    return row.sentence(value, profile.figures) + over
 
 
 def _in_words(duration: str) -> str:

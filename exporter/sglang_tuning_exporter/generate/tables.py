@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis
+from sglang_tuning_exporter.guide.profiles import DEFAULT
 from sglang_tuning_exporter.guide.table import ALERTS
 from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.exposition import LONGEST_LINE, MOST_LINES
@@ -23,7 +24,7 @@ def alerts_table() -> str:
 
 def _row(row: Diagnosis) -> str:
     when = row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
-    turn = row.turn
+    turn = row.turn.told(DEFAULT.figures)
     flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
     advice = f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
     return f"| [**{row.alert}**](alerts/runbooks/{row.alert}.md) ({row.severity}) | {when} | {advice} | {turn.will_not_help_if} |"

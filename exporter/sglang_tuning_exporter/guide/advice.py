@@ -106,7 +106,7 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
         return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)
     size = SIZERS.get(diagnosis_id)
     values = [Value(None, case.present(row.turn.arg))] if size is None else size(case)
-    own = [advice for value in values for advice in _accepted(row, value, case.facts)]
+    own = [advice for value in values for advice in _accepted(row, value, case)]
     named = explaining(diagnosis_id, case.past)
     if not named:
         return own
@@ -153,21 +153,21 @@ def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
     )
 
 
-def _accepted(row: Diagnosis, value: Value, facts: ServerFacts) -> list[Advice]:
+def _accepted(row: Diagnosis, value: Value, case: Case) -> list[Advice]:
     """Write a value, and what is set beside it, as advice; where this server's release objects, what it accepts instead.
 
     Empty where it accepts nothing of the kind: it would not start again, or nothing would change.
     """
-    group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, facts)) is not None]
+    group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, case)) is not None]
     flags = [advice for advice in group if advice.suggested is not None]
     changes = {advice.arg: advice.setting for advice in flags}
     lacks_flag = len(group) <= len(value.beside)
-    if not lacks_flag and objection_to(facts, changes) is None:
+    if not lacks_flag and objection_to(case.facts, changes) is None:
         moved = [
             each for each in group if each.suggested is None or each.suggested != each.current or each.current is None
         ]
-        return [_in_words(each, facts) for each in moved]
-    return next((found for each in value.otherwise if (found := _accepted(row, each, facts))), [])
+        return [_in_words(each, case.facts) for each in moved]
+    return next((found for each in value.otherwise if (found := _accepted(row, each, case))), [])
 
 
 def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
@@ -180,11 +180,12 @@ def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
     )
 
 
-def _advice(row: Diagnosis, value: Value, facts: ServerFacts) -> Advice | None:
+def _advice(row: Diagnosis, value: Value, case: Case) -> Advice | None:
     """Write one value as advice; None where this server's release has no such flag."""
-    turn = row.turn
+    figures = case.profile.figures
+    turn = row.turn.told(figures)
     arg = turn.arg if value.arg is None else value.arg
-    flag = facts.flag(arg) if arg else ""
+    flag = case.facts.flag(arg) if arg else ""
     if flag is None:
         return None
     direction = _direction(value, turn.direction if arg == turn.arg else "set")
@@ -194,7 +195,7 @@ def _advice(row: Diagnosis, value: Value, facts: ServerFacts) -> Advice | None:
         and (arg == turn.arg or arg.startswith(turn.arg + "_"))
         and direction in (turn.direction, "set")
     )
-    text = None if own else variant(arg, direction, value.variant)
+    text = None if own else variant(arg, direction, value.variant, figures)
     return Advice(
         flag=flag,
         arg=arg,

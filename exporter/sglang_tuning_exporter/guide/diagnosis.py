@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sglang_tuning_exporter.guide.conditions import Condition, Kind
-    from sglang_tuning_exporter.guide.profiles import Profile
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 
@@ -23,13 +24,20 @@ class Turn:
     will_not_help_if: str
     cost: str = ""  # what the change takes away; empty where it takes nothing
 
+    def told(self, figures: Mapping[str, str]) -> Turn:
+        """Give it with the thresholds in its words; all but the flag and the direction are templates over them."""
+        words = {
+            name: getattr(self, name).format(**figures) for name in ("fallback", "why", "will_not_help_if", "cost")
+        }
+        return replace(self, **words)
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One row.
 
     `alert` is empty where none is deserved, and `no_alert` says why. `seen` is one sentence with the figures, as a
-    template over the evidence. `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
+    template over the evidence and the thresholds (`Profile.figures`). `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
     explain the same evidence better. `causes` are those whose consequence it can be: it comes after them, and is not
     notified while one of them is, unless it is `notified_beside` them. A row that `borrows` asks people for less where no cause
     has advice, and else gives that. One that `hides` explains everything else of its server up to that severity, but for its
@@ -61,9 +69,9 @@ class Diagnosis:
     summary_past: str = ""
     no_alert: str = ""
 
-    def sentence(self, value: str, profile: Profile) -> str:
-        """Say what is seen, with its figure and the thresholds of the profile."""
-        return self.seen.format(value=value, **profile.figures)
+    def sentence(self, value: str, figures: Mapping[str, str]) -> str:
+        """Say what is seen, with its figure and the thresholds in force."""
+        return self.seen.format(value=value, **figures)
 
     @property
     def role(self) -> Kind:

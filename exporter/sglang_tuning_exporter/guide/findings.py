@@ -54,7 +54,7 @@ class Finding:
     @property
     def sentence(self) -> str:
         """What is seen, with its figure."""
-        return self.diagnosis.sentence(self.evidence[0].words(), self.profile)
+        return self.diagnosis.sentence(self.evidence[0].words(), self.profile.figures)
 
     @property
     def headline(self) -> str:

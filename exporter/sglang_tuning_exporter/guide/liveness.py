@@ -58,7 +58,9 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="server_down",
         alert="SGLangServerDown",
         severity="critical",
-        condition=Source("\n".join(_DOWN), trouble="server_down", words="its /metrics could not be scraped"),
+        condition=Source(
+            "\n".join(_DOWN), trouble="server_down", words="its /metrics could not be scraped", is_end=True
+        ),
         summary="SGLang does not answer.",
         seen="{value}",
         guide="not in the guide: a server that is away serves nobody",

@@ -136,7 +136,7 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             MEM_FRACTION,
             "lower",
-            "0.01 less, again until 5 to 8 GB are left",
+            "0.01 less, again until {reserve_lower_gb} to {reserve_good_gb} GB are left",
             "Activations of long prompts and of large batches need this memory.",
             "another process holds the memory: look at nvidia-smi",
             cost="The KV pool shrinks with it.",
@@ -156,7 +156,7 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             MEM_FRACTION,
             "raise",
-            "0.01 more, again until 5 to 8 GB are left",
+            "0.01 more, again until {reserve_lower_gb} to {reserve_good_gb} GB are left",
             "A larger KV pool holds more requests and more cached prefixes.",
             "other processes share the GPU, or prompts are so long that their activations need the room",
             cost="Less is left for peaks: watch for out-of-memory failures afterwards.",

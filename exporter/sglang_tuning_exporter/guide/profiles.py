@@ -80,8 +80,9 @@ class Profile:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The thresholds as they are written, by name."""
-        return {name: "-" if getattr(self, name) is None else f"{getattr(self, name):g}" for name in THRESHOLDS}
+        """The thresholds as they are written, by name, and what follows from them."""
+        names = (*THRESHOLDS, "reserve_good_gb")
+        return {name: "-" if getattr(self, name) is None else f"{getattr(self, name):g}" for name in names}
 
     @property
     def reserve_good_gb(self) -> float:
@@ -238,6 +239,7 @@ PROFILES: dict[str, Profile] = {
     )
 }
 DEFAULT_PROFILE = "online"
+DEFAULT = PROFILES[DEFAULT_PROFILE]
 _SHARES = frozenset({"latency_objective", "token_usage_target", "aborted_share", "frequent_share"})
 # How far back is looked, and how much is enough, is built into the rules: ten minutes, a minute of serving time.
 _FIXED = frozenset(

@@ -120,9 +120,9 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=Turn(
             RUNNING_LIMIT,
             "raise",
-            "as far as token usage stays below 0.9, at most eightfold at once",
+            "as far as token usage stays below {token_usage_target}, at most eightfold at once",
             "The limit holds requests back while the KV pool has room.",
-            "token usage is at 0.9 or more: then the pool is the limit",
+            "token usage is at {token_usage_target} or more: then the pool is the limit",
             cost="Each request gets its tokens more slowly as more run together.",
         ),
         keep_firing="5m",
@@ -231,7 +231,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Requests wait although the KV pool has room: SGLang reserves too much for those that run.",
         summary_past="Until {until} requests waited although the KV cache had room.",
         seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
-        guide="token usage below 0.9 and #queue-req above 0 frequently: lower --schedule-conservativeness to about 0.3 (all editions)",
+        guide="token usage below its target and #queue-req above 0 frequently: lower --schedule-conservativeness to about 0.3 (all editions)",
         turn=Turn(
             CONSERVATIVENESS,
             "lower",

@@ -6,7 +6,11 @@ and the direction, or by the name that the size gives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ BY_CHANGE: dict[tuple[str, str], Variant] = {
     ),
     ("max_running_requests", "raise"): Variant(
         "The limit holds requests back while the KV cache has room.",
-        "token usage is at 0.9 or more: then the KV cache is the limit",
+        "token usage is at {token_usage_target} or more: then the KV cache is the limit",
         "Each request gets its tokens more slowly as more run together.",
     ),
     ("pp_max_micro_batch_size", "raise"): Variant(
@@ -188,10 +192,9 @@ TAKES_MEMORY: frozenset[tuple[str, str]] = frozenset(
 )
 
 
-def variant(arg: str, direction: str, name: str = "") -> Variant | None:
-    """Give the text by its name, else by the argument and direction; None where there is none."""
-    if name:
-        return BY_NAME[name]
+def variant(arg: str, direction: str, name: str, figures: Mapping[str, str]) -> Variant | None:
+    """Give the text by its name, else by the argument and direction, with the thresholds in it; None where there is none."""
     # `cuda_graph_max_bs_decode` is `cuda_graph_max_bs` by its newer name, `max_micro_batch_size` the older one of its kind.
     known = {"cuda_graph_max_bs_decode": "cuda_graph_max_bs", "max_micro_batch_size": "pp_max_micro_batch_size"}
-    return BY_CHANGE.get((known.get(arg, arg), direction))
+    found = BY_NAME[name] if name else BY_CHANGE.get((known.get(arg, arg), direction))
+    return None if found is None else Variant(*(text.format(**figures) for text in astuple(found)))

@@ -82,6 +82,12 @@ def memory(watcher: Watcher) -> Iterable[Metric]:
     if facts.largest_captured is not None and not facts.without_graph:
         captured.add_metric([], facts.largest_captured)
     yield captured
+    off = gauge(
+        "cuda_graph_off",
+        "1 where decode batches run without a CUDA graph by an argument, or on a device without graphs.",
+    )
+    off.add_metric([], float(bool(facts.without_graph)))
+    yield off
 
 
 def _counts(watcher: Watcher, now: float) -> Iterable[Metric]:

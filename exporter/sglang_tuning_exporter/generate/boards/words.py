@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.generate.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, named
 from sglang_tuning_exporter.guide.diagnosis import Severity
+from sglang_tuning_exporter.guide.profiles import DEFAULT
 from sglang_tuning_exporter.guide.table import DIAGNOSES
 from sglang_tuning_exporter.signals import Signal
 
@@ -99,7 +100,7 @@ def changes() -> dict[str, tuple[str, str | None]]:
     """Say for each verdict what to do where no figure follows from what is known: "raise --flag: words"."""
     said: dict[str, tuple[str, str | None]] = {}
     for row in DIAGNOSES:
-        turn = row.turn
+        turn = row.turn.told(DEFAULT.figures)
         flag = f"{turn.direction} --{turn.arg.replace('_', '-')}: " if turn.arg else ""
         said[row.id] = (flag + turn.fallback, None)
     return said | {

@@ -9,7 +9,7 @@ from sglang_tuning_exporter.guide.conditions.condition import WINDOW, Condition,
 from sglang_tuning_exporter.guide.conditions.failures import happened, out_of_memory
 from sglang_tuning_exporter.guide.conditions.reserve import MEMORY, memory_limit
 from sglang_tuning_exporter.guide.evidence import RESERVE, Evidence, Past
-from sglang_tuning_exporter.guide.promql import ON, argument
+from sglang_tuning_exporter.guide.promql import ON, known
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
@@ -43,9 +43,9 @@ class GraphMemory(Condition):
             f"or min without (dp_rank) ({MEMORY})",
             f"  < {memory_limit('least')}",
             # Without graphs they cannot be what took it.
-            f"  unless {ON} {argument('disable_cuda_graph')} == 1",
+            f"  unless {ON} {known('sglang_tuning_cuda_graph_off')} == 1",
         ]
 
     def fires(self, samples: Samples) -> bool:
-        reserves = [] if samples.facts.shown_args.get("disable_cuda_graph") == 1 else samples.reserves
+        reserves = [] if samples.facts.without_graph else samples.reserves
         return happened(samples, _CAPTURE) or (bool(reserves) and min(reserves) < samples.limits.reserve_least_gb)

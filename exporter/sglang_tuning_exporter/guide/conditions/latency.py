@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.conditions.condition import Condition, Resource
 from sglang_tuning_exporter.guide.conditions.share import PERCENT
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
 from sglang_tuning_exporter.guide.promql import ON, WHILE, above, before, threshold
-
-if TYPE_CHECKING:
-    pass
 
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
 # A latency is bad where this many times the budget of its objective is missed.

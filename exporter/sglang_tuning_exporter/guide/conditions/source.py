@@ -17,7 +17,8 @@ class Source(Condition):
     """Something is wrong with where the figures come from.
 
     Prometheus knows by the expression. `trouble` is the exporter's word for it, if it can know; `words` what is seen, where
-    the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`.
+    the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`. `is_end`: the server
+    has ended, and its log may say of what.
     """
 
     described = "told by where the figures come from"
@@ -31,6 +32,7 @@ class Source(Condition):
     trouble: str = ""
     words: str = ""
     events: tuple[str, ...] = ()
+    is_end: bool = False
     window: str = WINDOW
 
     @property
@@ -55,7 +57,7 @@ class Source(Condition):
         worked = max(filter(None, (past.last_seen(WORK), past.last_seen(START))), default=None)
         since = -inf if worked is None else worked - AFTERLIFE_SECONDS
         words = past.words.get(self.trouble) or self.words
-        crash = f"SGLang has ended: {past.crash}." if past.crash and self.trouble == "server_down" else ""
+        crash = f"SGLang has ended: {past.crash}." if past.crash and self.is_end else ""
         held = float(self.trouble in past.troubles)
         return Evidence("troubles", held, 0.0, "count", since=since, text=words, headline=crash)
 
