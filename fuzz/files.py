@@ -228,6 +228,15 @@ class Files(RuleBasedStateMachine):
                 ran["delete_oldest"] += 1
                 self._passes()
                 self._gone(path)
+                # What is left of a line that began in a copy may be glued to the first line of any file after it.
+                later = [
+                    self.files[each].parts
+                    for each in [*self._rotated(), self.log]
+                    if each != path and each in self.files
+                ]
+                glued = {min(parts, default=self._number()) for parts in later if self.regime == "copytruncate"}
+                self.risky |= glued
+                self.unknowable |= glued
                 path.unlink()
                 del self.files[path]
 

@@ -353,6 +353,10 @@ class Packed(Stream):
         """Return a mark that fits this file; nobody packs it again."""
         return self.mark() or places.make_mark(self.path, self.key[1], 0, b"", b"")
 
+    def has_text(self) -> bool:
+        """Say whether anybody has written here: an empty file is not empty when it is packed."""
+        return bool(self._head)
+
     def close(self) -> bytes:
         """Close the file and return its last, unended line."""
         self._open.close()
