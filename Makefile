@@ -43,8 +43,10 @@ check: install ## style, types, insecure calls, and generated files
 	$(BIN)/sglang-tuning-exporter generate --check
 
 .PHONY: audit
-audit: install ## known vulnerabilities of what is installed; asks PyPI's database, so it needs the network
+audit: install ## known vulnerabilities of what is installed, locked, and lowest allowed; asks PyPI's database, so it needs the network
 	$(BIN)/python -m pip freeze --exclude-editable | $(BIN)/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
+	$(BIN)/pip-audit --strict --no-deps --disable-pip -r exporter/requirements.lock
+	$(BIN)/python -m release lowest | $(BIN)/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
 # All files on as many processes as there are cores: half of the time is spent waiting for real processes.
 SIDE_BY_SIDE = $(if $(TESTS),,-n auto --dist loadfile)
@@ -116,6 +118,15 @@ release-notes: install ## what the changelog says of this version
 
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' exporter/sglang_tuning_exporter/__init__.py)
 IMAGE := sglang-tuning-exporter:$(VERSION)
+# For the image's Python on every architecture; pip refuses whatever is not listed here with its hash.
+PYTHON_OF_IMAGE := $(shell sed -n 's/^ARG PYTHON=python:\([0-9]*\.[0-9]*\).*/\1/p' exporter/Dockerfile)
+LOCK = $(BIN)/python -m uv pip compile --quiet --upgrade --universal --generate-hashes --python-version $(PYTHON_OF_IMAGE) --no-header --no-emit-index-url --no-emit-find-links
+.PHONY: lock
+lock: install ## what the image installs, anew: exporter/requirements.lock and exporter/build.lock, with hashes; needs PyPI
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+	$(LOCK) --output-file exporter/requirements.lock pyproject.toml
+	$(LOCK) --output-file exporter/build.lock release/constraints.txt
+
 .PHONY: image
 image: ## the image of docker-compose.yml
 	docker build -f exporter/Dockerfile -t $(IMAGE) .

@@ -8,11 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sglang_tuning_exporter import __version__
 
@@ -363,3 +366,31 @@ def test_the_unit_runs_serve_as_nobody_in_particular_and_gives_up_on_a_wrong_set
     assert settings["DynamicUser"] == "yes"
     assert settings["CapabilityBoundingSet"] == ""
     assert settings["RestartPreventExitStatus"] == "2"
+
+
+def test_the_image_installs_nothing_but_what_is_locked_with_its_hash() -> None:
+    installs = [line for line in DOCKERFILE.splitlines() if re.search(r"\bpip\b.*\b(?:install|wheel)\b", line)]
+    assert len(installs) == 4
+    for line in installs:
+        from_a_lock = "--require-hashes" in line and "--only-binary :all:" in line and ".lock" in line
+        assert from_a_lock or ("--no-index" in line and "--no-deps" in line), line
+
+
+@pytest.mark.parametrize("name", ["requirements", "build"])
+def test_every_package_of_a_lock_has_one_version_and_its_hashes(name: str) -> None:
+    text = re.sub(r"^ *#.*\n?", "", (ROOT / "exporter" / f"{name}.lock").read_text(), flags=re.MULTILINE)
+    packages = re.split(r"\n(?=\S)", text.strip())
+    assert packages
+    for package in packages:
+        assert re.fullmatch(
+            r"[\w-]+==[\w.]+(?: ; [^\\\n]+)? \\\n(?: +--hash=sha256:[0-9a-f]{64}(?: \\\n|\n?))+", package
+        ), package
+
+
+def test_the_lock_has_every_dependency_at_a_version_that_is_allowed() -> None:
+    locked = dict(
+        re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "exporter" / "requirements.lock").read_text(), re.MULTILINE)
+    )
+    for requirement in map(Requirement, requires("sglang-tuning-exporter") or []):
+        if requirement.marker is None:
+            assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
