@@ -118,7 +118,7 @@ def firing(row: Diagnosis, server: str, *, ended: bool = False) -> dict[str, Any
     """Give a row's alert as Prometheus posts it. A job of its own for each server, because an alert about a job has no instance."""
     now = datetime.now(timezone.utc)
     labels = {"alertname": row.alert, "job": server, "severity": row.severity, "diagnosis": row.id}
-    if row.about == "server":
+    if row.about != "job":
         labels["instance"] = server
     return {
         "labels": labels,

@@ -26,7 +26,6 @@ from sglang_tuning_exporter.guide.conditions import (
     Stuck,
 )
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-from sglang_tuning_exporter.guide.objectives import FAST, SLOW
 from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, GIGABYTE, PROFILES
 from sglang_tuning_exporter.guide.promql import duration
 from sglang_tuning_exporter.signals import Signal
@@ -271,13 +270,11 @@ def _spread(row: Diagnosis, condition: Spread) -> list[Case]:
     ]
 
 
-def _burning(row: Diagnosis, _condition: BurnRate) -> list[Case]:
-    budget = 1 - PROFILES[_profile(row)].latency_objective
-    is_fast = row.id.endswith("fast")
-    latency, often = ("inter_token", TOKENS) if row.id.startswith("inter_token") else ("time_to_first_token", REQUESTS)
-    breaches = key("latency_breaches_total", latency=latency)
-    limit = (FAST if is_fast else SLOW) * budget
-    settled, long = (10 * MINUTE, HOUR) if is_fast else (HOUR, 6 * HOUR)
+def _burning(row: Diagnosis, condition: BurnRate) -> list[Case]:
+    often = TOKENS if condition.latency == "inter_token" else REQUESTS
+    breaches = key("latency_breaches_total", latency=condition.latency)
+    limit = condition.times * (1 - PROFILES[_profile(row)].latency_objective)
+    settled, long, short = (length(each) for each in (condition.settled, condition.long, condition.short))
     history = settled + 6 * MINUTE
 
     def at(share: float) -> Trouble:
@@ -292,7 +289,7 @@ def _burning(row: Diagnosis, _condition: BurnRate) -> list[Case]:
             at(0.9 * limit),
             # As long as half of all, after so long without any, stays below the limit.
             window=min(long, 1.1 * history * limit / (late - limit)),
-            tail=5 * MINUTE if is_fast else 30 * MINUTE,
+            tail=short,
             history=history,
             settled=settled,
         )

@@ -71,7 +71,7 @@ class Links:
         has_place = "{alert}" in self.runbooks
         url = self.runbooks.replace("{alert}", row.alert) if has_place else f"{self.runbooks.rstrip('/')}/{row.alert}"
         # An exporter that is away serves nothing: any other one has the same pages.
-        if row.id == "exporter_down":
+        if row.about == "exporter":
             living = 'printf "sglang_tuning_build_info{job=%q}" $labels.job | query'
         elif row.about == "job":
             living = 'query "sglang_tuning_build_info"'

@@ -19,7 +19,7 @@ EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked 
 URGENCY = {"critical": 4, "warning": 3, "info": 2}
 NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
 _WELL = "healthy|idle"
-_EXPORTER_DOWN = next(row for row in DIAGNOSES if row.id == "exporter_down")
+_EXPORTER_DOWN = next(row for row in DIAGNOSES if row.about == "exporter")
 _LONGEST_NAME = 5  # underscores in the longest argument that is ever advised
 
 

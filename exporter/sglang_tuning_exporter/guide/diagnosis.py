@@ -41,7 +41,8 @@ class Diagnosis:
     explain the same evidence better. `causes` are those whose consequence it can be: it comes after them, and is not
     notified while one of them is, unless it is `notified_beside` them. A row that `borrows` asks people for less where no cause
     has advice, and else gives that. One that `hides` explains everything else of its server up to that severity, but for its
-    own causes: none of it is notified meanwhile. `about` a job, its alert has no instance. `kind` is that of its condition
+    own causes: none of it is notified meanwhile. `about` a job, its alert has no instance;
+    about the exporter, there is none to serve its page. `kind` is that of its condition
     unless it is given. `names_suspects`: its advice is the flags that were set away from their defaults (`guide.suspects`).
     `summary_past` says the same of what has not been seen for minutes, as a template over `until` and `times`; empty where
     that is not told.
@@ -63,7 +64,7 @@ class Diagnosis:
     notified_beside: bool = False
     borrows: bool = False
     hides: Severity | None = None
-    about: Literal["server", "job"] = "server"
+    about: Literal["server", "exporter", "job"] = "server"
     kind: Kind | None = None
     names_suspects: bool = False
     summary_past: str = ""

@@ -112,6 +112,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "No diagnosis is made while it is away, and no other alert of this server can come.",
             "the server was taken out of service with it",
         ),
+        about="exporter",
         hides="warning",
     ),
     Diagnosis(

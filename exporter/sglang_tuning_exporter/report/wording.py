@@ -68,7 +68,7 @@ def sentence(document: Document) -> str:
 def summary(document: Document, finding: Document) -> str:
     """Say a finding in words: how the server ended, or when it was last seen where it is over."""
     row, said = BY_ID[finding["diagnosis"]], str(finding["summary"])
-    if row.id == "server_down":
+    if row.condition.is_end:
         crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
         return said if crash is None else f"SGLang crashed at {moment(crash)}: {crash['detail']}."
     last, end, rests_on = finding["last_seen"], document["judged"]["end"], row.condition.traces

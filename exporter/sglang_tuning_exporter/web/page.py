@@ -171,11 +171,7 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         follow=follow,
         chances=[finding for finding in judgement.findings if finding.diagnosis.is_chance],
         passed=[check for check in judgement.checks if check.passed and not check.diagnosis.is_chance],
-        untold=[
-            check
-            for check in judgement.checks
-            if check.passed is None and not check.diagnosis.is_chance and check.diagnosis.alert
-        ],
+        untold=_untold(judgement),
         command=command,
         pieces=pieces(command["text"], frozenset(change["flag"] for change in command["changes"])) if command else [],
         seen=seen,
@@ -196,6 +192,15 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         ],
         version=__version__,
     )
+
+
+def _untold(judgement: Judgement) -> dict[str, list[str]]:
+    """Give the rows with an alert that cannot be judged here, by what it takes to judge them."""
+    untold: dict[str, list[str]] = {}
+    for check in judgement.checks:
+        if check.passed is None and not check.diagnosis.is_chance and check.diagnosis.alert:
+            untold.setdefault(check.diagnosis.condition.needs, []).append(check.diagnosis.id.replace("_", " "))
+    return untold
 
 
 def _tone(judgement: Judgement) -> str:

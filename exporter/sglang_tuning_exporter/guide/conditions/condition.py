@@ -77,6 +77,11 @@ class Condition(ABC):
     figure: ClassVar[str] = "{{ $value }}"  # the value of the rule, as an annotation writes it
 
     @property
+    def is_end(self) -> bool:
+        """Whether the server has ended, so that its log may say of what."""
+        return False
+
+    @property
     def spares(self) -> Resource | None:
         """What no advice may take while it holds."""
         return None

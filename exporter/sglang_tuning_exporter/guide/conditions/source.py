@@ -17,8 +17,7 @@ class Source(Condition):
     """Something is wrong with where the figures come from.
 
     Prometheus knows by the expression. `trouble` is the exporter's word for it, if it can know; `words` what is seen, where
-    the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`. `is_end`: the server
-    has ended, and its log may say of what.
+    the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`.
     """
 
     described = "told by where the figures come from"
