@@ -24,6 +24,8 @@ from sglang_tuning_exporter.window import Totals, batch_size_bucket
 SERVED = 300.0
 STEPS = 12  # of advice followed one after the other
 FIGURES: dict[str, list[Any]] = {
+    "enable_mixed_chunk": [False, True],
+    "prefill_decode_interval": [0, 5],
     "schedule_conservativeness": [0.05, 0.3, 0.7, 1.0, 1.3, 1.5, 3.0],
     "chunked_prefill_size": [-1, 256, 1024, 2048, 3000, 4096, 8192, 16384, 65536],
     "max_prefill_tokens": [256, 16384],
@@ -112,8 +114,14 @@ def pasts(draw: st.DrawFn) -> Past:
         cached_tokens=draw(st.sampled_from([0.0, 1e6])),
     )
     marks = draw(st.sampled_from([{}, {}, {}, {"prefill": 1}, {"decode": 1}, {"graph_capture": 1}, {"startup": 1}]))
-    slow = Recent(500.0, 0.5, 0.6, 0.2, 0.3)
-    latency: Any = {"time_to_first_token": slow, "inter_token": slow} if draw(st.booleans()) else {}
+    slow = Recent(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
+    interrupted = Recent(500.0, 50.0, 0.06, 0.012, 0.8, 0.01)
+    kinds: Any = {
+        "time_to_first_token": draw(st.sampled_from([slow, None])),
+        "inter_token": draw(st.sampled_from([slow, interrupted, None])),
+    }
+    latency = {name: recent_ for name, recent_ in kinds.items() if recent_ is not None}
+    recent.counts["replayed"] = draw(st.sampled_from([0.0, 1e3, 1e5]))
     profile = PROFILES[draw(st.sampled_from(sorted(PROFILES)))]
     return Past(recent, marks, SERVED, draw(servers()), profile, latency=latency, longest_answer=100.0)
 

@@ -99,6 +99,8 @@ def long_prompts(case: Case) -> list[Value]:
     chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
     if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
         return []  # hardly one is as long as a chunk: a larger one would change nothing
+    if case.facts.arg("enable_mixed_chunk") and "latency_prefill_between" in case.held:
+        return [person(NO_SMALLER, "decode_elsewhere")]  # of a larger chunk tokens would be later still
     return chunks(case)
 
 
