@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 3
 OFTEN = 0.25  # of the serving time: a suspect may be named before its trouble is a finding
-BUDGETS_LATE = 10.0  # times the error budget: as the latency rows
+
+# A latency is bad where this many times the budget of its objective is missed.
+LATE_TIMES = 10.0
 
 
 def explaining(row: str, past: Past) -> list[Named]:
@@ -139,13 +141,13 @@ def how_many(past: Past) -> Evidence | None:
     return Evidence("flags away from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
 
 
-def late_share(latency: Latency, past: Past, budgets: float = BUDGETS_LATE) -> Evidence | None:
+def late_share(latency: Latency, past: Past, budgets: float = LATE_TIMES) -> Evidence | None:
     """Give the share of a latency's observations beyond the objective against so many error budgets; None where it is not known."""
     recent, profile = past.latency.get(latency), past.profile
     if recent is None or recent.breach_share is None or recent.observations < profile.enough_observations:
         return None
-    bound = min(budgets * (1 - profile.latency_objective), profile.frequent_share)
-    return Evidence(f"share of {latency.replace('_', ' ')} above the objective", recent.breach_share, bound, "share")
+    name = f"share of {latency.replace('_', ' ')} observations above the objective"
+    return Evidence(name, recent.breach_share, profile.late_bound(budgets), "share")
 
 
 def _is_forced(suspect: Suspect, facts: ServerFacts) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.guide.conditions.condition import Condition, Resource
@@ -10,10 +10,9 @@ from sglang_tuning_exporter.guide.conditions.share import PERCENT
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
 from sglang_tuning_exporter.guide.promql import ON, WHILE, above, before, threshold
+from sglang_tuning_exporter.guide.suspects import LATE_TIMES, late_share
 
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
-# A latency is bad where this many times the budget of its objective is missed.
-LATE_TIMES = 10.0
 # Fewer requests than this in the long window and one slow request is a large share of them. Not in the short one: a server
 # whose throughput collapses answers few. Tokens are no measure of how much there is to judge by: one request has thousands,
 # and all of them are slow when it is.
@@ -42,18 +41,10 @@ class Slow(Condition):
 
     def measure(self, past: Past) -> Evidence | None:
         profile, recent = past.profile, past.latency.get(self.latency)
-        breaches = recent.breach_share if recent is not None else None
+        late = late_share(self.latency, past, self.times)
         # Not before what could be the cause can be judged; what was late while the server hung had no other reason.
-        if (
-            past.hung
-            or recent is None
-            or breaches is None
-            or recent.observations < profile.enough_observations
-            or not past.enough
-        ):
+        if past.hung or recent is None or late is None or not past.enough:
             return None
-        name = f"share of {self.latency.replace('_', ' ')} observations above the objective"
-        bound = profile.late_bound(self.times)
         empty = past.recent.share("queue", "empty")
         if empty is None and self.latency == "time_to_first_token":
             return None
@@ -65,7 +56,7 @@ class Slow(Condition):
         each = usual > (profile.inter_token_seconds or 0.0) and not (prompts and past.facts.arg("enable_mixed_chunk"))
         between = prompts and not each
         because = {"queue": waited, "prompts": not waited, "batch": each, "prefill": between}[self.because]
-        return Evidence(name, breaches if because else min(breaches, bound), bound, "share")
+        return late if because else replace(late, value=min(late.value, late.threshold))
 
     def supporting(self, past: Past) -> list[Evidence]:
         gaps, objective = past.latency.get("inter_token"), past.profile.inter_token_seconds

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.conditions.condition import RECENTLY, WINDOW, Condition, Samples
-from sglang_tuning_exporter.guide.conditions.latency import LATE_TIMES
 from sglang_tuning_exporter.guide.conditions.retractions import RATE
 from sglang_tuning_exporter.guide.conditions.share import OFTEN, share_of
 from sglang_tuning_exporter.guide.evidence import Evidence, Past
 from sglang_tuning_exporter.guide.profiles import ONE_MORE
 from sglang_tuning_exporter.guide.promql import ON, above, threshold
+from sglang_tuning_exporter.guide.suspects import LATE_TIMES
 from sglang_tuning_exporter.state import ABORTED, REJECTION
 
 if TYPE_CHECKING:
