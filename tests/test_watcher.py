@@ -346,3 +346,10 @@ def test_a_log_that_works_while_sglang_hangs_feeds_the_state(sglang: FakeSGLang,
         wait_for(lambda: None in watcher.state.ranks and watcher.state.ranks[None].queued == 4)
         begin = time.monotonic()
     assert time.monotonic() - begin < 2, "stopping does not wait for the scrape"
+
+
+@pytest.mark.parametrize("name", ["/nowhere/\ud800.log", "/nowhere/a\0b.log", "/nowhere/\ud800*.log"])
+def test_a_log_with_a_name_that_no_file_can_have_is_a_log_that_is_not_there(name: str) -> None:
+    watcher = Watcher(config(log_file=(name,)))
+    assert watcher.log is not None
+    assert not any(status.up for status in watcher.log.files)

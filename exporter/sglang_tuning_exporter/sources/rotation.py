@@ -95,7 +95,7 @@ def folder_modified(path: str) -> int:
     """Say when a file was last made, renamed or deleted beside the log, in nanoseconds; 0 where that cannot be told."""
     try:
         return os.stat(os.path.dirname(os.path.realpath(path))).st_mtime_ns  # noqa: PTH116, PTH120 -- ten times a second
-    except OSError:
+    except (OSError, ValueError):  # a name that no file can have
         return 0
 
 
