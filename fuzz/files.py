@@ -396,7 +396,7 @@ def run(runs: int, seed: int, steps: int = 30) -> int:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        print(f"files: found something with seed {seed}\n{error!r}")
+        print(f"files: found something in {ran['runs']} runs, seed {seed}\n{error!r}")
         print("\n".join(getattr(error, "__notes__", ())))
         return 1
     rules = {

@@ -155,7 +155,8 @@ class Chain:
                 if cut and following is not None:
                     following.go_on_at(cut)
                     fresh = []
-                elif at == last or mark.size > mark.position or mark.joined:
+                elif mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :]):
+                    # Its writer was at it, or there was more in it.
                     self.lost += 1
             elif found[at] == here and following is not None:
                 following.go_on_at(mark.position)
