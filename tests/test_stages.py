@@ -208,6 +208,8 @@ def test_a_restart_ends_it(server: Server) -> None:
     for _ in range(20):
         server.computes()
         server.tick()
+    assert server.state.hang(server.now) is not None
+    server.state.lost_scrape(server.now)
     server.state.observe(ServerArgs(None, NO_RANK, {"tp_size": 1}), server.now)
     assert server.state.hang(server.now) is None
 
