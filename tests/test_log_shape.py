@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory, Retraction
+from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, Liveness, OutOfMemory, Retraction
 from sglang_tuning_exporter.sglang.lines import LogReader
 from wrappings import AROUND
 
@@ -88,6 +88,57 @@ def test_a_restart_with_another_process_id_loses_nothing() -> None:
     assert len(reader.events) == 90
     reader.events += reader.feed(journald(server(10), pid=5000).encode())
     assert len(reader.events) == 115
+
+
+RAISED = [
+    "[2026-11-20 19:51:18 TP3] Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "x.py", line 1, in event_loop_normal',
+    '  File "y.py", line 2, in forward_extend',
+    "torch.OutOfMemoryError: CUDA out of memory.",
+]
+
+
+def ray(lines: list[str], pid: int = 101) -> str:
+    return "".join(f"(SGLangEngine pid={pid}, ip=10.0.0.1) {line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("wrap", [journald, ray])
+def test_what_a_process_writes_that_had_written_nothing_yet_is_handed_over_as_doubtful(
+    wrap: Callable[..., str],
+) -> None:
+    reader = Reader()
+    reader.feed(wrap(server(90)).encode(), 100.0)
+    assert reader.feed(wrap(RAISED, pid=5000).encode(), 101.0) == []
+    assert reader.let_go(103.0) == []
+    crash, failure = reader.let_go(107.0)
+    assert isinstance(crash, Liveness)
+    assert isinstance(failure, OutOfMemory)
+    assert (crash.suspect, failure.phase, failure.rank.tp, failure.suspect) == (True, "prefill", 3, True)
+    assert reader.suspicious["out_of_memory"] == 1
+    assert reader.let_go(120.0) == []
+
+
+@pytest.mark.parametrize("between", [[server(70)], [server(1)] * 70])
+def test_it_is_handed_over_as_well_while_others_go_on_writing(between: list[list[str]]) -> None:
+    reader = read(journald(server(90)), journald(RAISED, pid=5000), *map(journald, between), journald(server(1)))
+    [event] = [event for event in reader.events if isinstance(event, OutOfMemory)]
+    assert event.suspect
+
+
+def test_of_a_process_whose_prefix_has_another_layout_nothing_is_handed_over() -> None:
+    reader = read(journald(server(90)), journald([f"[2026-11-20 19:51:18 DP0 TP0] {RETRACTION}"], pid=5000))
+    assert reader.let_go(1e9) == []
+
+
+def test_lines_that_were_handed_over_teach_their_process_still() -> None:
+    reader = Reader()
+    reader.feed(journald(server(90)).encode(), 0.0)
+    for at in range(1, 15):
+        reader.events += reader.feed(journald(server(1), pid=5000).encode(), 10.0 * at)
+    assert all(event.suspect for event in reader.events)
+    reader.feed(journald(server(3), pid=5000).encode(), 1000.0)
+    [event] = reader.feed(journald(server(1), pid=5000).encode(), 1010.0)
+    assert not event.suspect
 
 
 def test_fields_that_differ_from_line_to_line_are_not_required() -> None:

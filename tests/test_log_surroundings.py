@@ -52,9 +52,12 @@ def wrapped(name: str, lines: list[tuple[str, int, dt.datetime]]) -> bytes:
     return ("\n".join(wrap(*line) for line in lines) + "\n").encode()
 
 
-def read(text: bytes) -> list[Event]:
-    """The events, without what is said of words near them: a form is learned from some lines before it is known."""
-    events = LogReader().feed(text)
+def read(text: bytes, *, strict: bool = False) -> list[Event]:
+    return unmarked(LogReader(strict=strict).feed(text))
+
+
+def unmarked(events: list[Event]) -> list[Event]:
+    """Take off what is said of words near the events: a form is learned from some lines before it is known."""
     for event in events:
         event.suspect = False
         if isinstance(event, Retraction):
@@ -81,11 +84,24 @@ def test_whatever_stands_in_the_place_of_sglangs_prefix_the_lines_are_read_and_h
 
 
 @pytest.mark.parametrize("name", [*AROUND, *INSTEAD])
+def test_a_log_that_is_followed_tells_in_any_form_what_the_bare_one_tells(name: str) -> None:
+    lines = recorded()[:200]
+    events, bare = read(wrapped(name, lines), strict=True), read(wrapped("nothing", lines), strict=True)
+    assert len(bare) > 60
+    if name in AROUND:
+        assert events == bare
+    else:
+        assert [(type(event), int(event.time or 0)) for event in events] == [
+            (type(event), int(event.time or 0)) for event in bare
+        ]
+
+
+@pytest.mark.parametrize("name", [*AROUND, *INSTEAD])
 def test_a_form_is_learned_alike_from_a_line_at_a_time_and_from_a_whole_file(name: str) -> None:
     lines = wrapped(name, recorded()[:400]).splitlines(keepends=True)
     reader = LogReader()
     singly = [event for line in lines for event in reader.feed(line)]
-    assert singly == read(b"".join(lines))
+    assert unmarked(singly) == read(b"".join(lines))
 
 
 @pytest.mark.parametrize("name", ["stern", "torchrun", "Loki JSONL", "custom formatter", "CSV", "journald JSON"])
@@ -197,8 +213,10 @@ def test_any_release_in_any_form_with_quoted_lines_between_gives_its_own_events(
     mixed = list(lines)
     for place, forgery in forgeries:
         mixed.insert(min(place + 4, len(mixed)), forgery)
-    kinds = [(type(event), event.time) for event in read(wrapped(name, numbered(mixed)))]
-    assert kinds == [(type(event), event.time) for event in read(wrapped("nothing", numbered(lines)))]
+    for strict in (False, True):
+        events = read(wrapped(name, numbered(mixed)), strict=strict)
+        bare = read(wrapped("nothing", numbered(lines)), strict=strict)
+        assert [(type(event), event.time) for event in events] == [(type(event), event.time) for event in bare]
 
 
 def test_lines_in_a_form_that_cannot_be_learned_are_quoted_instead_of_denied() -> None:
@@ -237,7 +255,7 @@ def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
     learned = reader._surroundings
     assert len(learned._shapes) <= surroundings._SHAPES_KEPT
     assert len(learned._waiting) <= surroundings._WAITING
-    assert sum(len(held) for held, _, _ in learned._waiting.values()) <= surroundings._WAITING * surroundings._CONFIRMED
+    assert sum(len(wait.lines) for wait in learned._waiting.values()) <= surroundings._WAITING * surroundings._CONFIRMED
 
 
 @pytest.mark.parametrize(

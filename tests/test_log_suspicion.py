@@ -116,10 +116,12 @@ def test_a_forged_start_is_suspect() -> None:
     assert reader.suspicious["startup"] == 2
 
 
-def test_a_traceback_is_suspect_like_any_other_line() -> None:
+def test_a_traceback_is_suspect_unless_a_scheduler_announced_it_with_no_words_near() -> None:
     bare = b'Traceback (most recent call last):\n  File "x.py", line 1, in f\ntorch.OutOfMemoryError: CUDA\n'
-    assert suspicions(read(AT + DECODE + bare)[0]) == [False, False]
-    assert suspicions(read(AT + DECODE + TOOL + bare)[0]) == [False, True]
+    announced = AT + b"Scheduler hit an exception: " + bare
+    assert suspicions(read(AT + DECODE + announced)[0]) == [False, False]
+    assert suspicions(read(AT + DECODE + bare)[0]) == [False, True]
+    assert suspicions(read(AT + DECODE + TOOL + announced)[0]) == [False, True]
 
 
 def test_suspect_lines_are_never_put_together_with_others() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sglang_tuning_exporter.credibility import counts
@@ -122,6 +122,8 @@ class Logbook:
                 return False
             if len(block.data) >= FULL_BLOCK_BYTES:
                 time.sleep(YIELD_SECONDS)
+        if size < BEHIND_BYTES:
+            self._let_go(state, lock)
         self._forget_gone()
         statuses = self._follower.status()
         self._say_changes(statuses)
@@ -188,21 +190,41 @@ class Logbook:
                 for event in events:
                     state.recall(event, now if event.time is None else event.time)
             return
-        behind = self._catching_up and block.path != STDIN
         answered = reader.counts["access"]
         # Of what was written before, all comes at one moment: that tells nothing.
-        events = reader.feed_runs(block.data, None if behind else self._clock())
+        events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())
+        self.last_line_at = time.time()
+        self._take(block.path, events, state, lock, answered=reader.counts["access"] > answered)
+
+    def _let_go(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+        """Take what waited for more lines like it, where none have come."""
+        for path, reader in self._readers.items():
+            if events := reader.let_go(self._clock()):
+                self._take(path, events, state, lock, answered=False)
+
+    def _is_past(self, path: str) -> bool:
+        return self._catching_up and path != STDIN
+
+    def _take(
+        self,
+        path: str,
+        events: list[Event | BatchRun],
+        state: ServerState,
+        lock: AbstractContextManager[Any],
+        *,
+        answered: bool,
+    ) -> None:
+        behind = self._is_past(path)
         if behind:
-            events = self._dated(block.path, events)
+            events = self._dated(path, events)
         with lock:
             now = self._clock()
-            if not behind and reader.counts["access"] > answered:
+            if not behind and answered:
                 state.claims.heard(now)
             state.observe_all(events, None if behind else now)
             if behind:
                 # Counted, and at its own time; but nobody watched, so no rate of the window is made of it.
                 state.begin_window(now)
-            self.last_line_at = time.time()
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
             self._save(state, now)
@@ -268,6 +290,7 @@ def _uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
     tallies = (reader.counts, reader.unrecognised, reader.suspicious)
     before = [dict(tally) for tally in tallies]
     events = reader.feed_runs(text)
+    events += reader.let_go(inf)  # or what waits would be counted later
     for tally, figures in zip(tallies, before, strict=True):
         tally.update(figures)
     return events

@@ -102,7 +102,7 @@ class LogReader:
         `arrived`: when it came, on any clock, where the log is read as it is written.
         """
         events: list[Event] = []
-        self._suspicion.arrived = arrived
+        self._begin(arrived, events)
         self._scan(block, events, singly=True)
         return events
 
@@ -112,9 +112,20 @@ class LogReader:
         They are of one scheduler and of one printed second, and no other event lies between them.
         """
         events: list[Event | usual.BatchRun] = []
-        self._suspicion.arrived = arrived
+        self._begin(arrived, events)
         self._scan(block, events, singly=False)
         return events
+
+    def let_go(self, arrived: float) -> list[Event | usual.BatchRun]:
+        """Read what has waited too long for more lines like it: its events are suspect. To be called while no lines come."""
+        events: list[Event | usual.BatchRun] = []
+        self._begin(arrived, events)
+        return events
+
+    def _begin(self, arrived: float | None, events: list[_Any]) -> None:
+        self._suspicion.arrived = arrived
+        self._surroundings.look(arrived)
+        self._read_doubtful(events)
 
     @property
     def unread(self) -> bytes | None:
@@ -151,6 +162,7 @@ class LogReader:
             self._suspicion.move_on(None, self._line)
         kind = self._read(line, events)
         self.counts[kind] += 1
+        self._read_doubtful(events)
         if self._served:
             self._suspicion.note(kind, self._last_time, self._line)
 
@@ -259,11 +271,23 @@ class LogReader:
         self._replays = True
         for number, text in enumerate(held, 1):
             kind = self._read(text, events)
-            if number < len(held):
+            if number < len(held) and not self._strict:
                 self.counts["other"] -= 1
                 self.counts[kind] += 1
         self._replays = False
         return kind
+
+    def _read_doubtful(self, events: list[_Any]) -> None:
+        """Read lines of a process that is not known: it may be new, or a text that imitates one."""
+        held, time = self._surroundings.let_go, self._last_time
+        if not held:
+            return
+        self._surroundings.let_go = []
+        self._replays = self._surroundings.takes_doubtful = self._suspicion.doubtful = True
+        for text in held:
+            self._read(text, events)
+        self._replays = self._surroundings.takes_doubtful = self._suspicion.doubtful = False
+        self._last_time = time
 
     def _read_surrounded(self, line: Line, events: list[_Any]) -> str:
         """Read a line without what surrounds it."""
@@ -290,9 +314,8 @@ class LogReader:
         )
         if event is not None:
             event.suspect = event.suspect and self._served
-            self._suspicion.count(
-                "out_of_memory" if isinstance(event, OutOfMemory) else "startup", suspect=event.suspect
-            )
+            kind_of: Kind = "out_of_memory" if isinstance(event, OutOfMemory) else "startup"
+            event.suspect = self._suspicion.count(kind_of, suspect=event.suspect)
             events.append(event)
         return kind
 
@@ -353,7 +376,7 @@ class LogReader:
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> None:
         """See whether an access line tells of a request turned away; health checks and scrapes are no requests."""
         if _REJECTED.match(message):
-            events.append(Rejection(time, rank, self._suspicion.active))
+            events.append(Rejection(time, rank, self._suspicion.active or self._suspicion.doubtful))
 
     def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str | None:
         """Read a message with a known head; `None` where it has none, or what follows the head is something else."""

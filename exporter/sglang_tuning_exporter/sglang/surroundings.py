@@ -6,6 +6,7 @@ already has a form, it must come again: lines that wait meanwhile are given back
 Of a log that is followed (`strict`) a later line must have the shape of the lines before it: the same layers around it,
 the same host, container, program and process id where those were the same for all lines so far, and SGLang's own prefix
 in the same layout. A text inside a message has none of it. Another shape is believed once many lines have had it.
+Where only a host, a program or a process id is new, and no more lines come, those that wait are given back as doubtful.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _WAITING_LINES = 512  # of one shape
 _WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
 _PREFIXES = 16  # batch lines that tell how SGLang's own prefix looks
 _APART = 64  # lines of known shapes between two of a new one: no lasting change
+_HELD_SECONDS = 5.0  # without another line of that shape
 # So many lines, of so many sorts, tell which fields never change.
 _WATCHED, _SORTS = 64, 3
 _WATCHED_AT_MOST = 1024
@@ -68,6 +70,20 @@ class _Strange(NamedTuple):
     fields: tuple[Any, ...]  # names
     layout: bytes | None
     ranks: Ranks | None
+
+    @property
+    def may_be_real(self) -> bool:
+        """Whether all fits but who has written it: perhaps a process that had printed nothing yet."""
+        return self.layout is None and self.ranks is None
+
+
+class _Waiting(NamedTuple):
+    """Lines of a shape that is not believed yet."""
+
+    lines: list[bytes]
+    heads: int
+    read: int  # lines in known shapes when the last one came
+    arrived: float | None  # when that was
 
 
 @dataclass(eq=False)
@@ -169,9 +185,10 @@ class Surroundings:
         self._current: Shape | None = None  # of the last line; `None`: SGLang's lines as they are
         self._strict = strict
         self._shapes: list[Shape] = []
-        self._waiting: dict[
-            Any, tuple[list[bytes], int, int]
-        ] = {}  # lines, how many with heads, when the last one came
+        self.arrived: float | None = None  # when the lines that are being read came
+        self.let_go: list[bytes] = []  # lines that wait no longer, for the reader to take
+        self.takes_doubtful = False  # it reads those: who has written them is not looked at
+        self._waiting: dict[Any, _Waiting] = {}
         self._read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
 
@@ -189,6 +206,21 @@ class Surroundings:
     def wraps_every_line(self) -> bool:
         """Whether something is known to stand around every physical line, those of a traceback included."""
         return self._strict and bool(self._shapes) and all(shape.form and shape.prefixed for shape in self._shapes)
+
+    def look(self, arrived: float | None) -> None:
+        """Let go of what has waited long enough; `arrived`: the time, where the log is read as it is written."""
+        self.arrived = arrived
+        for key, wait in self._waiting.items():
+            silent = arrived is not None and (wait.arrived is None or arrived - wait.arrived > _HELD_SECONDS)
+            if silent or self._read - wait.read > _APART:
+                self._waiting[key] = self._released(key, wait)
+
+    def _released(self, key: Any, wait: _Waiting) -> _Waiting:
+        """Let go of the lines that may be real."""
+        if not (isinstance(key, _Strange) and key.may_be_real):
+            return wait
+        self.let_go += wait.lines
+        return wait._replace(lines=[])
 
     def passed(self, lines: int) -> None:
         """Count lines that were read in their known shape."""
@@ -252,6 +284,8 @@ class Surroundings:
             if shape.prefixed and prefix is None and not self._strict and _has_more(text, line.text):
                 continue
             if self._strict and (key := self._strange(shape, line, prefix)) is not None:
+                if self.takes_doubtful and key.may_be_real:
+                    return line._replace(prefixed=shape.prefixed)
                 headed = HEAD.match(line.text) is not None
                 if headed or key in self._waiting:
                     found = found or self._wait(key, text, _CONFIRMED_AGAIN, heads=headed)
@@ -302,10 +336,10 @@ class Surroundings:
 
     def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Taught:
         """Let a line wait until enough others are like it."""
-        lines, number, last = self._waiting.pop(key, ([], 0, self._read))
-        if self._strict and self._read - last > _APART:
-            lines, number = [], 0
-        number += heads
+        wait = self._waiting.pop(key, _Waiting([], 0, self._read, None))
+        if self._strict and self._read - wait.read > _APART:
+            wait = self._released(key, wait)._replace(lines=[], heads=0)
+        lines, number = wait.lines, wait.heads + heads
         if len(text) <= _WAITING_LENGTH or number >= enough:
             lines.append(text)
         if number >= enough:
@@ -313,8 +347,10 @@ class Surroundings:
                 key.shape.allow(key, lines)
             return Taught(lines)
         if len(self._waiting) >= _WAITING:
+            for other, waits in self._waiting.items():
+                self._released(other, waits)
             self._waiting.clear()
-        self._waiting[key] = (lines[-_WAITING_LINES:], number, self._read if self._strict else 0)
+        self._waiting[key] = _Waiting(lines[-_WAITING_LINES:], number, self._read if self._strict else 0, self.arrived)
         return Taught([])
 
     def _apply(self, form: Form, text: bytes) -> Line | None:

@@ -68,6 +68,7 @@ class Suspicion:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {"decode": 0, "prefill": 0, "retraction": 0, "out_of_memory": 0, "startup": 0}
+        self.doubtful = False  # who has written the lines that are being read is not known
         self.active = False  # a message that holds what a model wrote was printed not long ago
         self.arrived: float | None = (
             None  # when the lines that are being read came, where they are read as they are written
@@ -94,9 +95,10 @@ class Suspicion:
         words = self._words
         if self.arrived is None and words.time is not None and time is not None and time > words.time + FORGET_SECONDS:
             words.line = None
-        return self.active or words.is_near(line, time, self.arrived)
+        return self.doubtful or self.active or words.is_near(line, time, self.arrived)
 
     def count(self, kind: Kind, *, suspect: bool) -> bool:
         """Count an event if it is suspect, and give whether it is."""
+        suspect = suspect or self.doubtful
         self.counts[kind] += suspect
         return suspect
