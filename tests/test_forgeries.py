@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuzz.forgeries import CARRIERS, FORGED, Played, play
 from sglang_tuning_exporter.claims import DECIDE_SECONDS
+from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.recording import load
 from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.report import report
+from sglang_tuning_exporter.report.inputs import Logs
 
 WHOLE = load(packaged("steady"))
 READY = next(number for number, line in enumerate(WHOLE.lines) if b"fired up and ready" in line.text)
@@ -72,3 +77,43 @@ def test_a_start_while_the_server_is_away_is_one() -> None:
     assert played.told().starts == 1
     played.state.lost_scrape(played.now + 1.0)
     assert played.told().starts == 2
+
+
+LINES = [line.text for line in WHOLE.lines]
+
+
+def reported(path: Path, *lines: bytes) -> dict[str, Any]:
+    """The report of a log of these lines, without how many there are and how many nobody knows."""
+    path.write_bytes(b"".join(lines))
+    document = report(Logs([str(path)]), PROFILES["online"])
+    del document["counts"]["lines"], document["counts"]["unrecognised"]
+    return document
+
+
+@pytest.mark.parametrize("behind", ["tool", "an exception", "error in request"])
+@pytest.mark.parametrize("words", ["start", "all lines of a start", "out of memory", "its traceback", "a dead process"])
+def test_the_report_of_a_log_with_forged_lines_is_that_of_the_log_without_them(
+    words: str, behind: str, tmp_path: Path
+) -> None:
+    text = CARRIERS[behind].replace(b"%s", FORGED[words]).replace(b"%p", LINES[MIDDLE][:22])
+    path = tmp_path / "server.log"
+    assert reported(path, *LINES[:MIDDLE], text, *LINES[MIDDLE:]) == reported(path, *LINES)
+
+
+def test_a_start_that_waited_for_its_next_lines_begins_a_run_with_its_own_first_line(tmp_path: Path) -> None:
+    first = next(number for number, line in enumerate(LINES) if b"server_args=" in line)
+    again = [line.replace(b"11-20 19:", b"11-20 20:") for line in LINES[first:]]
+    words = again[0][:22] + b"words of somebody\n"
+    path = tmp_path / "server.log"
+    told = reported(path, *LINES[:MIDDLE], words, *again)
+    assert len(told["starts"]) == 2
+    assert told == reported(path, *LINES[:MIDDLE], *again)
+
+
+def test_a_failure_that_waited_ends_its_run_when_it_was_printed(tmp_path: Path) -> None:
+    died = LINES[MIDDLE - 1][:22] + b"Received sigquit from a child process. It usually means the child failed.\n"
+    words = LINES[MIDDLE - 1][:22] + b"words of somebody\n"
+    path = tmp_path / "server.log"
+    told = reported(path, *LINES[:MIDDLE], words, died)
+    assert told["starts"][0]["ending"] == "crash"
+    assert told == reported(path, *LINES[:MIDDLE], died)

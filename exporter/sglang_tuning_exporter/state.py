@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_args
 
 from sglang_tuning_exporter.attention import AttentionRanks
 from sglang_tuning_exporter.claims import FATAL, Claims
@@ -75,11 +75,22 @@ SPECULATED_STEPS = 250.0
 _Start: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
 
+class Listener(Protocol):
+    """Is told of the events that are believed, batch lines left out, with the time at which each was read."""
+
+    def starts(self, event: ServerArgs, at: float) -> None:
+        """A start is believed; the state is still that of the server before it."""
+
+    def takes(self, event: Event, at: float) -> None:
+        """An event has been taken."""
+
+
 class ServerState:
     """One server: its facts, its schedulers, and what happened to it."""
 
-    def __init__(self, profile: Profile, now: float) -> None:
+    def __init__(self, profile: Profile, now: float, listener: Listener | None = None) -> None:
         self.profile = profile
+        self._listener = listener
         self.facts = ServerFacts()
         self.ranks: dict[int | None, RankState] = {}
         self.out_of_memory: Counter[str] = Counter()
@@ -171,6 +182,7 @@ class ServerState:
             else:
                 self.server_totals.counts["rejected_requests"] += 1
                 self._last_seen[REJECTION] = now
+                self._tell(event, now)
         else:
             self._live(event, now)
         return True
@@ -257,6 +269,8 @@ class ServerState:
         if isinstance(event, ServerArgs):
             self._believe(self.claims.restarted(now))
             self._log_tells_starts = True
+            if self._listener is not None:
+                self._listener.starts(event, now)
             self._start(now, known=self._starts_unread > 0)
         self._take_life(event, now)
         self._learn(event)
@@ -268,6 +282,11 @@ class ServerState:
             self.watchdog = event.stage or self.watchdog
             if event.what == "health_check_failed":
                 self.stages.vain_check(now)
+        self._tell(event, now)
+
+    def _tell(self, event: Event, at: float) -> None:
+        if self._listener is not None:
+            self._listener.takes(event, at)
 
     def _believe(self, believed: Believed) -> None:
         """Take what waited for a witness."""
@@ -389,9 +408,11 @@ class ServerState:
             rank.totals.counts["log_retracted_requests"] += event.requests
             rank.new_token_ratio = event.ratio_after if event.ratio_after is not None else rank.new_token_ratio
             rank.beside.retracted(event.ratio_after)
+            self._tell(event, now)
 
     def _fail(self, event: OutOfMemory, now: float) -> None:
         judged = self._failures.judge(event, now)
+        self._tell(event, now)
         if judged == "repeated":
             return
         if event.phase == "unknown":

@@ -85,10 +85,11 @@ class Analysis:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.state = ServerState(profile, 0.0)
+        self.state = ServerState(profile, 0.0, self)
         self.graph: bool | None = None  # of the last decode line
         self._begin: float | None = None
         self._now = 0.0
+        self._before_start = 0.0  # when the line before the last start was printed
         self._counts: Counter[str] = Counter()
         self._available: list[float] = []
         self._ranks = _Ranks()
@@ -110,9 +111,9 @@ class Analysis:
         if isinstance(event, ServerArgs) and not (event.suspect and len(event.args) < WHOLE_ARGS):
             if self.course.is_another_node(event.args, self._now):
                 return
-            self._restart(event, before)
+            self._before_start = before
         if self.state.observe(event, self._now):
-            self._note(event)
+            self._note_work(event)
 
     def wait(self, moment: float) -> None:
         """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
@@ -151,28 +152,31 @@ class Analysis:
         """Seconds in which any rank served; `totals` adds the ranks up."""
         return self.state.served_seconds
 
-    def _note(self, event: Event | BatchRun) -> None:
+    def _note_work(self, event: Event | BatchRun) -> None:
         if isinstance(event, BatchRun):
             self._note_run(event)
             self._note_load(event)
         elif isinstance(event, (DecodeBatch, PrefillBatch)):
             self._note_batch(event)
             self._note_load(event)
-        elif isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
+
+    def takes(self, event: Event, at: float) -> None:
+        """Note what is believed, as of when it was printed: what is refused leaves no trace."""
+        if isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
             self._ranks.available.append((event.rank, event.available_gb))
-            self._see(RESERVE)
-        elif isinstance(event, Retraction) and not event.testing:
-            self._see(RETRACTION)
+            self._see(RESERVE, at)
+        elif isinstance(event, Retraction):
+            self._see(RETRACTION, at)
         elif isinstance(event, OutOfMemory):
-            self._see(event.phase)
+            self._see(event.phase, at)
             self.course.ran_out_of_memory(event.phase)
         elif isinstance(event, Rejection):
-            self._see(REJECTION)
+            self._see(REJECTION, at)
         elif isinstance(event, ServerArgs):
-            self._see(START)
+            self._see(START, at)
         elif isinstance(event, Liveness):
-            self._see(event.what)
-            self._note_life(event.what)
+            self._see(event.what, at)
+            self._note_life(event.what, at)
 
     def _note_load(self, lines: DecodeBatch | PrefillBatch | BatchRun) -> None:
         course = self.course
@@ -184,13 +188,13 @@ class Analysis:
             if isinstance(line, DecodeBatch) or not line.is_health_probe:
                 course.served(self._now, busy=_is_busy(line), waits=bool(line.queued))
 
-    def _note_life(self, what: str) -> None:
+    def _note_life(self, what: str, at: float) -> None:
         if what == "ready":
-            self.course.ready(self._now)
+            self.course.ready(at)
         elif what == "draining":
-            self.course.stopping(self._now)
+            self.course.stopping(at)
         elif what in ENDS:
-            self.course.died(self._now, what)
+            self.course.died(at, what)
 
     def _note_run(self, run: BatchRun) -> None:
         # Evidence is seen by the second, in its last line: no time is spent in what the lines before it told.
@@ -222,19 +226,19 @@ class Analysis:
         rank = self.state.ranks.get(dp)
         if rank is not None:
             self._seen.see_states(rank, None if self._begin is None else self._now)
-            self._see(WORK)
+            self._see(WORK, self._now)
 
-    def _see(self, what: str) -> None:
-        self._seen.see(what, None if self._begin is None else self._now)
+    def _see(self, what: str, at: float) -> None:
+        self._seen.see(what, None if self._begin is None else at)
 
-    def _restart(self, event: ServerArgs, before: float) -> None:
-        """The server starts again; `before` is when the last line before was printed."""
+    def starts(self, event: ServerArgs, at: float) -> None:
+        """The server starts again: the run before ends with the line before."""
         served = self.serving_seconds
-        self._runs.end(before, served, self._seen, restarted=True)
+        self._runs.end(self._before_start, served, self._seen, restarted=True)
         self._seen = Sightings()
         self._end_start()
-        self._runs.begin(self._now, served)
-        self.course.start(self._now, event.args)
+        self._runs.begin(at, served)
+        self.course.start(at, event.args)
 
     def _end_start(self) -> None:
         for kind in ("decode", "prefill"):

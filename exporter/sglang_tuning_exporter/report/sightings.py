@@ -19,10 +19,10 @@ class Sightings:
         self._last: dict[Hashable, float] = {}
 
     def see(self, what: Hashable, now: float | None) -> None:
-        """Take what was printed at `now`; None where no times are printed."""
+        """Take what was printed at `now`, perhaps later than others; None where no times are printed."""
         if now is not None:
-            self._first.setdefault(what, now)
-            self._last[what] = now
+            self._first[what] = min(self._first.get(what, now), now)
+            self._last[what] = max(self._last.get(what, now), now)
 
     def see_states(self, rank: RankState, now: float | None) -> None:
         """Take the state that each signal of a scheduler has at `now`."""
