@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fuzz.forgeries import CARRIERS, FORGED, Played, play
 from sglang_tuning_exporter.claims import DECIDE_SECONDS
@@ -15,6 +19,17 @@ from sglang_tuning_exporter.recording import load
 from sglang_tuning_exporter.replay import packaged
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.events import NO_RANK, ServerArgs
+from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.packed import packed, unpacked
+from sglang_tuning_exporter.state import ServerState
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
 
 WHOLE = load(packaged("steady"))
 READY = next(number for number, line in enumerate(WHOLE.lines) if b"fired up and ready" in line.text)
@@ -117,3 +132,64 @@ def test_a_failure_that_waited_ends_its_run_when_it_was_printed(tmp_path: Path) 
     told = reported(path, *LINES[:MIDDLE], words, died)
     assert told["starts"][0]["ending"] == "crash"
     assert told == reported(path, *LINES[:MIDDLE], died)
+
+
+def restarted(played: Played) -> None:
+    """As if the exporter were killed and started again: a new process knows what the state file has."""
+    saved = json.loads(json.dumps(played.state.saved(played.now), allow_nan=False))
+    played.state = ServerState(PROFILES["online"], played.now)
+    played.state.restore(saved, played.now)
+    for event in LogReader().feed(b"".join(LINES[:MIDDLE])):
+        played.state.recall(event, played.now)
+
+
+ARGUMENTS = next(number for number, line in enumerate(LINES) if b"server_args=" in line)
+START_LINES = [line for line in LINES[ARGUMENTS : READY + 1] if LogReader().feed(line)]
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["log only", "with metrics"])
+@pytest.mark.parametrize("killed", range(-1, len(START_LINES)))
+def test_a_start_that_waits_is_told_whenever_the_exporter_is_killed(killed: int, *, answers: bool) -> None:
+    played = server(answers=answers)
+    for number, line in enumerate([b"words of somebody\n" + START_LINES[0], *START_LINES[1:]]):
+        played.say(line)
+        if number == killed:
+            restarted(played)
+        played.now += 1.0
+        played.state.advance(played.now)
+    if answers:
+        assert played.told().starts == 1
+        played.state.observe_scrape(facts.read(WHOLE.scrapes[1].text.decode()), played.now)
+    assert played.told().starts == 2
+    if answers or killed < 2:  # else it was believed before: its arguments are in what the log says of the past
+        assert played.told().arguments == TRUTH[False].arguments
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["log only", "with metrics"])
+@pytest.mark.parametrize("killed", range(-1, 3))
+def test_a_forged_start_is_refused_whenever_the_exporter_is_killed(killed: int, *, answers: bool) -> None:
+    played = server(answers=answers)
+    forged = FORGED["all lines of a start"].replace(b"%p", LINES[MIDDLE][:22])
+    for number, text in enumerate([b"words of somebody", forged, b"\n"]):
+        played.say(text)
+        if number == killed:
+            restarted(played)
+    played.to_end()
+    assert played.told().starts == 1
+
+
+def test_a_start_in_a_state_file_has_no_argument_that_no_document_can_hold() -> None:
+    start = ServerArgs(None, NO_RANK, {"a": b"x", "b": inf, "c": [1, None], "d": "x"})
+    kind, told = json.loads(json.dumps(packed(start), allow_nan=False))
+    assert unpacked(kind, told) == ServerArgs(None, NO_RANK, {"c": [1, None], "d": "x"})
+
+
+@given(st.sampled_from(["ServerArgs", "Limits", "Liveness", "Memory", "x"]), JSON)
+def test_whatever_a_state_file_has_in_place_of_an_event_is_one_or_left_out(kind: str, value: object) -> None:
+    rank = [None, None, None]
+    for told in (value, {"rank": value}, {"rank": rank, "args": value}, {"rank": rank, "what": value, "stage": value}):
+        event = unpacked(kind, told)
+        assert event is None or json.dumps(packed(event), allow_nan=False)
+        state = ServerState(PROFILES["online"], 0.0)
+        state.restore({"claims": {"start": [[1.0, kind, told, True, 1.0]], "lines": [[1.0, kind, told]]}}, 1.0)
+        state.settle(2.0)

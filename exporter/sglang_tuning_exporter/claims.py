@@ -13,12 +13,10 @@ A claim moves nothing while it waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
-    OUT_OF_MEMORY_PHASES,
     KvPool,
     Limits,
     Liveness,
@@ -28,9 +26,11 @@ from sglang_tuning_exporter.sglang.events import (
     Rank,
     ServerArgs,
 )
+from sglang_tuning_exporter.sglang.packed import is_figure, packed, unpacked
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
 # A process that had a fatal failure prints nothing so long afterwards; one that starts takes longer than this.
 SURVIVAL_SECONDS = 2.0
@@ -111,7 +111,7 @@ class Claims:
             self._gone_at = None
             return True
         self._give_up_start()
-        self._start = _Claim(now, event, self._answers(now))
+        self._start = _Claim(now, event, self._answers(now), self._worked)
         return False
 
     def follow(self, event: StartLine, now: float) -> Believed:
@@ -184,9 +184,10 @@ class Claims:
                 self._refuse(claim.event)
         self._fatal = kept
         start = self._start
-        if start is not None and start.asked and _judge(start, now, progress, busy=False) is False:
+        verdict = _judge(start, now, progress, busy=False) if start is not None and start.asked else None
+        if verdict is False:
             self._give_up_start()
-        return borne_out
+        return [*borne_out, *self._bear_out_start()] if verdict else borne_out
 
     def lost(self, now: float, *, gone: bool) -> Believed:
         """A scrape failed; `gone`: nobody is there to answer."""
@@ -248,25 +249,36 @@ class Claims:
     def _refuse(self, event: Fatal | ServerArgs) -> None:
         self._suspicious["out_of_memory" if isinstance(event, OutOfMemory) else "startup"] += 1
 
-    def saved(self, now: float) -> list[Any]:
-        """Give the failures that wait, as plain JSON: age, ranks, and what is claimed."""
-        return [
-            [now - claim.at, [claim.event.rank.dp, claim.event.rank.pp, claim.event.rank.tp], *_told(claim.event)]
-            for claim in self._fatal
-        ]
+    def saved(self, now: float) -> dict[str, Any]:
+        """Give what waits, as plain JSON: how long ago each was read, what it is, and what the server had worked before."""
+        start = [] if self._start is None else [self._start]
+        return {
+            "failures": [_told(now, claim) for claim in self._fatal],
+            "start": [_told(now, claim) for claim in start],
+            "lines": [[now - at, *packed(line)] for at, line in self._lines],
+        }
 
     def restore(self, saved: object, now: float) -> None:
         """Go on from what `saved` gave; what cannot be read is left out."""
-        for entry in saved[:MOST_CLAIMS] if isinstance(saved, list) else ():
-            event = _restored(entry)
-            if event is not None:
-                self._fatal.append(_Claim(now - entry[0], event, asked=False))
+        document = saved if isinstance(saved, dict) else {}
+        for event, claim in _claims(document.get("failures"), now):
+            if isinstance(event, (OutOfMemory, Liveness)):
+                self._fatal.append(claim)
+        for event, claim in _claims(document.get("start"), now):
+            if isinstance(event, ServerArgs):
+                self._start, self._lines = claim, []
+        for entry in _entries(document.get("lines")) if self.start_waits else ():
+            line = unpacked(*entry[1:]) if len(entry) == 3 else None
+            if line is not None and not isinstance(line, OutOfMemory):
+                self._lines.append((now - entry[0], line))
 
 
 def _judge(claim: _Claim, now: float, progress: float | None, *, busy: bool) -> bool | None:
     """What an answer says of a claim: it is so, it is not, or nothing yet."""
     if now < claim.at:
         return None
+    if claim.before is not None and progress is not None and progress < claim.before:
+        return True  # its counters began again, while nobody looked
     hangs = isinstance(claim.event, Liveness) and claim.event.what in _HANGS
     if hangs and busy and claim.before is not None and progress == claim.before:
         return True
@@ -294,28 +306,21 @@ def _is_of_output(event: Fatal | ServerArgs) -> bool:
     return isinstance(event, Liveness) and (event.what == "health_check_failed" or event.stage not in ("", "scheduler"))
 
 
-def _told(event: Fatal | ServerArgs) -> list[str]:
-    if isinstance(event, OutOfMemory):
-        return [event.phase]
-    return [event.what, event.stage] if isinstance(event, Liveness) else []
+def _told(now: float, claim: _Claim) -> list[Any]:
+    return [now - claim.at, *packed(claim.event), claim.asked, claim.before]
 
 
-def _restored(entry: object) -> Fatal | None:
-    if not isinstance(entry, list) or len(entry) not in (3, 4) or not _is_age(entry[0]):
-        return None
-    numbers = entry[1]
-    if not isinstance(numbers, list) or len(numbers) != 3 or not all(n is None or isinstance(n, int) for n in numbers):
-        return None
-    rank = Rank(dp=numbers[0], pp=numbers[1], tp=numbers[2])
-    if len(entry) == 3:
-        return OutOfMemory(None, rank, entry[2], suspect=True) if entry[2] in OUT_OF_MEMORY_PHASES else None
-    if entry[2] not in get_args(LivenessKind) or not isinstance(entry[3], str):
-        return None
-    return Liveness(None, rank, entry[2], suspect=True, stage=entry[3][:40])
+def _claims(saved: object, now: float) -> Iterator[tuple[Fatal | StartLine, _Claim]]:
+    for entry in _entries(saved):
+        event = unpacked(*entry[1:3]) if len(entry) == 5 else None
+        if event is not None and not isinstance(event, (KvPool, Memory, Limits)):
+            before = float(entry[4]) if is_figure(entry[4]) else None
+            yield event, _Claim(now - entry[0], event, entry[3] is True, before)
 
 
-def _is_age(value: object) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value) and abs(value) <= 2**53
+def _entries(saved: object) -> list[list[Any]]:
+    entries = saved[:MOST_CLAIMS] if isinstance(saved, list) else []
+    return [entry for entry in entries if isinstance(entry, list) and entry and is_figure(entry[0])]
 
 
 def _concerns(event: Fatal | ServerArgs, rank: Rank) -> bool:
