@@ -160,7 +160,7 @@ class Chain:
                     self.lost += 1
             elif found[at] == here and following is not None:
                 following.go_on_at(mark.position)
-            elif place.size == mark.position and not mark.joined and at != last:
+            elif place.size == mark.position and not mark.joined and at != last and not self.links:
                 self.done.append(mark)
             else:
                 self._open([place], now, mark=mark, joined=mark.joined or (joined and at == last))
@@ -183,8 +183,8 @@ class Chain:
         """Let a file go that has been read and is quiet, and return its last, unended line; None to keep it."""
         later = self.links[self.links.index(link) + 1 :]
         if link.joined:
-            if not link.is_told and not any(each.has_told for each in later):
-                return None  # the next reader has to begin its line again
+            if link is not self.links[0] or (not link.is_told and not any(each.has_told for each in later)):
+                return None  # the next reader has to begin its line again, or that of a copy before it
         elif link.gone_at is None:
             return None
         else:
