@@ -27,6 +27,7 @@ from sglang_tuning_exporter.report.blocks import (
 )
 from sglang_tuning_exporter.report.clock import begin_of
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
+from sglang_tuning_exporter.report.newest_first import oldest_first
 from sglang_tuning_exporter.report.unfolded import unfolded
 
 if TYPE_CHECKING:
@@ -119,12 +120,15 @@ class Source:
     def _read(self) -> Generator[bytes, None, None]:
         self._taken = 0
         if self.stream is not None:
-            yield from whole_lines(unfolded(self._chunks(_Watched(self.stream, self))))
+            yield from self._lines(self._chunks(_Watched(self.stream, self)))
         else:
             with Path(self.name).open("rb") as stream:
                 self._is_packed = os.pread(stream.fileno(), len(GZIP), 0) == GZIP
                 chunks = self._chunks(_Watched(stream, self)) if self._is_packed else self._plain(stream)
-                yield from whole_lines(unfolded(chunks))
+                yield from self._lines(chunks)
+
+    def _lines(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        return whole_lines(oldest_first(unfolded(chunks), shown(self.name)))
 
     def _plain(self, stream: BinaryIO) -> Iterator[bytes]:
         for chunk in without_holes(stream):

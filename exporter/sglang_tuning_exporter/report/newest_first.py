@@ -1,0 +1,46 @@
+"""Texts whose newest line stands first, as log stores answer: turned round before they are read."""
+
+from __future__ import annotations
+
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.report.clock import printed_time
+from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOKED_AT = 1 << 20  # bytes
+_SAMPLE = 200  # lines of them
+_FALLS = 2  # at least: a clock is put back once
+_FALLS_PER_RISE = 4  # ranks write a little out of order
+
+
+def oldest_first(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Give the lines of a text from the oldest on. Raises `UsageError` where it would have to be turned round and is too large."""
+    first = next(chunks, b"")
+    chunks = chain([first], chunks)
+    if not _falls(first[:_LOOKED_AT]):
+        yield from chunks
+        return
+    text = b""
+    for chunk in chunks:
+        text += chunk
+        if len(text) > LONGEST_DOCUMENT:
+            raise UsageError(
+                f"{name}: its newest line stands first, and it is larger than {LONGEST_DOCUMENT >> 20} MiB;"
+                " give it with the oldest line first, as tac writes it"
+            )
+    yield b"".join(line + b"\n" for line in reversed(text.removesuffix(b"\n").split(b"\n")))
+
+
+def _falls(text: bytes) -> bool:
+    """Say whether times go back from line to line."""
+    lines = text.split(b"\n")
+    sample = lines[:: len(lines) // _SAMPLE + 1]
+    times = [time for line in sample for time in printed_time(line) if time is not None]
+    falls = sum(later < earlier for earlier, later in pairwise(times))
+    rises = sum(later > earlier for earlier, later in pairwise(times))
+    return falls >= _FALLS and falls > _FALLS_PER_RISE * rises

@@ -1,0 +1,52 @@
+"""What a log store gives with its newest line first tells what the log tells."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.newest_first import oldest_first
+from test_log_surroundings import recorded, wrapped
+from test_report_unfolded import told
+
+LINES = recorded()[:500]
+
+
+def turned(text: bytes) -> bytes:
+    return b"\n".join(text.rstrip(b"\n").split(b"\n")[::-1]) + b"\n"
+
+
+def read(text: bytes) -> list[bytes]:
+    return b"".join(oldest_first(iter([text]), "x")).splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "Loki JSONL", "Loki API values", "CloudWatch get-log-events", "GCP", "Loki text", "CSV"]
+)
+def test_lines_with_the_newest_first_tell_what_their_log_tells(name: str) -> None:
+    events = told(turned(wrapped(name, LINES)))
+    times = [event.time for event in events if getattr(event, "time", None) is not None]  # type: ignore[attr-defined]
+    assert times == sorted(times)
+    assert len(events) > 100
+    assert events == told(wrapped("nothing", LINES))
+
+
+def test_a_log_with_the_oldest_first_stays_as_it_is() -> None:
+    text = wrapped("nothing", LINES)
+    assert read(text) == text.splitlines()
+
+
+def test_ranks_that_write_a_little_out_of_order_and_a_clock_that_is_put_back_do_not_turn_a_log_round() -> None:
+    seconds = [10, 9, 11, 10, 12, 11, 13, 12, 14, 2, 3, 4, 5]
+    text = "".join(f"[2026-11-20 19:51:{second:02d} TP0] Load weight begin.\n" for second in seconds).encode()
+    assert read(text) == text.splitlines()
+
+
+def test_one_that_is_too_large_to_be_turned_round_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_tuning_exporter.report.newest_first.LONGEST_DOCUMENT", 1 << 16)
+    with pytest.raises(UsageError, match=r"newest line stands first.*oldest line first") as raised:
+        list(Logs(["-"], io.BytesIO(turned(wrapped("nothing", LINES)))).events())
+    assert "\n" not in str(raised.value)
