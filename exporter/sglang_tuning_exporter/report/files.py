@@ -26,8 +26,8 @@ from sglang_tuning_exporter.report.blocks import (
     without_holes,
 )
 from sglang_tuning_exporter.report.clock import begin_of
-from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.newest_first import oldest_first
+from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.unfolded import unfolded
 
 if TYPE_CHECKING:
