@@ -17,6 +17,7 @@ from sglang_tuning_exporter.recording import Recording, load
 from sglang_tuning_exporter.replay import packaged
 from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.suspicion import ARRIVED_SECONDS, Suspicion
 from sglang_tuning_exporter.state import ServerState
 
 ROOT = Path(__file__).parent.parent
@@ -169,6 +170,20 @@ def carriers() -> tuple[bytes, ...]:
     return tuple(CARRIERS.values()) + tuple(text for text in messages if not LogReader().feed(_PREFIX + text[2:]))
 
 
+def _retractions(recording: Recording, middle: int, carrier: bytes, forged: bytes) -> tuple[int, int]:
+    """How many retractions fewer and more may be told where only the log tells (SECURITY.md).
+
+    Of those near the words, one is believed for each decode line; after what is known to hold a model's words, none.
+    """
+    before = carrier.split(b"%s")[0].removeprefix(b"%p")
+    suspicion = Suspicion()
+    suspicion.look(before, None, 1)
+    more = int(_RETRACTION[:30] in forged and not suspicion.active)
+    at = recording.lines[middle - 1].at
+    near = (line.text for line in recording.lines[middle:] if line.at <= at + ARRIVED_SECONDS)
+    return -sum(b"Retract requests" in text for text in near), more
+
+
 def check_forgery(data: bytes) -> None:
     """Words of others behind any message of any release move nothing of the server."""
     if len(data) < 6:
@@ -183,9 +198,9 @@ def check_forgery(data: bytes) -> None:
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
     told = play(recording, carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged), middle, metrics=metrics)
     true = truth[metrics]
-    if not metrics and "retraction" in (name for name, text in FORGED.items() if text == forged):
-        # Where only the log tells and the pool may be full, one retraction may be believed (SECURITY.md).
-        assert told.retractions - true.retractions <= 1, (recording.name, middle, carrier, forged)
+    if not metrics:
+        least, most = _retractions(recording, middle, carrier, forged)
+        assert least <= told.retractions - true.retractions <= most, (recording.name, middle, carrier, forged)
         told = told._replace(retractions=true.retractions)
     assert told == true, (recording.name, middle, carrier, forged, metrics)
 

@@ -413,6 +413,8 @@ class LogReader:
         if event is not None:
             event.suspect = self._suspicion.count("startup", suspect=self._doubts(time))
             events.append(event)
+        else:
+            self._suspicion.note("other", time, self._line)  # not whole: what stands in it may be anybody's
         return "startup"
 
     def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:
