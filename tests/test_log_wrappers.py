@@ -20,6 +20,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.lines import LogReader
+from test_log_surroundings import unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,8 @@ def test_a_wrapped_line_gives_the_event_of_the_line(wrapper: str, line: str) -> 
 def test_a_log_of_wrapped_lines_gives_the_events_of_the_lines(lines: list[str], wrappers: list[str]) -> None:
     plain = [PREFIX + LINES[line] for line in lines]
     wrapped = [WRAPPERS[wrappers[i % len(wrappers)]](line) for i, line in enumerate(plain)]
-    assert read(*wrapped) == read(*plain)
+    # What stands before a line in the same physical one may be anybody's words: that may put events in doubt.
+    assert unmarked(read(*wrapped)) == unmarked(read(*plain))
 
 
 PREFIXES: dict[str, tuple[float | None, Rank]] = {

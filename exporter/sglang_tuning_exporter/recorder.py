@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.scrub import HOST, LogScrubber, Scrubber
-from sglang_tuning_exporter.sglang.layers import find
+from sglang_tuning_exporter.sglang.forms import find
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.vocabulary import is_known
 from sglang_tuning_exporter.sglang.wrappers import strip_terminal

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retraction, ServerArgs
 from sglang_tuning_exporter.sglang.exposition import TYPES, labels, samples
-from sglang_tuning_exporter.sglang.layers import find
+from sglang_tuning_exporter.sglang.forms import find
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.serverargs import REDACTED, holds_secret, is_secret

@@ -7,7 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.sglang.layers import begins, find
+from sglang_tuning_exporter.sglang.forms import find
+from sglang_tuning_exporter.sglang.layers import begins
 from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, strip_terminal
 

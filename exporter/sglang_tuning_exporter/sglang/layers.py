@@ -1,7 +1,6 @@
 """The layers around a line: what loggers, shippers and terminals put before it, or the field of JSON or CSV that holds it.
 
-A *form* is the layers of one line, the outermost first. Each takes itself off any line that has it, and gives the time
-and whatever else stands in it.
+Each takes itself off any line that has it, and gives the time and whatever else stands in it. `forms` finds those of a line.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.sglang.events import NO_RANK, Rank
+from sglang_tuning_exporter.sglang.events import Rank
 from sglang_tuning_exporter.sglang.prefix import parse_rank
 from sglang_tuning_exporter.sglang.stamps import STAMP, stamp_seconds, value_seconds
 from sglang_tuning_exporter.sglang.wrappers import strip_terminal
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST_BEFORE = 300
-_LAYERS = 4
 _LEAVES = 256
 _DEPTH = 6
 
@@ -64,12 +62,10 @@ _WORDS_AT_MOST, _WORDS_SURE = 12, 6
 _QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\\")
 _LOGGED = (rb'="', rb'": "', rb'":"', rb'" => "')  # the line is the value of a field
 _ENDS = b" \t]:|>-\"';+`"
-_LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
-_TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
-_SERVERS_OWN = ("obj", "text", "prompt", "messages", "out", "content", "input", "body")  # of a request's log
+LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
 
 BYTES = b'MESSAGE":['  # journald gives a message that is no UTF-8 as a list of bytes
-_CRI = re.compile(rb"(" + STAMP + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
+CRI = re.compile(rb"(" + STAMP + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
 _RAY_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")
 _DOCKERS: tuple[str | int, ...] = ("log",)
 _DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, a little before where a character would be cut
@@ -117,7 +113,7 @@ class Cri:
 
     def take_off(self, line: Line) -> Line | None:
         """Take it off."""
-        match = _CRI.match(line.text)
+        match = CRI.match(line.text)
         if match is None:
             return None
         time = stamp_seconds(match[1]) if line.time is None else line.time
@@ -208,11 +204,11 @@ class Json:
 
     def take_off(self, line: Line) -> Line | None:
         """Take it off."""
-        entry = _json(line.text)
-        text = None if entry is None else _text(_at(entry, self.path))
+        entry = json_of(line.text)
+        text = None if entry is None else text_of(value_at(entry, self.path))
         if text is None or entry is None:
             return None
-        time = None if self._time is None else value_seconds(_at(entry, self._time))
+        time = None if self._time is None else value_seconds(value_at(entry, self._time))
         stream, partial = line.stream, line.partial
         if self.path == _DOCKERS and "stream" in entry:
             stream, partial = str(entry["stream"]), not text.endswith(b"\n") and len(text) >= _DOCKER_CUTS
@@ -227,13 +223,13 @@ class Json:
         )
 
     def _fields(self, entry: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-        for path, value in _leaves(entry, ()):
-            if path not in (self.path, self._time) and path[-1] not in _LEVELS and isinstance(value, (str, int)):
+        for path, value in leaves_of(entry, ()):
+            if path not in (self.path, self._time) and path[-1] not in LEVELS and isinstance(value, (str, int)):
                 yield path, value
 
     def pattern(self, text: bytes, fields: dict[Any, set[Any]]) -> bytes | None:
         """Give a pattern of a line like this one, its first group the field; `None` where none could be found."""
-        wanted = json.dumps(_at(_json(text), self.path))
+        wanted = json.dumps(value_at(json_of(text), self.path))
         fixed = {value for values in fields.values() for value in values}
         found, taken = [], False
         for token, key in _JSON_TOKEN.findall(text):
@@ -258,7 +254,7 @@ class Csv:
 
     def take_off(self, line: Line) -> Line | None:
         """Take it off."""
-        row = _row(line.text)
+        row = row_of(line.text)
         if len(row) <= self._column:
             return None
         time = None if self._time is None else value_seconds(row[self._time])
@@ -268,93 +264,7 @@ class Csv:
         return line._replace(text=text, time=line.time if time is None else time, fields=fields)
 
 
-Layer: TypeAlias = "Cri | Before | Json | Csv"
-Form: TypeAlias = tuple[Layer, ...]
-
-
-def find(text: bytes) -> Line | None:
-    """Take off what surrounds one line, without knowing its stream; `None` where it has no head of SGLang's."""
-    form = form_of(text)
-    return None if form is None else taken_off(form, text)
-
-
-def taken_off(form: Form, text: bytes) -> Line | None:
-    """Take a form off one line."""
-    line: Line | None = Line(text, None, NO_RANK)
-    for layer in form:
-        line = layer.take_off(line) if line is not None else None
-    return line
-
-
-def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
-    """Find what surrounds a line: the fewest layers to its head; `None` where it has no head or no form."""
-    head = HEAD.search(text)
-    if not layers or (head is None and BYTES not in text):
-        return None
-    start = len(text) if head is None else head.start() or again(text)
-    if not start:
-        return ()
-    if (match := _CRI.match(text)) is not None:
-        inner = form_of(text[match.end() :], layers - 1)
-        return None if inner is None else (Cri(), *inner)
-    return _form_before(text, head is not None, start, layers)
-
-
-def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | None:  # noqa: FBT001 - found by a caller
-    brace = text.find(b"{", 0, start)
-    if brace >= 0 and (entry := _json(text[brace:])) is not None:
-        field = _field(entry, layers)
-        before = Before.of(text[:brace]) if brace else None
-        if field is None or (brace and before is None):
-            return None
-        return ((before, *field) if before else field) if brace else field
-    if text[:1] == b'"' or b',"' in text[:start] or text[start - 1 : start] == b",":
-        column = _column(_row(text), layers)
-        if column is not None:
-            return column
-    before = Before.of(text[:start]) if headed else None
-    return None if before is None else (before,)
-
-
-def _field(entry: dict[str, Any], layers: int) -> Form | None:
-    if str(entry.get("event", "")).startswith("request."):
-        return None
-    leaves = list(_leaves(entry, ()))
-    for path, value in leaves:
-        text = _text(value)
-        if text is None or (path[-1] != "stringValue" and any(name in _SERVERS_OWN for name in path)):
-            continue
-        inner = form_of(text.split(b"\n", 1)[0], layers - 1)
-        if inner is None:
-            continue
-        times = _times(leaves, path)
-        told = any(other[-1] in _LEVELS for other, _ in leaves)
-        return Json(path, times[0] if times else None, sure=bool(times) or told), *inner
-    return None
-
-
-def time_within(entry: dict[str, Any]) -> float | None:
-    """Give the time that a structured line has."""
-    leaves = list(_leaves(entry, ()))
-    return next((value_seconds(_at(entry, path)) for path in _times(leaves, ())), None)
-
-
-def _times(leaves: list[tuple[Path, Any]], text: Path) -> list[Path]:
-    """Name the fields that hold times, the likeliest first."""
-    found = [path for path, value in leaves if path != text and value_seconds(value) is not None]
-    return sorted(found, key=lambda path: _TIMES.index(path[-1]) if path[-1] in _TIMES else len(_TIMES))
-
-
-def _column(row: list[str], layers: int) -> Form | None:
-    for column, value in enumerate(row):
-        inner = form_of(value.encode("utf-8", "surrogateescape"), layers - 1)
-        if inner is not None and (len(row) > 1 or inner == ()):
-            times = [place for place, other in enumerate(row) if place != column and value_seconds(other) is not None]
-            return Csv(column, times[0] if times else None), *inner
-    return None
-
-
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def leaves_of(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Give the texts and numbers of a JSON value, those nearest to its root first."""
     level: list[tuple[Path, Any]] = [(path, value)]
     given = 0
@@ -363,7 +273,7 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         for place, found in level:
             if isinstance(found, dict):
                 below += [((*place, name), inner) for name, inner in found.items()]
-            elif isinstance(found, list) and _text(found) is None:
+            elif isinstance(found, list) and text_of(found) is None:
                 below += [((*place, number), inner) for number, inner in enumerate(found[:2])]
             elif given < _LEAVES:
                 given += 1
@@ -371,7 +281,8 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         level = below[:_LEAVES]
 
 
-def _at(value: Any, path: Path) -> Any:
+def value_at(value: Any, path: Path) -> Any:
+    """Give what stands at a path; `None` where nothing does."""
     for name in path:
         try:
             value = value[name]
@@ -380,7 +291,8 @@ def _at(value: Any, path: Path) -> Any:
     return value
 
 
-def _text(value: Any) -> bytes | None:
+def text_of(value: Any) -> bytes | None:
+    """Read a text, or a list of bytes that holds one."""
     if isinstance(value, str):
         return strip_terminal(value.encode("utf-8", "replace"))
     if isinstance(value, list) and len(value) > _DEPTH and all(isinstance(byte, int) for byte in value):
@@ -388,7 +300,8 @@ def _text(value: Any) -> bytes | None:
     return None
 
 
-def _json(text: bytes) -> dict[str, Any] | None:
+def json_of(text: bytes) -> dict[str, Any] | None:
+    """Read a line of JSON; `None` where it is none."""
     if text[:1] != b"{":
         return None
     try:
@@ -407,7 +320,8 @@ def _plain_json(token: bytes) -> Any:
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
 
 
-def _row(text: bytes) -> list[str]:
+def row_of(text: bytes) -> list[str]:
+    """Read a line of CSV; empty where it is none."""
     try:
         return next(csv.reader([text.decode("utf-8", "surrogateescape")]), [])
     except csv.Error:

@@ -16,16 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
+from sglang_tuning_exporter.sglang.forms import Form, form_of, taken_off
 from sglang_tuning_exporter.sglang.layers import (
     BYTES,
     HEAD,
     LONGEST_BEFORE,
     Csv,
-    Form,
     Json,
     Line,
-    form_of,
-    taken_off,
 )
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known

@@ -6,7 +6,8 @@ import os
 from contextlib import suppress
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
-from sglang_tuning_exporter.sglang.layers import Line, find
+from sglang_tuning_exporter.sglang.forms import find
+from sglang_tuning_exporter.sglang.layers import Line
 from sglang_tuning_exporter.sglang.prefix import parse_own_prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.wrappers import strip_terminal
 
