@@ -90,7 +90,8 @@ class Mark:
             return size
         at = len(text)
         while (at := text.rfind(b"\n", 0, at) + 1) >= self.tail_bytes and at:
-            if digest(text[at - self.tail_bytes : at]) == self.tail:
+            # At least one whole line: the ends of long lines are alike.
+            if digest(text[at - self.tail_bytes : at]) == self.tail and b"\n" in text[at - self.tail_bytes : at - 1]:
                 return at
             at -= 1
         return 0
