@@ -66,7 +66,9 @@ class Chain:
     def marks(self) -> Iterator[Mark]:
         """Give the marks of its files, the oldest first."""
         yield from self.done
-        for link in self.links:
+        for at, link in enumerate(self.links):
+            if link.joined and link.at_end and any(each.has_told for each in self.links[at + 1 :]):
+                link.settle()
             if (mark := link.mark()) is not None:
                 yield mark
 

@@ -163,8 +163,12 @@ class Stream:
         """Return the last, unended line, which nobody will end any more, and count it as read; empty when there is none."""
         if not self.lines.begun:
             return b""
-        self._line_start, self._line_tail = self.position, self._tail
+        self.settle()
         return self.lines.rest()
+
+    def settle(self) -> None:
+        """Count all that was read as told: its last line has ended, here or in the next file."""
+        self._line_start, self._line_tail = self.position, self._tail
 
     @property
     def is_told(self) -> bool:
