@@ -176,6 +176,32 @@ def test_a_forged_start_is_refused_whenever_the_exporter_is_killed(killed: int, 
             restarted(played)
     played.to_end()
     assert played.told().starts == 1
+    assert played.told().arguments == TRUTH[False].arguments
+
+
+@pytest.mark.parametrize("after", [0, 40], ids=["the last lines", "in the middle"])
+@pytest.mark.parametrize("words", ["start", "all lines of a start", "limits", "a dead process"])
+def test_forged_lines_of_before_the_exporter_came_tell_nothing_of_the_server(words: str, after: int) -> None:
+    forged = CARRIERS["tool"].replace(b"%s", FORGED[words]).replace(b"%p", LINES[MIDDLE][:22])
+    known = []
+    for text in (b"", forged):
+        state = ServerState(PROFILES["online"], 0.0)
+        for event in LogReader(strict=True).feed(b"".join([*LINES[:MIDDLE], text, *LINES[MIDDLE : MIDDLE + after]])):
+            state.recall(event, event.time or 0.0)
+        known.append((state.facts.args, state.facts.running_limits, state.died, state.starting(0.0)))
+    assert known[0] == known[1]
+
+
+def test_a_start_of_before_the_exporter_came_is_known_when_its_next_lines_are() -> None:
+    later = [line.replace(b"11-20 19:", b"11-20 20:") for line in LINES[ARGUMENTS:READY]]
+    later[0] = later[0][:22] + b"words of somebody\n" + later[0].replace(b"tiny-llama", b"another")
+    for recalled in (1, len(later)):
+        state, reader = ServerState(PROFILES["online"], 0.0), LogReader(strict=True)
+        for event in reader.feed(b"".join([*LINES[:MIDDLE], *later[:recalled]])):
+            state.recall(event, event.time or 0.0)
+        state.observe_all(reader.feed(b"".join(later[recalled:])))
+        assert state.facts.args["model_path"] == "/srv/sglang/another"
+        assert state.starts == 0
 
 
 def test_a_start_in_a_state_file_has_no_argument_that_no_document_can_hold() -> None:

@@ -98,6 +98,7 @@ class ServerState:
         self.liveness: Counter[str] = Counter()
         self.witness = Witness()
         self.claims = Claims(self.witness.suspicious)
+        self._recalled = Claims(Counter())  # a start from before the exporter came, which nothing has borne out yet
         self._retractions = RetractionLedger()
         self._failures = OutOfMemoryLedger()
         self._stats_ranks = StatsRanks()
@@ -211,6 +212,8 @@ class ServerState:
             return next(rest, None)
         if self.claims.wait:
             self._believe(self.claims.worked(rank, at, run.time))
+        if self._recalled.wait:
+            self._believe_recalled(self._recalled.worked(rank, at, run.time))
         known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
         self._died, self.has_served = _ALIVE, True
         self.stages.batch(at)
@@ -234,6 +237,8 @@ class ServerState:
         if self._stats_ranks.counts(line.rank):
             if self.claims.wait:
                 self._believe(self.claims.worked(line.rank, now, line.time))
+            if self._recalled.wait:
+                self._believe_recalled(self._recalled.worked(line.rank, now, line.time))
             rank = self.rank(line.rank.dp, now)
             self._last_seen[WORK] = now
             self.has_served = True
@@ -257,6 +262,8 @@ class ServerState:
                 self._take_start(event, now)
         elif self.claims.start_waits:
             self._believe(self.claims.follow(event, now))
+        elif self._recalled.start_waits:
+            self._believe_recalled(self._recalled.follow(event, now))
         elif self._believes_start(event, now):
             self._take_start(event, now)
         else:
@@ -269,6 +276,7 @@ class ServerState:
         if isinstance(event, ServerArgs):
             self._believe(self.claims.restarted(now))
             self._log_tells_starts = True
+            self._recalled = Claims(Counter())
             if self._listener is not None:
                 self._listener.starts(event, now)
             self._start(now, known=self._starts_unread > 0)
@@ -363,11 +371,26 @@ class ServerState:
         `now` is when it was printed, as far as is known: a start that is under way, or an end, lasts.
         """
         if isinstance(event, (BatchRun, DecodeBatch, PrefillBatch)):
+            if self._recalled.wait:
+                self._believe_recalled(self._recalled.worked(event.rank, now, event.time))
             self._started_at, self._died, self.has_served = None, _ALIVE, True
             self._last_seen.pop(_WATCHDOG, None)
+        elif isinstance(event, (Retraction, OutOfMemory, Rejection)):
             return
-        if isinstance(event, (Retraction, OutOfMemory, Rejection)) or not self._believes_start(event, now):
-            return
+        elif isinstance(event, ServerArgs):
+            if self._has_mass(event) and self._recalled.start(event, now, sure=self._is_sure(event)):
+                self._learn_past(event, now)
+        elif self._recalled.start_waits and not (isinstance(event, Liveness) and event.what in FATAL):
+            self._believe_recalled(self._recalled.follow(event, now))
+        elif self._believes_start(event, now):
+            self._learn_past(event, now)
+
+    def _believe_recalled(self, believed: Believed) -> None:
+        for at, event in believed:
+            if not isinstance(event, OutOfMemory):
+                self._learn_past(event, at)
+
+    def _learn_past(self, event: _Start, now: float) -> None:
         if isinstance(event, ServerArgs):
             self._log_tells_starts = True
             self.facts = self._fresh_facts()

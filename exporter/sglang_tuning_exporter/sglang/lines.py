@@ -413,7 +413,7 @@ class LogReader:
         if event is not None:
             event.suspect = self._suspicion.count("startup", suspect=self._doubts(time))
             events.append(event)
-        else:
+        elif part == "limits":
             self._suspicion.note("other", time, self._line)  # not whole: what stands in it may be anybody's
         return "startup"
 
