@@ -307,3 +307,51 @@ def test_without_a_state_file_there_is_no_problem_to_tell_of(place: Place) -> No
     book.restore(ServerState(PROFILES["online"], 0.0), 0.0)
     assert book.state_file_problem is None
     book.close()
+
+
+def test_a_log_none_of_whose_lines_can_be_read_says_so_once_with_its_first_line(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.reader() as (book, state):
+        for _ in range(2):
+            place.log.write_bytes(place.log.read_bytes() + f"x\\y{{{{\x1b[31m {DECODE}\n".encode() * 10)
+            book.poll(state, LOCK)
+            book.poll(state, LOCK)
+        [status] = book.files
+        assert status.unread.endswith(DECODE)
+        assert status.unread.isprintable()
+    assert caplog.text.count("in lines whose form cannot be read; the first:") == 1
+
+
+def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:
+    with place.reader() as (book, state):
+        place.write(*[DECODE] * 20)
+        with place.log.open("a") as file:
+            file.write(f"x\\y{{{{ my own words {DECODE}\n" * 20)
+        book.poll(state, LOCK)
+        assert [status.unread for status in book.files] == [""]
+
+
+def test_a_crash_of_a_process_that_had_printed_nothing_yet_is_claimed_after_seconds_of_silence(place: Place) -> None:
+    def written(pid: int, *lines: str) -> None:
+        with place.log.open("a") as file:
+            file.writelines(f"Nov 20 11:40:10 gpu-01 sglang[{pid}]: {line}\n" for line in lines)
+
+    now = time.monotonic()
+    place.log.touch()
+    book = Logbook(config(log_file=(str(place.log),)), clock=lambda: now)
+    state = ServerState(PROFILES["online"], now)
+    book.poll(state, LOCK)
+    head = AT.format(ranks=" TP0")
+    written(
+        4711, *[head + DECODE, head + "Prefill batch, #new-seq: 1, #new-token: 9", head + "Load weight begin."] * 30
+    )
+    book.poll(state, LOCK)
+    raised = AT.format(ranks=" TP3") + "Scheduler hit an exception: Traceback (most recent call last):"
+    written(5000, raised, '  File "x.py", line 1, in forward', "torch.OutOfMemoryError: CUDA out of memory.")
+    book.poll(state, LOCK)
+    assert not state.claims.wait
+    now += 6.0
+    book.poll(state, LOCK)
+    assert state.claims.wait
+    book.close()

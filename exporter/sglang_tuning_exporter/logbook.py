@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from dataclasses import replace
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.credibility import counts
 from sglang_tuning_exporter.sglang.lines import LogReader
 from sglang_tuning_exporter.sglang.usual import BatchRun
@@ -125,7 +127,7 @@ class Logbook:
         if size < BEHIND_BYTES:
             self._let_go(state, lock)
         self._forget_gone()
-        statuses = self._follower.status()
+        statuses = [self._with_unread(status) for status in self._follower.status()]
         self._say_changes(statuses)
         if self.left_out > 2 * self._said_left_out:
             self._said_left_out = self.left_out
@@ -157,12 +159,25 @@ class Logbook:
             known = before.get(status.path)
             if known is None or (known.up, known.reason) != (status.up, status.reason):
                 logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
+            if status.unread and not (known is not None and known.unread):
+                logger.warning(
+                    "log %s: holds words of SGLang's, in lines whose form cannot be read; the first: %s",
+                    status.path,
+                    status.unread,
+                )
             if status.lost > (known.lost if known is not None else 0):
                 logger.warning(
                     "log %s: %d of its files gone before they had been read to their end: events in them are not counted",
                     status.path,
                     status.lost,
                 )
+
+    def _with_unread(self, status: FileStatus) -> FileStatus:
+        """Quote the first line of a file none of whose lines can be read."""
+        reader = self._readers.get(status.path)
+        if reader is None or reader.unread is None or not reader.is_unreadable:
+            return status
+        return replace(status, unread=clean(reader.unread.decode("utf-8", "replace")))
 
     @property
     def reads_the_past(self) -> bool:

@@ -35,6 +35,7 @@ _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked
 
 _STRETCH = 64 << 10  # bytes read at once: with what is made of them, they fit a core's cache
 _DULL_KEPT, _DULL_LENGTH = 64, 400
+_ENOUGH_LINES = 16
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
 
@@ -131,6 +132,11 @@ class LogReader:
     def unread(self) -> bytes | None:
         """The first line with words of SGLang's whose surroundings could not be learned, cut."""
         return self._surroundings.unread
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether enough lines came to learn their form, some have words of SGLang's, and none was read."""
+        return self.unread is not None and not self._settled and self._line >= _ENOUGH_LINES
 
     def _scan(self, block: bytes, events: list[_Any], *, singly: bool) -> None:
         """Read the usual lines a second at a time, and all others one by one."""

@@ -44,7 +44,8 @@ class FileStatus:
     `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
     "unreadable: …" or "ended" (stdin).
     `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes; `lost` counts files
-    that were gone before they had been read to their end, or may have been.
+    that were gone before they had been read to their end, or may have been. `unread` is its first line with words of
+    SGLang's, where no line of its form could be read: who reads the lines puts it in.
     """
 
     path: str
@@ -54,6 +55,7 @@ class FileStatus:
     dropped: int
     dropped_bytes: int = 0
     lost: int = 0
+    unread: str = ""
 
 
 class LogFollower:
