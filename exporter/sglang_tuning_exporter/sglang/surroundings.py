@@ -11,9 +11,7 @@ Where only a host, a program or a process id is new, and no more lines come, tho
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.forms import Form, form_of, taken_off
@@ -26,6 +24,7 @@ from sglang_tuning_exporter.sglang.layers import (
     Line,
 )
 from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.shape import Shape, Strange, layout_of
 from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known
 
 if TYPE_CHECKING:
@@ -36,43 +35,15 @@ _CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; of a stream that is followed and 
 _WAITING = 16  # shapes that wait to be confirmed
 _WAITING_LINES = 512  # of one shape
 _WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
-_PREFIXES = 16  # batch lines that tell how SGLang's own prefix looks
 _APART = 64  # lines of known shapes between two of a new one: no lasting change
 _HELD_SECONDS = 5.0  # without another line of that shape
-# So many lines, of so many sorts, tell which fields never change.
-_WATCHED, _SORTS = 64, 3
-_WATCHED_AT_MOST = 1024
-_VALUES_KEPT = 8  # of one field: more are a counter
 _UNLIKE_AT_MOST = 32  # times that the pattern of a whole stretch is made anew
-_LONGEST_EXAMPLE = 4096
-
-# Lines of a scheduler have the ranks of all schedulers of this server in their prefix.
-_SCHEDULERS = (b"Decode batch", b"Prefill batch", b"KV cache pool is full", b"Testing retraction", b"Decode out of")
-_RANKS = re.compile(rb"[ ]+([A-Za-z_]{2,12})=?\d{1,5}")
-_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
-
-
-Ranks: TypeAlias = tuple[bytes, ...]  # names of ranks
 
 
 class Taught(NamedTuple):
     """What a line has taught: what was held of the lines with its shape, if there are enough, which can be read now."""
 
     held: list[bytes]
-
-
-class _Strange(NamedTuple):
-    """In what a line differs from those before it."""
-
-    shape: Shape
-    fields: tuple[Any, ...]  # names
-    layout: bytes | None
-    ranks: Ranks | None
-
-    @property
-    def may_be_real(self) -> bool:
-        """Whether all fits but who has written it: perhaps a process that had printed nothing yet."""
-        return self.layout is None and self.ranks is None
 
 
 class _Waiting(NamedTuple):
@@ -82,95 +53,6 @@ class _Waiting(NamedTuple):
     heads: int
     read: int  # lines in known shapes when the last one came
     arrived: float | None  # when that was
-
-
-@dataclass(eq=False)
-class Shape:
-    """What all lines of a stream have in common."""
-
-    PASSING: ClassVar = {"pattern", "is_json", "unlike"}  # only makes it quick
-
-    form: Form
-    prefixed: bool  # SGLang's own prefix follows
-    layouts: set[bytes] = field(default_factory=set)  # of that prefix
-    ranks: set[Ranks] = field(default_factory=set)  # names of the ranks of a scheduler's lines
-    prefixes: int = 0  # seen while they were learned
-    fields: dict[Any, set[Any]] | None = (
-        None  # those with one value, while they are watched; then those that are required
-    )
-    sorts: set[bytes] = field(default_factory=set)
-    watched: int = 0
-    settled: bool = False
-    pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` takes it off
-    is_json: bool = False
-    unlike: int = 0  # stretches that the pattern did not fit
-
-    def watch(self, line: Line) -> None:
-        """See which fields keep their value."""
-        prefix = parse_plain_prefix(line.text)
-        self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
-        self.watched += 1
-        found = dict(line.fields)
-        if self.fields is None:
-            self.fields = {key: {value} for key, value in found.items()}
-        else:
-            self.fields = {key: values for key, values in self.fields.items() if found.get(key) in values}
-        self.settled = self.watched >= _WATCHED and len(self.sorts) >= _SORTS
-        if self.watched >= _WATCHED_AT_MOST and not self.settled:
-            self.settled, self.fields = True, {}
-
-    def strange(self, line: Line) -> tuple[Any, ...]:
-        """Name the fields that have another value than all lines before."""
-        found = dict(line.fields)
-        return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
-
-    def allow(self, strange: _Strange, lines: list[bytes]) -> None:
-        """Take what these lines have for one more form of the same."""
-        for text in lines:
-            line = taken_off(self.form, text)
-            found = {} if line is None else dict(line.fields)
-            for name in strange.fields:
-                if self.fields is not None and name in self.fields:
-                    self.fields[name].add(found.get(name))
-        self.fields = {name: values for name, values in (self.fields or {}).items() if len(values) <= _VALUES_KEPT}
-        self.learn_prefix(strange.layout, strange.ranks)
-        self.pattern = None
-
-    def learn_prefix(self, layout: bytes | None, ranks: Ranks | None) -> None:
-        """Take a layout of SGLang's own prefix for one that it has here."""
-        if layout is not None:
-            self.layouts.add(layout)
-        if ranks is not None:
-            self.ranks.add(ranks)
-
-    def fits(self, layout: bytes | None, ranks: Ranks | None) -> bool:
-        """Say whether SGLang's own prefix is as it was before; the first ones teach it."""
-        if self.prefixes < _PREFIXES:
-            self.prefixes += ranks is not None
-            self.learn_prefix(layout, ranks)
-        return (layout is None or layout in self.layouts) and (ranks is None or ranks in self.ranks)
-
-    @property
-    def form_key(self) -> tuple[Any, ...]:
-        """What tells forms apart."""
-        return tuple(layer.key for layer in self.form)
-
-    def learn_pattern(self, text: bytes) -> None:
-        """Make the pattern of a whole line from this one, if that can be."""
-        parts, line = [], Line(text, None, NO_RANK)
-        for place, layer in enumerate(self.form):
-            last = place == len(self.form) - 1
-            if isinstance(layer, Csv) or (isinstance(layer, Json) and not last) or len(text) > _LONGEST_EXAMPLE:
-                return
-            fixed = self.fields or {}
-            part = layer.pattern(line.text, fixed) if isinstance(layer, Json) else layer.pattern(fixed)
-            found = layer.take_off(line)
-            if part is None or found is None:
-                return
-            parts.append(part)
-            line = found
-        self.is_json = isinstance(self.form[-1], Json)
-        self.pattern = re.compile(b"^" + b"".join(parts) + (b"$" if self.is_json else b""), re.MULTILINE)
 
 
 class Surroundings:
@@ -215,7 +97,7 @@ class Surroundings:
 
     def _released(self, key: Any, wait: _Waiting) -> _Waiting:
         """Let go of the lines that may be real."""
-        if not (isinstance(key, _Strange) and key.may_be_real):
+        if not (isinstance(key, Strange) and key.may_be_real):
             return wait
         self.let_go += wait.lines
         return wait._replace(lines=[])
@@ -251,7 +133,7 @@ class Surroundings:
             return True
         if self._current is None:
             return self.admits(start, scheduler=True)
-        return self._current.fits(*_layout(start, scheduler=True))
+        return self._current.fits(*layout_of(start, scheduler=True))
 
     def admits(self, text: bytes, *, scheduler: bool | None = None) -> bool:
         """Say whether a line may begin with SGLang's own prefix as this one does."""
@@ -260,7 +142,7 @@ class Surroundings:
             return True
         if not self._shapes:
             self._shapes.append(Shape((), prefixed=True))
-        layout, ranks = _layout(text, scheduler=scheduler)
+        layout, ranks = layout_of(text, scheduler=scheduler)
         if any(not shape.form and shape.fits(layout, ranks) for shape in self._shapes):
             self._read += 1
             self._current = None
@@ -307,7 +189,7 @@ class Surroundings:
             self.unread = self.unread if form == () else self.unread or text[:LONGEST_BEFORE]
             return None
         prefixed = parse_plain_prefix(found.text) is not None
-        layout, ranks = _layout(found.text) if self._strict else (None, None)
+        layout, ranks = layout_of(found.text) if self._strict else (None, None)
         names = tuple(layer.key for layer in form)
         same = [known for known in self._shapes if known.form_key == names and known.prefixed == prefixed]
         if not any(layout in known.layouts for known in same):
@@ -341,7 +223,7 @@ class Surroundings:
         if len(text) <= _WAITING_LENGTH or number >= enough:
             lines.append(text)
         if number >= enough:
-            if isinstance(key, _Strange):
+            if isinstance(key, Strange):
                 key.shape.allow(key, lines)
             return Taught(lines)
         if len(self._waiting) >= _WAITING:
@@ -371,14 +253,14 @@ class Surroundings:
             line = line._replace(stream=None)
         return line
 
-    def _strange(self, shape: Shape, line: Line, prefix: Prefix | None) -> _Strange | None:
+    def _strange(self, shape: Shape, line: Line, prefix: Prefix | None) -> Strange | None:
         """Say in what a line differs from those before it; `None` where it does not."""
         fields = shape.strange(line) if shape.settled else ()
-        layout, ranks = (None, None) if prefix is None else _layout(line.text)
+        layout, ranks = (None, None) if prefix is None else layout_of(line.text)
         if not fields and shape.fits(layout, ranks):
             return None
         # Only what is strange: lines without ranks come between a scheduler's.
-        return _Strange(
+        return Strange(
             shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
         )
 
@@ -416,15 +298,3 @@ def _is_well_known(form: Form, text: bytes) -> bool:
         elif well_known(before) < before.find(line.text):
             return False
     return True
-
-
-def _layout(text: bytes, *, scheduler: bool | None = None) -> tuple[bytes | None, Ranks | None]:
-    """Give the layout of SGLang's own prefix, and the names of its ranks where a scheduler has printed it."""
-    prefix = parse_plain_prefix(text)
-    if prefix is None or (prefix.time is None and prefix.clock is None):
-        return None, None
-    start, end = text[: prefix.end], prefix.end
-    if scheduler is None:
-        scheduler = text.startswith(_SCHEDULERS, end)
-    layout = _RANKS.sub(b"", start).translate(_DIGITS).rstrip()
-    return layout, tuple(_RANKS.findall(start)) if scheduler else None
