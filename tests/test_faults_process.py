@@ -219,7 +219,7 @@ def test_a_file_that_is_no_state_file_is_said_and_left_as_it_is(server: Server, 
     state.write_bytes(garbage)
     with following(*of(server), *with_state(state)) as exporter:
         said = "".join(exporter.said)
-        assert said.count("state file") == 1
+        assert said.count(f"state file {state}") == 1
         assert (
             f"state file {state}: cannot be used: state.json is no state file of an exporter; give another path" in said
         )

@@ -60,7 +60,7 @@ class PoolMemory:
     def __init__(self) -> None:
         self._at = 0.0
         self._tokens: float | None = None
-        self.spoken_for: float | None = None  # the decode line on which a retraction was believed
+        self._claimed = False  # whether a retraction in doubt was believed since the last decode line
         self._usage: float | None = None
         self._running = 0.0
         self._joined = 0.0
@@ -74,7 +74,7 @@ class PoolMemory:
         hybrid = line.swa_usage is not None or line.mamba_usage is not None
         transferred = "transfer" in line.queues or "prealloc" in line.queues
         self._tokens = None if hybrid or transferred or line.tokens is None else float(line.tokens)
-        self._usage, self._at = line.full_usage, now
+        self._usage, self._at, self._claimed = line.full_usage, now, False
         self._running, self._joined = float(line.running or 0), 0.0
 
     def see_prefill(self, line: PrefillBatch) -> None:
@@ -84,9 +84,8 @@ class PoolMemory:
 
     def claim(self) -> bool:
         """Whether no retraction was believed yet since the last decode line; the one who asks is."""
-        free = self.spoken_for != self._at
-        self.spoken_for = self._at
-        return free
+        was_claimed, self._claimed = self._claimed, True
+        return not was_claimed
 
     def can_be_full(self, facts: ServerFacts, dp: int | None, now: float) -> bool:
         """Whether tokens in use, prompts since, and one log interval of generation can have filled the pool; True when not told."""
@@ -214,7 +213,9 @@ class Witness:
         if counted and not (account is not None and account.blurred(now)):
             return self._wait(line, now)
         if raw:
-            if "tp_size" not in facts.args or expected_ranks(facts) > 1:
+            # Only a server of several TP ranks prints which one speaks.
+            alone = expected_ranks(facts) == 1 if "tp_size" in facts.args else line.rank.tp is None
+            if not alone:
                 return self._wait(line, now)
             if line.suspect or dp in self._counting or pool is None or not pool.claim():
                 return self._refuse()

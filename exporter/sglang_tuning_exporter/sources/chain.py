@@ -112,7 +112,7 @@ class Chain:
         """Go on where the text of the present file goes on that was written anew: in its copies, and then here."""
         link = next(each for each in self.links if each.rewritten)
         before = self.links[: self.links.index(link) + 1]
-        marks = [*self.done, *(each.mark_of_text() for each in before)]
+        marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
         beside = self._beside(None)
         found = rotation.assign(marks, beside)
         copy = found.get(len(marks) - 1) if link.position else None
