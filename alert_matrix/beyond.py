@@ -31,9 +31,7 @@ BEYOND: tuple[Beyond, ...] = (
         "A share of two hours is one of what was stored: under new labels and without 12 minutes, what is left weighs more.",
         frozenset({"false"}),
         lambda run: (
-            run.case.row.id == "often_down"
-            and run.column.disturbance == "target relabelled"
-            and run.column.misses == AT_THE_START
+            run.case.row.id == "often_down" and run.column.disturbance == "target relabelled" and run.has_long_gap
         ),
     ),
     Beyond(
@@ -50,6 +48,11 @@ BEYOND: tuple[Beyond, ...] = (
         "The half hour in which starts are counted begins within 12 minutes without a sample: how many it holds is not known.",
         frozenset({"ended early"}),
         lambda run: run.column.misses == LATER and run.case.counts_starts,
+    ),
+    Beyond(
+        "A DP rank that has just come needs two scrapes before its counter counts, which takes longer where half of them fail.",
+        frozenset({"late"}),
+        lambda run: run.column.misses == HALF and run.column.disturbance == "DP ranks come and go",
     ),
     Beyond(
         "An exporter that starts anew while the alert is pending must see the silence of a minute again, and the alert waits again.",

@@ -175,12 +175,10 @@ class Run:
     @cached_property
     def interval(self) -> float:
         """The longest time between two scrapes that were read while the alert was to come, gaps apart."""
-        read = [
-            at
-            for at, ended in self.scrapes
-            if ended == "read"
-            and self.begin - 2 * self.column.scrape <= at <= self.deadline_of_the_seen + 8 * self.column.scrape
-        ]
+        last = self.deadline_of_the_seen + 8 * self.column.scrape
+        read = [at for at, ended in self.scrapes if ended == "read" and at <= last]
+        before = sum(at < self.begin for at in read)
+        read = read[max(before - 1, 0) :]  # from the last one before the trouble on
         shares = MISSES[self.column.misses]
         if not shares or len(read) < 2:
             return float(self.column.scrape)
