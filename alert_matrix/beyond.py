@@ -50,9 +50,12 @@ BEYOND: tuple[Beyond, ...] = (
         lambda run: run.column.misses == LATER and run.case.counts_starts,
     ),
     Beyond(
-        "A DP rank that has just come needs two scrapes before its counter counts, which takes longer where half of them fail.",
+        "A DP rank that has just come needs two scrapes before its counter counts: long where half of them fail, or two minutes lie between.",
         frozenset({"late"}),
-        lambda run: run.column.misses == HALF and run.column.disturbance == "DP ranks come and go",
+        lambda run: (
+            run.column.disturbance == "DP ranks come and go"
+            and (run.column.misses == HALF or run.column.scrape > SELDOM)
+        ),
     ),
     Beyond(
         "An exporter that starts anew while the alert is pending must see the silence of a minute again, and the alert waits again.",
