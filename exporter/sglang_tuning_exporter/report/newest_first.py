@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.clock import printed_time
-from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT
+from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, gathered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +25,12 @@ def oldest_first(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     if not _falls(first[:_LOOKED_AT]):
         yield from chunks
         return
-    text = b""
-    for chunk in chunks:
-        text += chunk
-        if len(text) > LONGEST_DOCUMENT:
-            raise UsageError(
-                f"{name}: its newest line stands first, and it is larger than {LONGEST_DOCUMENT >> 20} MiB;"
-                " give it with the oldest line first, as tac writes it"
-            )
+    text = gathered(chunks)
+    if len(text) > LONGEST_DOCUMENT:
+        raise UsageError(
+            f"{name}: its newest line stands first, and it is larger than {LONGEST_DOCUMENT >> 20} MiB;"
+            " give it with the oldest line first, as tac writes it"
+        )
     yield b"".join(line + b"\n" for line in reversed(text.removesuffix(b"\n").split(b"\n")))
 
 

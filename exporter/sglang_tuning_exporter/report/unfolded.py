@@ -34,16 +34,24 @@ def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     if (entry := _parsed(begin)) is not None and len(_records(entry)) < 2:  # a document on each line
         yield from chunks
         return
-    text = b""
-    for chunk in chunks:
-        text += chunk
-        if len(text) > LONGEST_DOCUMENT:
-            break
+    text = gathered(chunks)
     found = lines_of(text)
     if found is None and entry is not None:
         found = b"".join(lines_of(line) or line for line in text.splitlines(keepends=True))
     yield text if found is None else found
     yield from chunks
+
+
+def gathered(chunks: Iterator[bytes]) -> bytes:
+    """Give all of a text in one piece, or more than `LONGEST_DOCUMENT` bytes of it: the rest is left in `chunks`."""
+    pieces: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        pieces.append(chunk)
+        size += len(chunk)
+        if size > LONGEST_DOCUMENT:
+            break
+    return b"".join(pieces)
 
 
 def lines_of(document: bytes) -> bytes | None:
