@@ -36,7 +36,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="latency_prefill_between",
         alert="",
         severity="info",
-        condition=Slow("inter_token", "prefill", times=interruption.LATE_TIMES),
+        condition=Slow("inter_token", "prefill", times=interruption.SLOW_BURN_TIMES),
         summary="Some tokens come late because prompts are computed between two decode steps.",
         seen="{value} of the gaps between tokens are longer than the objective, most are not, and long prompts are computed in between",
         guide="requests are slow: --chunked-prefill-size (E5); prefill/decode disaggregation (E5)",

@@ -22,12 +22,12 @@ MOSTLY = 0.5
 
 
 # Times the budget of the objective at which the slow burn-rate alert fires, and the row about prompts in between holds.
-LATE_TIMES = 6.0
+SLOW_BURN_TIMES = 6.0
 
 
 def steps_between(profile: Profile) -> float:
     """Give the decode steps after each chunk with which gaps that have a chunk in them are few enough; 0 without an objective."""
-    return 0.0 if profile.inter_token_seconds is None else float(ceil(1.0 / profile.late_bound(LATE_TIMES)))
+    return 0.0 if profile.inter_token_seconds is None else float(ceil(1.0 / profile.late_bound(SLOW_BURN_TIMES)))
 
 
 def prefill_takes_most(past: Past) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.guide.conditions import BurnRate
 from sglang_tuning_exporter.guide.diagnosis import Diagnosis, Turn
-from sglang_tuning_exporter.guide.interruption import LATE_TIMES
+from sglang_tuning_exporter.guide.interruption import SLOW_BURN_TIMES
 
-FAST, SLOW = 14.4, LATE_TIMES
+FAST, SLOW = 14.4, SLOW_BURN_TIMES
 
 
 _FIRST_TOKEN = Turn(
