@@ -39,6 +39,7 @@ check: install ## style, types, insecure calls, and generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/bandit -q -c pyproject.toml -r exporter
 	$(BIN)/sglang-tuning-exporter generate --check
 

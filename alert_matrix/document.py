@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from alert_matrix.beyond import BEYOND
-from sglang_tuning_exporter.generate.inhibition import is_hidden_by
-from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.mixin.inhibition import is_hidden_by
 
 SUMS, PAGE = Path("docs/alert-matrix.json"), Path("docs/alert-matrix.md")
 # Part → name → combinations, failures, failures beyond any rule.

@@ -15,10 +15,10 @@ import requests
 import yaml
 
 from sglang_tuning_exporter.config import Address
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-from sglang_tuning_exporter.guide.table import ALERTS
-from sglang_tuning_exporter.notifications import Receiver
-from sglang_tuning_exporter.stack import LOOPBACK, Process, free_port, program
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.recordings.notifications import Receiver
+from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port, program
 
 CONFIGURATION = Path("alerts/alertmanager.yml")
 # Alert → those that it was not notified beside.

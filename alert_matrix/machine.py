@@ -12,7 +12,7 @@ from alert_matrix.columns import DISTURBANCES, EVALUATIONS, MISSES, SCRAPES, Col
 from alert_matrix.play import Fired, RuleError, play
 from alert_matrix.troubles import MINUTE, Case, Trouble, cases
 from alert_matrix.verdict import Verdict, judge
-from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.diagnosis.table import ALERTS
 
 HEALTHY = "a healthy server"
 # In seconds: a run that lasts longer would keep all others of its promtool waiting.

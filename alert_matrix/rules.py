@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from alert_matrix.story import Shown
-from sglang_tuning_exporter.signals import IDLE, UNKNOWN
+from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NAME = re.compile(r"(?<![\w:\"$.])[a-zA-Z_:][\w:]*")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias, get_args
 
 from alert_matrix.series import Key, Page, growing, key, shown
-from sglang_tuning_exporter.guide.profiles import GIGABYTE, PROFILES, Profile
-from sglang_tuning_exporter.guide.table import DIAGNOSES
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
-from sglang_tuning_exporter.signals import STATES, Signal
-from sglang_tuning_exporter.stages import STAGES
+from sglang_tuning_exporter.state.profiles import GIGABYTE, PROFILES, Profile
+from sglang_tuning_exporter.state.signals import STATES, Signal
+from sglang_tuning_exporter.state.stages import STAGES
 
 Shares: TypeAlias = dict[str, float]
 # What a busy server with enough room does most of the time, and where the rest of the time goes.

@@ -11,7 +11,7 @@ from alert_matrix.columns import LOADING, PLACES, RESTART, SEES_AGAIN, Run
 from alert_matrix.series import Age, Counter, Gauge, Key, Page, Series, growing, key, labelled, shown
 from alert_matrix.server import ABSENT, AGES, OF_RANKS, OF_THE_START, Shares, healthy, seconds
 from alert_matrix.troubles import MINUTE, Trouble
-from sglang_tuning_exporter.signals import STATES, UNKNOWN, Signal
+from sglang_tuning_exporter.state.signals import STATES, UNKNOWN, Signal
 
 UP: Key = ("up", ())
 

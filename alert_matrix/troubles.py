@@ -12,7 +12,7 @@ from typing import Any
 
 from alert_matrix.series import Key, key
 from alert_matrix.server import LOG_FILE, REQUESTS, TOKENS, Shares, mixed
-from sglang_tuning_exporter.guide.conditions import (
+from sglang_tuning_exporter.diagnosis.conditions import (
     BurnRate,
     Failures,
     GraphMemory,
@@ -25,10 +25,10 @@ from sglang_tuning_exporter.guide.conditions import (
     Starts,
     Stuck,
 )
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, GIGABYTE, PROFILES
-from sglang_tuning_exporter.guide.promql import duration
-from sglang_tuning_exporter.signals import Signal
+from sglang_tuning_exporter.diagnosis.promql import duration
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, GIGABYTE, PROFILES
+from sglang_tuning_exporter.state.signals import Signal
 
 MINUTE, HOUR = 60.0, 3600.0
 

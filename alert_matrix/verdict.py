@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from alert_matrix.columns import LONG_GAP, MISSES, OFTEN_LOST, Run
 from alert_matrix.play import Fired
 from alert_matrix.troubles import OF_THE_EXPORTER
-from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.diagnosis.table import ALERTS
 
 Fault: TypeAlias = Literal["never", "late", "broken", "ended early", "too long", "false", "error"]
 

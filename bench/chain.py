@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bench.table import Table
-from sglang_tuning_exporter.stack import LOOPBACK, Stack, program
+from sglang_tuning_exporter.recordings.stack import LOOPBACK, Stack, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

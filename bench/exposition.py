@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_tuning_exporter.sglang import exposition, facts
-from sglang_tuning_exporter.sglang.layout import PageReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.equivalence import KINDS
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 BLOCK = 256 << 10
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bench.mtail import PROGRAM
-from sglang_tuning_exporter.stack import free_port
+from sglang_tuning_exporter.recordings.stack import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from closed_loop.installation import HERE, default_home, installed
-from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.command import command_line
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import DIAGNOSES
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.sglang.flags import flag_of
-from sglang_tuning_exporter.window import Totals, batch_size_bucket
+from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.sglang.args.flags import flag_of
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

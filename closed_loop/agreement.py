@@ -28,7 +28,7 @@ from closed_loop.accounts import Asked, Manner, Pages
 from closed_loop.host import STORM, STORM_ARGS, STORM_ENV, Host
 from closed_loop.installation import Installation
 from closed_loop.load import Load
-from sglang_tuning_exporter.stack import LOOPBACK, Process, free_port
+from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port
 
 PORT = 32100
 MOST_QUEUED = 24

@@ -1,6 +1,6 @@
 """One situation on a real server, kept as files: its log, each scrape, and what its clients saw.
 
-A capture is a directory that `sglang_tuning_exporter.recording` reads. Beside what is said there it holds `cmd.txt`,
+A capture is a directory that `sglang_tuning_exporter.recordings.recording` reads. Beside what is said there it holds `cmd.txt`,
 `client.jsonl` (each request), `scrapes.tsv` and `health.tsv` (unix seconds, status, milliseconds), `v1_loads-<unix ms>.json`, and
 `NOTE.md` with the truth.
 """

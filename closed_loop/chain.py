@@ -18,7 +18,7 @@ from closed_loop import engine, load
 from closed_loop.advice import told
 from closed_loop.installation import Installation
 from closed_loop.measures import Measures, measure
-from sglang_tuning_exporter.stack import Stack
+from sglang_tuning_exporter.recordings.stack import Stack
 
 SETTLE_SECONDS = 3.0  # the server's own first request
 POLL_SECONDS = 2.0

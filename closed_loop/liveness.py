@@ -25,7 +25,7 @@ from closed_loop.faults import FAULTS, LOOP, Fault
 from closed_loop.host import Host
 from closed_loop.installation import RELEASES, Installation
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.stack import Stack
+from sglang_tuning_exporter.recordings.stack import Stack
 
 PORT = 32000
 STEADY_SECONDS = 10.0  # of requests, before anything happens

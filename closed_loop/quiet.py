@@ -25,7 +25,7 @@ import requests
 from closed_loop import advice, chain, engine, load
 from closed_loop.captures import HEALTH_SECONDS
 from closed_loop.situations import SITUATIONS
-from sglang_tuning_exporter.stack import Stack
+from sglang_tuning_exporter.recordings.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

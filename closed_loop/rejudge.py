@@ -27,8 +27,13 @@ time.monotonic = lambda: _NOW[0]
 time.sleep = lambda _seconds: None
 
 from sglang_tuning_exporter.config import Address, Config
-from sglang_tuning_exporter.sources import scrape
-from sglang_tuning_exporter.watcher import Watcher
+
+try:
+    from sglang_tuning_exporter.collect import scrape
+    from sglang_tuning_exporter.collect.sidecar import Watcher
+except ImportError:  # a revision from before the package had rooms
+    from sglang_tuning_exporter.sources import scrape  # type: ignore[import-not-found,no-redef]
+    from sglang_tuning_exporter.watcher import Watcher  # type: ignore[import-not-found,no-redef]
 
 STEP_SECONDS = 0.5
 SCRAPE_SECONDS = 5.0

@@ -19,9 +19,9 @@ import bcrypt
 import trustme
 import yaml
 
-from sglang_tuning_exporter.access.document import HEADERS, SUITES, Refused, parse
-from sglang_tuning_exporter.access.door import Door, read
-from sglang_tuning_exporter.access.guard import METHODS, Guard
+from sglang_tuning_exporter.serve.security.active_config import Door, read
+from sglang_tuning_exporter.serve.security.guard import METHODS, Guard
+from sglang_tuning_exporter.serve.security.web_config import HEADERS, SUITES, Refused, parse
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sglang_tuning_exporter.sources import stream
-from sglang_tuning_exporter.sources.tail import LogFollower
+from sglang_tuning_exporter.collect import stream
+from sglang_tuning_exporter.collect.tail import LogFollower
 
 SECOND = 1_000_000_000
 ran: Counter[str] = Counter()

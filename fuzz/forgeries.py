@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fuzz import sinks
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.recording import Recording, load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.suspicion import ARRIVED_SECONDS, Suspicion
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.sglang.log.raw_text import ARRIVED_SECONDS, Suspicion
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("steady", "retract", "big_queue", "v0.5.9-retract", "dp2", "client_limited")

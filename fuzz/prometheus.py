@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from sglang_tuning_exporter.stack import LOOPBACK, Process, free_port, program
+from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port, program
 
 CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
 # Prometheus spreads the pages of a batch over the interval.

@@ -19,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from fuzz import words
 from fuzz.prometheus import Prometheus, prometheus, unreadable
 from fuzz.targets import TARGETS, settings
-from sglang_tuning_exporter.metrics import page as own_page
-from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.sglang import exposition
-from sglang_tuning_exporter.sglang.layout import PageReader
-from sglang_tuning_exporter.sglang.serverinfo import parse_server_info
-from sglang_tuning_exporter.stack import program
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.recordings.stack import program
+from sglang_tuning_exporter.serve.metrics import page as own_page
+from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 BATCH = 400
 FAILURE = Path("build/fuzz/scraped.prom")

@@ -14,11 +14,11 @@ import traceback
 from pathlib import Path
 
 from fuzz.lines import mutators, seeds
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 BLOCK_LINES = 2000
 # What the interpreter's arenas may take on top after the first blocks have warmed every cache.

@@ -25,27 +25,28 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fuzz import access, forgeries, words
 from sglang_tuning_exporter import report
+from sglang_tuning_exporter.collect.log import Logbook
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.config import OPTIONS, Address, Config, UsageError, resolve
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.logbook import Logbook
-from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.recording import from_files
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.recordings.recording import from_files
 from sglang_tuning_exporter.report import page as report_page
 from sglang_tuning_exporter.report.document import build as build_document
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.terminal import render as as_text
-from sglang_tuning_exporter.sglang import exposition, facts
-from sglang_tuning_exporter.sglang.layout import PageReader, Reading
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.serverargs import holds_secret, is_secret, parse_server_args
-from sglang_tuning_exporter.sglang.serverinfo import parse_loads, parse_server_info
-from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.findings import render as as_json
-from sglang_tuning_exporter.web.page import render as as_page
+from sglang_tuning_exporter.serve.api import render as as_json
+from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, Reading
+from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"

@@ -19,15 +19,15 @@ import requests
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.config import Address, Config
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.serving import bind, uvicorn_config
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.app import make_app
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.serve.app import make_app
+from sglang_tuning_exporter.serve.run import bind, uvicorn_config
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,12 +22,12 @@ import bcrypt
 import trustme
 
 from conftest import config, wait_for
-from sglang_tuning_exporter.access import wire
-from sglang_tuning_exporter.access.door import Door
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.config import Address
-from sglang_tuning_exporter.serving import bind, uvicorn_config
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.app import make_app
+from sglang_tuning_exporter.serve.app import make_app
+from sglang_tuning_exporter.serve.run import bind, uvicorn_config
+from sglang_tuning_exporter.serve.security import uvicorn_server as wire
+from sglang_tuning_exporter.serve.security.active_config import Door
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

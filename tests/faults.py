@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conftest import Answer, Exporter, FakeSGLang, Page, reply, wait_for
 from sglang_tuning_exporter.config import Address
-from sglang_tuning_exporter.stack import free_port
+from sglang_tuning_exporter.recordings.stack import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,16 +18,17 @@ from unittest.mock import patch
 from prometheus_client import generate_latest
 
 from conftest import config
-from sglang_tuning_exporter import logbook, watcher
-from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.sglang.serverinfo import parse_server_info
-from sglang_tuning_exporter.sources.scrape import Outcome, ScrapeError
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.collect import log as logbook
+from sglang_tuning_exporter.collect import sidecar as watcher
+from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from sglang_tuning_exporter.recording import Recording
+    from sglang_tuning_exporter.recordings.recording import Recording
 
 COUNTER = re.compile(r"_(?:total|count|sum|bucket)$")
 

@@ -6,8 +6,8 @@ import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sglang_tuning_exporter.recording import Recording, load
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.recordings.replay import packaged
 
 HERE = Path(__file__).parent
 # The start-up lines of a server on eight GPUs, 0.5.23, from server_args to ready.

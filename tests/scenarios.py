@@ -25,7 +25,7 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import hours
 from hours import Clock, Moment, Story
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.sources.scrape import Outcome, ScrapeError
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
 from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.advice import Advice, Case, advise
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import DIAGNOSES
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.window import Totals, batch_size_bucket
+from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 
 PROFILE = PROFILES["online"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.guide.advice import Advice, Case, advise
-from sglang_tuning_exporter.guide.command import command_line
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.window import Totals, batch_size_bucket
+from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 
 PROFILE = PROFILES["online"]
 RANKS: dict[str, Any] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}

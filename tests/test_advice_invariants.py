@@ -8,18 +8,18 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.acceptance import settings as values_in_force
-from sglang_tuning_exporter.guide.advice import Advice, shown
-from sglang_tuning_exporter.guide.command import Command, command_line
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.findings import Judgement, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.latency import Recent
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.sglang.flag_values import made_of
-from sglang_tuning_exporter.sglang.flags import flag_of, releases
-from sglang_tuning_exporter.sglang.refusals import objection
-from sglang_tuning_exporter.window import Totals, batch_size_bucket
+from sglang_tuning_exporter.diagnosis.acceptance import settings as values_in_force
+from sglang_tuning_exporter.diagnosis.advice import Advice, shown
+from sglang_tuning_exporter.diagnosis.command import Command, command_line
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
+from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.refusals import objection
+from sglang_tuning_exporter.sglang.args.values import made_of
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 
 SERVED = 300.0
 STEPS = 12  # of advice followed one after the other

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.promql import duration
-from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.diagnosis.promql import duration
+from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, Evaluations, Span
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 READY = "[2025-11-20 11:40:00] The server is fired up and ready to roll!\n"
 

@@ -20,9 +20,9 @@ from alert_matrix.columns import Column, Level, Run
 from alert_matrix.machine import LONG, Outcome, every_case, together
 from alert_matrix.troubles import Case, UndescribedError, cases
 from scenes import SCENES, lived
-from sglang_tuning_exporter.guide.conditions import Source
-from sglang_tuning_exporter.guide.table import ALERTS
-from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.diagnosis.conditions import Source
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.serve.metrics import registry
 
 ROOT = Path(__file__).parents[1]
 RULES = (ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml").read_text()

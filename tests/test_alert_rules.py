@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.guide.table import DIAGNOSES
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ALERTS = Path(__file__).parents[1] / "alerts"

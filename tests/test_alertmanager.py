@@ -25,11 +25,11 @@ import yaml
 
 from alert_matrix.inhibition import answers
 from sglang_tuning_exporter.config import Address
-from sglang_tuning_exporter.generate import alerts
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import DIAGNOSES
-from sglang_tuning_exporter.notifications import Receiver, as_text
-from sglang_tuning_exporter.stack import Process, free_port, program
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
+from sglang_tuning_exporter.recordings.stack import Process, free_port, program
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

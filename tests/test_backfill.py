@@ -18,12 +18,12 @@ from prometheus_client.samples import Sample
 from conftest import config, environment
 from hours import Clock
 from nights import prolonged, recording
-from sglang_tuning_exporter import logbook
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.collect import log as logbook
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.report import openmetrics
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.serve.metrics import registry
 
 START = "[2025-11-20 11:40:00] The server is fired up and ready to roll!\n"
 BUSY = "[2025-11-20 11:4{at}] Decode batch, #running-req: 7, #token: 100, token usage: 0.50, cuda graph: True, gen throughput (token/s): 50.00, #queue-req: 3\n"
@@ -164,7 +164,7 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
 
 
 def _printed(line: bytes) -> float | None:
-    from sglang_tuning_exporter.sglang.prefix import parse_plain_prefix  # noqa: PLC0415
+    from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix  # noqa: PLC0415
 
     prefix = parse_plain_prefix(line)
     return None if prefix is None else prefix.time

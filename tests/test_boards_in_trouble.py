@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.generate import boards
-from sglang_tuning_exporter.guide.table import DIAGNOSES
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.mixin import boards
 
 BOARDS = {json.loads(text)["uid"].removeprefix("sglang-tuning-"): json.loads(text) for text in boards.files().values()}
 PANELS = [

@@ -20,10 +20,10 @@ import yaml
 
 from conftest import wait_for
 from hours import Story, blocks, quarter, recorded, repeated, told
-from sglang_tuning_exporter.generate import boards
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.stack import free_port
+from sglang_tuning_exporter.mixin import boards
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.recordings.stack import free_port
 from situations import HEALTHY, Load, hour, storm
 
 HERE = Path(__file__).parent

@@ -14,11 +14,11 @@ import requests
 from browser import Browser, chromium
 from conftest import running_exporter, wait_for, watched_retractions, web
 from scenes import SCENES, lived
-from sglang_tuning_exporter.clean import clean
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import ReplayServer, packaged
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
+from sglang_tuning_exporter.sglang.clean import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

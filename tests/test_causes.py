@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios import Story, decoding, failed, repeated, retraction, started
-from sglang_tuning_exporter.guide.evidence import Evidence, past_of
-from sglang_tuning_exporter.guide.findings import Judgement, causes_of, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import ALERTS, BY_ID, DIAGNOSES, causes_first
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, past_of
+from sglang_tuning_exporter.diagnosis.findings import Judgement, causes_of, judge
+from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES, causes_first
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, Rejection
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 DIED = Liveness(None, NO_RANK, "process_died")
 

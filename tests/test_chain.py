@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fuzz import files
-from sglang_tuning_exporter.sources import rotation
-from sglang_tuning_exporter.sources.tail import LogFollower
+from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.tail import LogFollower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,8 +129,8 @@ def test_every_file_of_several_copytruncates_between_two_looks_is_read_in_order(
 def test_a_follower_that_ended_while_it_caught_up_goes_on_in_each_file_where_it_was(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_tuning_exporter.sources.stream.CHUNK", 256)
-    monkeypatch.setattr("sglang_tuning_exporter.sources.stream.BUDGET", 256)
+    monkeypatch.setattr("sglang_tuning_exporter.collect.stream.CHUNK", 256)
+    monkeypatch.setattr("sglang_tuning_exporter.collect.stream.BUDGET", 256)
     follower = LogFollower([str(log.path)])
     for _ in range(4):
         log.write(10)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from scenarios import Story, decoding, started
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.findings import Finding, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.findings import Finding, judge
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.events import NO_RANK, Memory, RankFigures, Scrape
-from sglang_tuning_exporter.sglang.histograms import Histogram
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 END = 200.0
 SETTINGS, ROUTER, PREFILL_GRAPHS = "profile_settings", "router_candidate", "prefill_graph_candidate"

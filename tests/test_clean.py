@@ -11,16 +11,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import config
-from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.cli import _OneLine, main
-from sglang_tuning_exporter.guide.command import command_line
-from sglang_tuning_exporter.metrics import page as metrics_page
-from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.notifications import as_text
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.findings import render as as_json
-from sglang_tuning_exporter.web.page import render as as_page
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.recordings.notifications import as_text
+from sglang_tuning_exporter.serve.api import render as as_json
+from sglang_tuning_exporter.serve.metrics import page as metrics_page
+from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.pages.page import render as as_page
+from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 STRANGE = "\x1b\x07\x08\r\x00\x7f\x85\x9b\u202e\u2066\u200b\u2028\u2029\ufeff\udc9b"
 EVIL = f"model{STRANGE}[2Jx"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.guide.clients import at_least, at_most
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.diagnosis.clients import at_least, at_most
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals
 
 MINUTE = 60.0
 

@@ -19,8 +19,8 @@ from closed_loop.load import Load, Record
 from closed_loop.loops import BY_NAME, LOOPS, Loop
 from closed_loop.measures import measure, quantile
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.sglang.flags import flag_of
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 ROOT = Path(__file__).parent.parent
 BEGIN = 1_763_712_000.0  # 2025-11-21 08:00:00 UTC

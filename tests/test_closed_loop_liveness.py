@@ -24,7 +24,7 @@ from closed_loop.accounts import Asked, Pages
 from closed_loop.faults import DOWN, FAULTS, LOOP, named
 from closed_loop.host import Host
 from closed_loop.timeline import Told, judged
-from sglang_tuning_exporter.generate.alerts import files
+from sglang_tuning_exporter.mixin.alerts import files
 from sglang_tuning_exporter.sglang.events import LivenessKind
 
 LOG = """\

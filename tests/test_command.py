@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.guide.command import Command, command_line
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.sglang.flags import flag_of, releases
-from sglang_tuning_exporter.sglang.serverargs import parse_server_args
+from sglang_tuning_exporter.diagnosis.command import Command, command_line
+from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.printed import parse_server_args
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 HERE = Path(__file__).parent
 PRINTED = sorted(

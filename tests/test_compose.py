@@ -103,7 +103,7 @@ def test_every_container_is_watched_limited_and_started_again(name: str) -> None
 
 def test_the_health_check_of_the_exporter_is_the_image_s_own_and_needs_no_program_but_python() -> None:
     check = SERVICES["exporter"]["healthcheck"]["test"]
-    assert check == ["CMD", "python", "-m", "sglang_tuning_exporter.probe"]
+    assert check == ["CMD", "python", "-m", "sglang_tuning_exporter.serve.probe"]
     assert f"CMD {json.dumps(check[1:])}" in DOCKERFILE
 
 

@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.generate import alerts
-from sglang_tuning_exporter.guide.alerting import is_evaluated
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES
-from sglang_tuning_exporter.guide.promql import duration
-from sglang_tuning_exporter.guide.table import ALERTS, BY_ID, DIAGNOSES
+from sglang_tuning_exporter.diagnosis.alerting import is_evaluated
+from sglang_tuning_exporter.diagnosis.promql import duration
+from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
+from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.report.backfill import Night
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
+from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES
 from test_core_and_rules import disagreements
 
 if TYPE_CHECKING:

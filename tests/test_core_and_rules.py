@@ -25,15 +25,15 @@ import pytest
 
 from conftest import config
 from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
-from sglang_tuning_exporter.generate import alerts
-from sglang_tuning_exporter.guide.conditions import Rejections, RetractionRate, Share, Spread
-from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-from sglang_tuning_exporter.guide.findings import Judgement, judge
-from sglang_tuning_exporter.guide.table import ALERTS
-from sglang_tuning_exporter.metrics import WatcherCollector
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.conditions import Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.serve.metrics import WatcherCollector
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

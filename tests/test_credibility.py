@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FakeSGLang, Page, config, reply, wait_for, web
-from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
-from sglang_tuning_exporter.claims import DECIDE_SECONDS
-from sglang_tuning_exporter.credibility import BASE_SECONDS, MOST_PENDING
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
+from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
+from sglang_tuning_exporter.state.forgeries import BASE_SECONDS, MOST_PENDING
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 POOL = 1_040_384
 TOOL = "Model attempted to call undefined function: get_weather"
@@ -702,7 +702,7 @@ def native(retracted: int, passes: int = 40) -> bytes:
 def test_a_real_retraction_shows_on_the_page_whose_scrape_confirms_it_and_a_forged_one_does_not(
     tmp_path: Path, sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_tuning_exporter.credibility.BASE_SECONDS", 0.0)  # not to wait five seconds
+    monkeypatch.setattr("sglang_tuning_exporter.state.forgeries.BASE_SECONDS", 0.0)  # not to wait five seconds
     sglang.answers["/metrics"] = reply(native(7))
     log = tmp_path / "server.log"
     log.write_text("")

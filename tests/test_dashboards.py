@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from sglang_tuning_exporter.generate import boards, layout, panels, queries
-from sglang_tuning_exporter.generate.boards import words
-from sglang_tuning_exporter.guide.table import DIAGNOSES
-from sglang_tuning_exporter.signals import STATES
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin import boards, panels, queries
+from sglang_tuning_exporter.mixin.boards import words
+from sglang_tuning_exporter.state.signals import STATES
 
 ROOT = Path(__file__).parents[1]
 BOARDS = {path: json.loads(text) for path, text in boards.files().items()}

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from conftest import Page, config
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.metrics import page as own_page
-from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.serve.metrics import page as own_page
+from sglang_tuning_exporter.serve.metrics import registry
 from sglang_tuning_exporter.sglang.events import ENDS
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 AT = "[2025-11-20 11:38:20] "
 START = AT + "server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"

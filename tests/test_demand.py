@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.demand import demand, is_reserved_in_full
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.latency import Recent
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.demand import demand, is_reserved_in_full
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals
 
 MINUTE = 60.0
 POOL, PROMPT = 10_000, 100.0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.conditions.suitability import data_parallel_would_fit, torch_compile_candidate
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.sizing.graphs import graphs
-from sglang_tuning_exporter.guide.sizing.pools import tokens_gained
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.conditions.suitability import data_parallel_would_fit, torch_compile_candidate
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.sizing.graphs import graphs
+from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals
 
 # What a rank prints of a start with EAGLE, in its order; wordings of srt/model_executor/model_runner.py,
 # srt/mem_cache/memory_pool.py and srt/speculative/eagle_worker.py (eagle_worker_v2.py in 0.5.20) of each release.

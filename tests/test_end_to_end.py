@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sglang_tuning_exporter import recording
-from sglang_tuning_exporter.notifications import as_text
-from sglang_tuning_exporter.replay import ReplayServer, packaged
-from sglang_tuning_exporter.stack import Stack, program
+from sglang_tuning_exporter.recordings import recording
+from sglang_tuning_exporter.recordings.notifications import as_text
+from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
+from sglang_tuning_exporter.recordings.stack import Stack, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

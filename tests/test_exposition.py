@@ -22,7 +22,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_tuning_exporter.sglang import exposition
+from sglang_tuning_exporter.sglang.metrics import exposition
 
 if TYPE_CHECKING:
     import random

@@ -14,9 +14,9 @@ import pytest
 
 from fuzz.prometheus import Prometheus, prometheus, unreadable
 from fuzz.scraped import LABELS, LINES, NUMBERS, TEXTS, exported, refused
-from sglang_tuning_exporter.sglang import exposition
-from sglang_tuning_exporter.sglang.layout import PageReader
-from sglang_tuning_exporter.stack import program
+from sglang_tuning_exporter.recordings.stack import program
+from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 
 pytestmark = pytest.mark.skipif(
     program("prometheus") is None or shutil.which("promtool") is None, reason="needs prometheus and promtool"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 

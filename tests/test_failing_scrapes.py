@@ -15,7 +15,7 @@ import pytest
 
 from alert_matrix.series import Page, key, labelled, shown
 from alert_matrix.server import healthy
-from sglang_tuning_exporter.stack import LOOPBACK, Stack, program
+from sglang_tuning_exporter.recordings.stack import LOOPBACK, Stack, program
 
 if TYPE_CHECKING:
     from pathlib import Path

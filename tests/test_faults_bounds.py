@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter import credibility, history, ledgers, logbook, serving, state, watcher
-from sglang_tuning_exporter.metrics import families
-from sglang_tuning_exporter.sglang import events, exposition, histograms, usual, wrappers
-from sglang_tuning_exporter.sglang.prefix import parse_rank
-from sglang_tuning_exporter.sources import chain, scrape, selection, statefile, stream, tail
-from sglang_tuning_exporter.web import connections
+from sglang_tuning_exporter.collect import chain, scrape, selection, stream, tail
+from sglang_tuning_exporter.collect import log as logbook
+from sglang_tuning_exporter.collect import sidecar as watcher
+from sglang_tuning_exporter.collect import state_file as statefile
+from sglang_tuning_exporter.serve import connections
+from sglang_tuning_exporter.serve import run as serving
+from sglang_tuning_exporter.serve.metrics import families
+from sglang_tuning_exporter.sglang import events
+from sglang_tuning_exporter.sglang.log import fast_path as usual
+from sglang_tuning_exporter.sglang.log import wrappers
+from sglang_tuning_exporter.sglang.log.prefix import parse_rank
+from sglang_tuning_exporter.sglang.metrics import exposition, histograms
+from sglang_tuning_exporter.state import deduplication as ledgers
+from sglang_tuning_exporter.state import forgeries as credibility
+from sglang_tuning_exporter.state import history
+from sglang_tuning_exporter.state import server as state
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ from followed import (
     unmounted,
     up,
 )
-from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
+from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 
 
 @pytest.fixture

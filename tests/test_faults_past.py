@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from conftest import Page, config, running_exporter, wait_for
-from sglang_tuning_exporter import logbook
-from sglang_tuning_exporter.metrics import page as own_page
-from sglang_tuning_exporter.metrics import registry
+from sglang_tuning_exporter.collect import log as logbook
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.serve.metrics import page as own_page
+from sglang_tuning_exporter.serve.metrics import registry
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.watcher import Watcher
 
 START = "[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
 DECODE = (

@@ -30,14 +30,14 @@ from faults import (
     serving,
     totals,
 )
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.history import History
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.stack import Process, free_port, program
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.connections import MOST_CONNECTIONS
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.recordings.stack import Process, free_port, program
+from sglang_tuning_exporter.serve.connections import MOST_CONNECTIONS
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.history import History
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

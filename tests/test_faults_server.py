@@ -31,13 +31,13 @@ from faults import (
     torn,
     totals,
 )
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.metrics.families import LONGEST_LABEL
+from sglang_tuning_exporter.collect.scrape import MOST_BYTES
+from sglang_tuning_exporter.serve.metrics.families import LONGEST_LABEL
 from sglang_tuning_exporter.sglang.events import MOST_RANKS
-from sglang_tuning_exporter.sglang.exposition import LONGEST_LINE, MOST_LINES
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sources.scrape import MOST_BYTES
-from sglang_tuning_exporter.state import MOST_SCHEDULERS, ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import MOST_SCHEDULERS, ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

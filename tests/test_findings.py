@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.conditions import Failures, Share
-from sglang_tuning_exporter.guide.evidence import Past
-from sglang_tuning_exporter.guide.findings import Finding, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
-from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.diagnosis.conditions import Failures, Share
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import Finding, judge
+from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.signals import SIGNALS, STATES, Signal
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.signals import SIGNALS, STATES, Signal
+from sglang_tuning_exporter.state.totals import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

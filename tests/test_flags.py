@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.sglang.flags import (
+from sglang_tuning_exporter.sglang.args.flags import (
     flag_of,
     infer_version,
     is_before,
@@ -17,7 +17,7 @@ from sglang_tuning_exporter.sglang.flags import (
     release_of,
     releases,
 )
-from sglang_tuning_exporter.sglang.serverargs import is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.args.printed import is_secret, parse_server_args
 
 LOGS = Path(__file__).parent / "data" / "logs"
 PRINTED = sorted(path.stem for path in LOGS.glob("*.log") if "server_args=" in path.read_text(encoding="utf-8"))

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.forgeries import CARRIERS, FORGED, Played, play
-from sglang_tuning_exporter.claims import DECIDE_SECONDS
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.sglang.event_json import packed, unpacked
 from sglang_tuning_exporter.sglang.events import NO_RANK, ServerArgs
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.packed import packed, unpacked
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

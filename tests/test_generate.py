@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.generate import alerts, files, run
+from sglang_tuning_exporter.mixin import alerts, files, run
 
 ROOT = Path(__file__).parents[1]
 RULES = "alerts/rules/sglang-tuning.rules.yml"

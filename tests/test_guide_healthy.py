@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 LOGS = sorted((Path(__file__).parent / "data" / "logs").glob("*.log"))
 BEGIN = datetime(2025, 11, 20, 11, 41, 0)  # noqa: DTZ001 - printed without a zone

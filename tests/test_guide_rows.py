@@ -26,20 +26,13 @@ from scenarios import (
     scraped,
     started,
 )
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.findings import Judgement, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.sglang.events import (
-    NO_RANK,
-    Memory,
-    PrefillBatch,
-    RankFigures,
-    Rejection,
-    Scrape,
-)
-from sglang_tuning_exporter.sglang.histograms import Histogram
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.sglang.events import NO_RANK, Memory, PrefillBatch, RankFigures, Rejection, Scrape
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

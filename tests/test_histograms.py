@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.sglang.histograms import MOST_BOUNDS, Histogram, read
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram, read
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 NAME = "sglang:time_to_first_token_seconds"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.history import LENGTH_SECONDS, STEP_SECONDS, History
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank, Retraction
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state.history import LENGTH_SECONDS, STEP_SECONDS, History
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 STEPS = int(LENGTH_SECONDS / STEP_SECONDS)
 Points = list[tuple[float, float | None]]

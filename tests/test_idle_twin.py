@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import Judgement, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Limits,
@@ -18,7 +17,8 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 # A server with a DP rank has that in its arguments: both have, and only one has the second rank.
 ARGS = {"dp_size": 2, "schedule_conservativeness": 1.0, "chunked_prefill_size": 2048, "max_running_requests": 64}

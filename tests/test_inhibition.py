@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from alert_matrix.inhibition import Servers, Told, firing, measured, pairs, table, tell
-from sglang_tuning_exporter.generate.inhibition import is_hidden_by
-from sglang_tuning_exporter.guide.table import ALERTS
-from sglang_tuning_exporter.stack import program
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.mixin.inhibition import is_hidden_by
+from sglang_tuning_exporter.recordings.stack import program
 
 CONFIGURATION = Path(__file__).parents[1] / "alerts" / "alertmanager.yml"
 URGENCY = {"info": 0, "warning": 1, "critical": 2}

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.latency import LATENCIES, LatencyLedger
-from sglang_tuning_exporter.sglang import facts
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.sglang.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.latency import LATENCIES, LatencyLedger
 
 RECORDINGS = Path(__file__).parent / "recordings"
 

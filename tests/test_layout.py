@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SERVING, SERVING_WITH_DP_RANKS
-from sglang_tuning_exporter.sglang import exposition, facts
-from sglang_tuning_exporter.sglang.layout import PageReader, Reading
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.ledgers import REPEAT_SECONDS, OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.sglang.events import OutOfMemory, Rank, Retraction
+from sglang_tuning_exporter.state.deduplication import REPEAT_SECONDS, OutOfMemoryLedger, RetractionLedger, StatsRanks
 
 if TYPE_CHECKING:
     from random import Random

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_tuning_exporter.sglang.events import Event, Liveness, OutOfMemory, Rank
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 WHEN = 1_763_638_813.0
 STAMP = "2025-11-20 11:40:13"

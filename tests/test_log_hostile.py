@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, Liveness, PrefillBatch, Retraction
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 PREFIX = b"[2025-11-20 11:40:13 TP0] "
 RETRACTION = b"KV cache pool is full. Retract requests. #retracted_reqs: 99, #new_token_ratio: 0.1000 -> 0.9000"

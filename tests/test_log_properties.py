@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 LOGS = Path(__file__).parent / "data" / "logs"
 WHOLE = b"".join(path.read_bytes() for path in sorted(LOGS.glob("*.log")))

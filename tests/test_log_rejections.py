@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.sglang.events import Rejection
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 STAMP = b"[2026-01-02 03:04:05] "
 POST = b'127.0.0.1:40000 - "POST /v1/chat/completions HTTP/1.1" 503 Service Unavailable'

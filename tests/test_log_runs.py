@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.sglang.events import Event, PrefillBatch, Rank
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 RECORDED = sorted((Path(__file__).parent / "recordings").glob("*/server.log.gz"))
 DECODE = (

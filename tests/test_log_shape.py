@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, Liveness, OutOfMemory, Retraction
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 from wrappings import AROUND
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.scrub import LogScrubber, Scrubber
-from sglang_tuning_exporter.sglang import surroundings
 from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.stamps import stamp_seconds
+from sglang_tuning_exporter.sglang.log import surroundings
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds
 from wrappings import AROUND, INSTEAD
 
 RECORDING = Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz"

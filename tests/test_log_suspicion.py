@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory, PrefillBatch, Retraction
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 AT = b"[2025-11-20 11:40:13 TP0] "
 LATER = b"[2025-11-20 11:40:16 TP0] "

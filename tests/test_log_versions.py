@@ -20,7 +20,7 @@ from sglang_tuning_exporter.sglang.events import (
     Retraction,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 LOGS = Path(__file__).parent / "data" / "logs"
 VERSIONS = [

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.sglang.events import (
     Retraction,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 from test_log_surroundings import unmarked
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from conftest import config, wait_for
-from sglang_tuning_exporter import logbook
-from sglang_tuning_exporter.claims import DECIDE_SECONDS
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.logbook import Logbook
+from sglang_tuning_exporter.collect import log as logbook
+from sglang_tuning_exporter.collect.log import Logbook
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 LOCK = threading.RLock()
 AT = "[2025-11-20 11:40:10{ranks}] "

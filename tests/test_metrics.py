@@ -28,12 +28,12 @@ from conftest import (
     web,
 )
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.metrics import page as own_page
-from sglang_tuning_exporter.metrics import registry
-from sglang_tuning_exporter.metrics.families import PREFIX, gauge, info, text
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.signals import SIGNALS, STATES
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.serve.metrics import page as own_page
+from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics.families import PREFIX, gauge, info, text
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.signals import SIGNALS, STATES
 
 # Every family of the contract, with its labels, that the retract recording can tell. In HELP's name, without _total.
 FAMILIES: dict[str, set[str]] = {

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from sglang_tuning_exporter.config import Address, UsageError
-from sglang_tuning_exporter.notifications import MOST_BYTES, Receiver, as_text
+from sglang_tuning_exporter.recordings.notifications import MOST_BYTES, Receiver, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,12 +16,12 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from conftest import watched_retractions, web
-from sglang_tuning_exporter.web.app import make_app
+from sglang_tuning_exporter.serve.app import make_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sglang_tuning_exporter.watcher import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Watcher
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.sglang.args.printed import are_same_settings
 from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch, OutOfMemory, RankFigures, Scrape, ServerArgs
-from sglang_tuning_exporter.sglang.histograms import Histogram
-from sglang_tuning_exporter.sglang.serverargs import are_same_settings
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 ARGS: dict[str, object] = {
     "max_running_requests": 32,

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.advice import Case, advise
-from sglang_tuning_exporter.guide.clients import at_least
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.server import ServerFacts
+from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.clients import at_least
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import NO_RANK, Limits, Rank, ServerArgs
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 MICRO_BATCH = "pp_max_micro_batch_size"
 

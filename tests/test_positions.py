@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sglang_tuning_exporter.sources.tail import LogFollower
+from sglang_tuning_exporter.collect.tail import LogFollower
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios import decoding, started
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.sglang.flags import flag_of, releases
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 
 def past(reserve: float, **thresholds: float) -> Past:

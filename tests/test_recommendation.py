@@ -9,15 +9,15 @@ import pytest
 import requests
 
 from conftest import Page, config, watched_retractions, web
-from sglang_tuning_exporter.guide.advice import Advice, Case, advise
-from sglang_tuning_exporter.guide.evidence import Evidence, Past
-from sglang_tuning_exporter.guide.findings import Finding
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.recommendation import Recommendation, recommendation, since
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.window import Totals, batch_size_bucket
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.findings import Finding
+from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendation, since
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 from test_metrics import page_of
 
 NAME = "sglang_tuning_recommendation_timestamp_seconds"
@@ -140,6 +140,6 @@ def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) ->
 def test_words_of_the_server_are_cut_and_do_not_cost_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     word = '"}\n\udcff' + "x" * 9000
     hostile = Recommendation("server_down", "--x", word, word, "set")
-    monkeypatch.setattr("sglang_tuning_exporter.watcher.recommendations", lambda _: [hostile])
+    monkeypatch.setattr("sglang_tuning_exporter.collect.sidecar.recommendations", lambda _: [hostile])
     (labels,) = page_of(Watcher(config(sglang_url="http://127.0.0.1:9"))).labels(NAME)
     assert len(labels["current"]) < 600 > len(labels["suggested"])

@@ -20,15 +20,15 @@ import pytest
 from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, hang, reply, wait_for
 from followed import end_seconds
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.recorder import Recorder, Summary
-from sglang_tuning_exporter.recording import Recording, load
-from sglang_tuning_exporter.replay import ReplayServer, packaged
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.recordings.record import Recorder, Summary
+from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 HERE = Path(__file__).parent
 NOON = 1763640000  # 2025-11-20 12:00:00 UTC

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.recording import MAX_FILE_BYTES, Recording, from_files, load
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES, Recording, from_files, load
+from sglang_tuning_exporter.recordings.replay import packaged
 
 RECORDINGS = Path(__file__).parent / "recordings"
 NOON = 1738324800  # 2025-01-31 12:00:00 UTC

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import sglang_tuning_exporter
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import Finding, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.recording import Recording, load
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.signals import SIGNALS
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import Finding, judge
+from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.signals import SIGNALS
 
 PACKAGED = Path(sglang_tuning_exporter.__file__).parent / "recordings"
 OWN = Path(__file__).parent / "recordings"

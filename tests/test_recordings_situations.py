@@ -18,7 +18,7 @@ import pytest
 from closed_loop.keeping import ARCHIVES, MOST_BYTES, archive_of, pack, unpack
 from closed_loop.situations import BY_NAME
 from closed_loop.verdicts import SOURCES, Seen, judged, seen
-from sglang_tuning_exporter.recording import load
+from sglang_tuning_exporter.recordings.recording import load
 
 EXPORTER = Path(__file__).parent.parent / "exporter"
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz"))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sglang_tuning_exporter.sglang.flag_values import flag_value, in_force
-from sglang_tuning_exporter.sglang.flags import flag_of, releases
-from sglang_tuning_exporter.sglang.refusals import checks, choices_of, objection
+from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.refusals import checks, choices_of, objection
+from sglang_tuning_exporter.sglang.args.values import flag_value, in_force
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

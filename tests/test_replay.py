@@ -20,8 +20,8 @@ import pytest
 import requests
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.recording import Recording, from_files, load
-from sglang_tuning_exporter.replay import ReplayServer, packaged
+from sglang_tuning_exporter.recordings.recording import Recording, from_files, load
+from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,7 +221,7 @@ def test_an_unknown_packaged_name_names_those_there_are() -> None:
 def test_the_command_says_what_to_pass_to_serve_and_ends_cleanly(tmp_path: Path, how: signal.Signals) -> None:
     log = tmp_path / "server.log"
     code = (
-        "import sys; from pathlib import Path; from sglang_tuning_exporter.replay import run; "
+        "import sys; from pathlib import Path; from sglang_tuning_exporter.recordings.replay import run; "
         "sys.exit(run(Path(sys.argv[1]), speed=50, listen_address='127.0.0.1:0', "
         "log_file=Path(sys.argv[2]), loop=False))"
     )

@@ -20,8 +20,8 @@ from sglang_tuning_exporter.report.ahead import Ahead, alone
 from sglang_tuning_exporter.report.batches import Answer, answered, read, written
 from sglang_tuning_exporter.report.blocks import whole_lines
 from sglang_tuning_exporter.sglang.events import Event
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted(
@@ -172,8 +172,8 @@ def test_a_number_of_jobs_that_is_none_is_refused(jobs: str, capsys: pytest.Capt
 
 def test_readers_end_when_the_one_that_started_them_is_killed() -> None:
     program = (
-        "import time; from sglang_tuning_exporter.report.cores import Cores; from sglang_tuning_exporter.sglang.handover import packed\n"
-        "from sglang_tuning_exporter.sglang.lines import LogReader\n"
+        "import time; from sglang_tuning_exporter.report.cores import Cores; from sglang_tuning_exporter.sglang.log.reader_state import packed\n"
+        "from sglang_tuning_exporter.sglang.log.reader import LogReader\n"
         "cores = Cores(2); cores.submit(packed(LogReader()), b'', None).result()\n"
         "print(*(child._process.pid for child in cores._children), flush=True); time.sleep(60)\n"
     )

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.guide.document import plain
-from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.diagnosis.document import plain
 from sglang_tuning_exporter.report import report, run
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
 from sglang_tuning_exporter.report.clock import Clock
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory
-from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"

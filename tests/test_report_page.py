@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import pytest
 from markupsafe import escape
 
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report import Reading, run
 from sglang_tuning_exporter.report.chart import Axis, nice, scale
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.page import POLICY
 from sglang_tuning_exporter.report.series import Point
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

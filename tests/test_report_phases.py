@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from closed_loop.keeping import archive_of, unpack
-from sglang_tuning_exporter.guide.profiles import PROFILES
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.phases import Kept
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent
 STOP = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.sglang.events import Event
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent
 RECORDED = [

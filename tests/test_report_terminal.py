@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import environment
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.progress import WORTH_BYTES, Progress, progress_line
 from sglang_tuning_exporter.report.wording import duration, figure, moment
 

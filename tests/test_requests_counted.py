@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.guide.advice import Case
-from sglang_tuning_exporter.guide.clients import at_most
-from sglang_tuning_exporter.guide.demand import longest_answer, mean_prompt
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.sizing.admission import tolerated
-from sglang_tuning_exporter.latency import Recent
-from sglang_tuning_exporter.server import ServerFacts
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.diagnosis.advice import Case
+from sglang_tuning_exporter.diagnosis.clients import at_most
+from sglang_tuning_exporter.diagnosis.demand import longest_answer, mean_prompt
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.totals import Totals
 
 MINUTE = 60.0
 # Lines of real servers on a CPU (0.5.23, 0.5.9, 0.4.9.post6) after a while of load; all other families are cut.

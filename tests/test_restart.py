@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Exporter, running_exporter, wait_for
-from sglang_tuning_exporter.cadence import DECODE_LOG_INTERVAL
-from sglang_tuning_exporter.claims import SURVIVAL_SECONDS
+from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
+from sglang_tuning_exporter.state.confirmation import SURVIVAL_SECONDS
 
 EVENTS = "sglang_tuning_retraction_events_total"
 REQUESTS = "sglang_tuning_retracted_requests_total"

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from conftest import config
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.history import History
-from sglang_tuning_exporter.logbook import Logbook
+from sglang_tuning_exporter.collect.log import Logbook
+from sglang_tuning_exporter.collect.log_clock import last_printed, offset_of
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     DecodeBatch,
@@ -29,8 +28,9 @@ from sglang_tuning_exporter.sglang.events import (
     Retraction,
     ServerArgs,
 )
-from sglang_tuning_exporter.sources.clock import last_printed, offset_of
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state.history import History
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 LOCK = threading.RLock()
 RETRACTION = (

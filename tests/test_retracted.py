@@ -12,14 +12,14 @@ import pytest
 import requests
 
 from conftest import RETRACTION, SERVING, FakeSGLang, Page, config, reply, wait_for, web
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.recording import Recording, load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import LATE_SECONDS, ServerState
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import LATE_SECONDS, ServerState
 
 EVENTS = "sglang_tuning_retraction_events_total"
 REQUESTS = "sglang_tuning_retracted_requests_total"
@@ -220,7 +220,7 @@ def test_a_log_that_is_missing_does_not_hide_what_the_server_counts(
         log.unlink()
         wait_for(lambda: page(url).value("sglang_tuning_log_up") == 0)
         assert page(url).value(EVENTS) == 1  # as in a rotation
-        monkeypatch.setattr("sglang_tuning_exporter.watcher.ROTATION_SECONDS", 0.5)
+        monkeypatch.setattr("sglang_tuning_exporter.collect.sidecar.ROTATION_SECONDS", 0.5)
         wait_for(lambda: page(url).labels(EVENTS) == [])
         assert page(url).value(REQUESTS) == 15
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from scenarios import SCENARIOS
-from sglang_tuning_exporter.generate import alerts
-from sglang_tuning_exporter.metrics.findings import findings
-from sglang_tuning_exporter.metrics.schedulers import schedulers
-from sglang_tuning_exporter.metrics.server import failures, memory, server, thresholds
-from sglang_tuning_exporter.metrics.sources import agreement, sources
-from sglang_tuning_exporter.signals import STATES
+from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.serve.metrics.diagnoses import findings
+from sglang_tuning_exporter.serve.metrics.ranks import schedulers
+from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
+from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
+from sglang_tuning_exporter.state.signals import STATES
 from test_core_and_rules import Simulated
 
 GROUPS: list[dict[str, Any]] = yaml.safe_load(alerts.files()["alerts/rules/sglang-tuning.rules.yml"])["groups"]

@@ -15,12 +15,13 @@ import requests
 import yaml
 
 from conftest import config, watched_retractions, web
-from sglang_tuning_exporter import metrics
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.generate import alerts, boards, runbooks
-from sglang_tuning_exporter.generate.annotations import Links
-from sglang_tuning_exporter.guide.table import BY_ID, DIAGNOSES
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.mixin import alerts, boards
+from sglang_tuning_exporter.mixin.annotations import Links
+from sglang_tuning_exporter.serve import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

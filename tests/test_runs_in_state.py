@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.replay import packaged
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.events import Event
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.totals import Totals
 
 RECORDED = sorted((Path(__file__).parent / "recordings").glob("*/server.log.gz"))
 ARGS = b"server_args=ServerArgs(model_path='m', chunked_prefill_size=%d, disable_cuda_graph=%b, page_size=1)\n"

@@ -26,8 +26,8 @@ import yaml
 from conftest import wait_for
 from nights import failing, imbalanced, prolonged, restarted, started
 from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.recordings.stack import free_port
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.stack import free_port
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml"

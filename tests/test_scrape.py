@@ -21,8 +21,8 @@ from conftest import (
     running_exporter,
     wait_for,
 )
-from sglang_tuning_exporter.sources.scrape import Client, Outcome, ScrapeError, Scraper
-from sglang_tuning_exporter.web.app import patience
+from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
+from sglang_tuning_exporter.serve.app import patience
 
 if TYPE_CHECKING:
     import socket

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.recording import load
-from sglang_tuning_exporter.replay import packaged
-from sglang_tuning_exporter.scrub import LogScrubber, Scrubber
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.recordings.recording import load
+from sglang_tuning_exporter.recordings.replay import packaged
+from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.sglang.events import DecodeBatch, OutOfMemory, PrefillBatch, Retraction
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 
 AT = b"[2025-11-20 11:40:11"
 

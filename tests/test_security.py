@@ -19,12 +19,12 @@ import requests
 from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, reply, running_exporter, wait_for, web
 from conftest import config as settings
 from doors import ask, basic, hashed
-from sglang_tuning_exporter.access.guard import MOST_BODY_BYTES, SAFE_HEADERS
 from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
+from sglang_tuning_exporter.collect.sidecar import Watcher
 from sglang_tuning_exporter.config import OPTIONS
-from sglang_tuning_exporter.serving import MOST_HEAD_BYTES
-from sglang_tuning_exporter.sources.scrape import Client, ScrapeError
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.serve.run import MOST_HEAD_BYTES
+from sglang_tuning_exporter.serve.security.guard import MOST_BODY_BYTES, SAFE_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.serverargs import is_secret, parse_server_args
+from sglang_tuning_exporter.sglang.args.printed import is_secret, parse_server_args
 
 LOGS = Path(__file__).parent / "data" / "logs"
 SECRETS = {"api_key", "admin_api_key", "ssl_keyfile", "ssl_keyfile_password", "hf_token"} | {

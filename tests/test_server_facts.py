@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.server import SHOWN_ARGS, ServerFacts, number, version_tuple
 from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     DecodeBatch,
@@ -17,8 +16,9 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.serverinfo import RankInfo
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.server_info import RankInfo
+from sglang_tuning_exporter.state.facts import SHOWN_ARGS, ServerFacts, number, version_tuple
 
 LOGS = Path(__file__).parent / "data" / "logs"
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.serverinfo import Load, RankInfo, parse_loads, parse_server_info, without_secrets
+from sglang_tuning_exporter.sglang.server_info import Load, RankInfo, parse_loads, parse_server_info, without_secrets
 
 STATE_0_5_23 = {
     "schedule_conservativeness": 1.0,

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from scenarios import Story, repeated, retraction, started
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.sharing import Sharing, sharing
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.sharing import Sharing, sharing
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, Rank, Retraction, Scrape
-from sglang_tuning_exporter.sglang.histograms import Histogram
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 END = 200.0
 UNUSED, WASTED = "shared_prefixes_unused", "prefix_policy_wasted"

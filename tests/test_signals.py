@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.profiles import PROFILES, Profile
-from sglang_tuning_exporter.signals import ALL_IDLE, NOWHERE, SIGNALS, STATES, Elsewhere, Judge, Signal, named
+from sglang_tuning_exporter.state.profiles import PROFILES, Profile
+from sglang_tuning_exporter.state.signals import ALL_IDLE, NOWHERE, SIGNALS, STATES, Elsewhere, Judge, Signal, named
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.history import LENGTH_SECONDS, STEP_SECONDS
-from sglang_tuning_exporter.web.sparkline import HEIGHT, MARGIN, WIDTH, Band, sparkline
+from sglang_tuning_exporter.serve.pages.sparkline import HEIGHT, MARGIN, WIDTH, Band, sparkline
+from sglang_tuning_exporter.state.history import LENGTH_SECONDS, STEP_SECONDS
 
 WORDS = "Queued requests"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

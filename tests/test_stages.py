@@ -6,11 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.latency import Recent
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     DecodeBatch,
@@ -20,8 +17,11 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 STEP = 5.0
 CHECK_FAILED = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conftest import DECODE, SERVING, config
-from sglang_tuning_exporter.metrics import WatcherCollector
-from sglang_tuning_exporter.sources.scrape import Outcome, Reason, ScrapeError
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.page import render
+from sglang_tuning_exporter.collect.scrape import Outcome, Reason, ScrapeError
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.serve.pages.page import render
 
 START = "[2025-11-20 11:38:20] server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"
 CRASH = "[2025-11-20 11:39:20] Scheduler hit an exception: Traceback (most recent call last):\n"

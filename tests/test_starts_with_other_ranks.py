@@ -10,10 +10,10 @@ import itertools
 import pytest
 
 from faults import serving
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.sglang import facts
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 WITHOUT, WITH = "", " DP0"
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.profiles import PROFILES
+from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Event,
@@ -26,8 +25,9 @@ from sglang_tuning_exporter.sglang.events import (
     Scrape,
     ServerArgs,
 )
-from sglang_tuning_exporter.signals import SIGNALS
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
+from sglang_tuning_exporter.state.signals import SIGNALS
 
 NO_RANK = Rank()
 STEADY_COUNTERS = ("retraction_events", "log_retracted_requests", "native_retracted_requests", "replayed", "eager")

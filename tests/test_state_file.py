@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.sources.statefile import MOST_BYTES, StateFile
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.collect.state_file import MOST_BYTES, StateFile
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 AS_ROOT = os.geteuid() == 0
 
@@ -77,7 +77,7 @@ def test_whoever_reads_it_meanwhile_sees_a_whole_document(file: StateFile, path:
 
 def test_a_process_killed_while_it_writes_leaves_a_whole_document(path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from sglang_tuning_exporter.sources.statefile import StateFile\n"
+        "import sys; from pathlib import Path; from sglang_tuning_exporter.collect.state_file import StateFile\n"
         "file = StateFile(Path(sys.argv[1])); file.acquire(); number = 0\n"
         "while True:\n    number += 1; file.save({'n': number, 'x': 'x' * 2_000_000}); print(number, flush=True)\n"
     )
@@ -266,7 +266,7 @@ def test_a_second_exporter_cannot_take_it_until_the_first_lets_go(file: StateFil
 
 def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from sglang_tuning_exporter.sources.statefile import StateFile\n"
+        "import sys, time; from pathlib import Path; from sglang_tuning_exporter.collect.state_file import StateFile\n"
         "file = StateFile(Path(sys.argv[1])); print(file.acquire() and 'taken', flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios import Story, decoding, prefilling, repeated, retraction, started
-from sglang_tuning_exporter.guide.advice import Advice
-from sglang_tuning_exporter.guide.command import command_line
-from sglang_tuning_exporter.guide.evidence import Past, past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.guide.suspect_proofs import air
-from sglang_tuning_exporter.guide.suspects import suspects, troubles, waits_beside_room
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.advice import Advice
+from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
+from sglang_tuning_exporter.diagnosis.suspect_proofs import air
+from sglang_tuning_exporter.diagnosis.suspects import suspects, troubles, waits_beside_room
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Rejection, Scrape
-from sglang_tuning_exporter.sglang.flags import flag_of, releases
-from sglang_tuning_exporter.sglang.histograms import Histogram
-from sglang_tuning_exporter.state import ServerState
+from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 from test_demand import MINUTE, POOL, balanced
 
 END = 200.0

@@ -11,14 +11,15 @@ from prometheus_client.exposition import generate_latest
 
 from conftest import config
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.guide.profiles import DEFAULT, PROFILES
-from sglang_tuning_exporter.guide.table import DIAGNOSES
-from sglang_tuning_exporter.guide.variants import BY_CHANGE, BY_NAME
-from sglang_tuning_exporter.metrics import WatcherCollector
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.state import ServerState
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web import findings, page
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.diagnosis.variants import BY_CHANGE, BY_NAME
+from sglang_tuning_exporter.serve import api as findings
+from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.serve.pages import page
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 from test_condition_contract import Life
 
 OWN = {"token_usage_target": 0.77, "reserve_lower_gb": 4.25, "reserve_upper_gb": 12.5, "reserve_least_gb": 0.85}

@@ -21,9 +21,9 @@ from conftest import (
     running_exporter,
     wait_for,
 )
-from sglang_tuning_exporter import watcher as watching_module
-from sglang_tuning_exporter.stages import Stages
-from sglang_tuning_exporter.watcher import Inquiry, Watcher
+from sglang_tuning_exporter.collect import sidecar as watching_module
+from sglang_tuning_exporter.collect.sidecar import Inquiry, Watcher
+from sglang_tuning_exporter.state.stages import Stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_retractions, web
-from sglang_tuning_exporter.guide.evidence import Evidence
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.sglang import facts
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.diagnosis.evidence import Evidence
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.serve.pages.figures import span
+from sglang_tuning_exporter.serve.pages.page import SHARES, flags, headline, healthy, pieces
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank
-from sglang_tuning_exporter.signals import STATES
-from sglang_tuning_exporter.watcher import Watcher
-from sglang_tuning_exporter.web.figures import span
-from sglang_tuning_exporter.web.page import SHARES, flags, headline, healthy, pieces
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.state.signals import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,13 +20,13 @@ import yaml
 
 from conftest import Exporter, Page, environment, running_exporter, wait_for
 from doors import Certificates, Met, NodeExporter, Ours, ask, basic, certificates, hashed, limited, node_exporter, ours
-from sglang_tuning_exporter.access import wire
-from sglang_tuning_exporter.access.document import CURVES, HEADERS, SUITES, Refused, parse
-from sglang_tuning_exporter.access.door import Door
-from sglang_tuning_exporter.access.guard import Bucket
-from sglang_tuning_exporter.access.passwords import MOST_REMEMBERED, Passwords
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.probe import is_alive
+from sglang_tuning_exporter.serve.probe import is_alive
+from sglang_tuning_exporter.serve.security import uvicorn_server as wire
+from sglang_tuning_exporter.serve.security.active_config import Door
+from sglang_tuning_exporter.serve.security.guard import Bucket
+from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords
+from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, Refused, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -626,7 +626,7 @@ def test_the_health_check_finds_the_port_in_the_settings(certified: Certificates
     with ours(certified.write(GUARDED)) as exporter:
         for port, status in ((exporter.port, 0), (9, 1)):
             variables = environment(SGLANG_TUNING_LISTEN_ADDRESS=f"0.0.0.0:{port}")
-            command = [sys.executable, "-m", "sglang_tuning_exporter.probe"]
+            command = [sys.executable, "-m", "sglang_tuning_exporter.serve.probe"]
             assert subprocess.run(command, check=False, timeout=60, env=variables).returncode == status
 
 
@@ -637,8 +637,8 @@ def test_the_health_check_takes_a_silent_port_and_a_broken_answer_for_death() ->
 
 def test_without_a_file_neither_bcrypt_nor_the_yaml_parser_is_loaded() -> None:
     script = (
-        "import sys, sglang_tuning_exporter.serving, sglang_tuning_exporter.web.app;"
-        "print(*({'bcrypt', 'sglang_tuning_exporter.access.door'} & set(sys.modules)))"
+        "import sys, sglang_tuning_exporter.serve.run, sglang_tuning_exporter.serve.app;"
+        "print(*({'bcrypt', 'sglang_tuning_exporter.serve.security.active_config'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == ""

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from conftest import config, watched_retractions, web
-from sglang_tuning_exporter.watcher import Watcher
+from sglang_tuning_exporter.collect.sidecar import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

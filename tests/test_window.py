@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.window import STEP_SECONDS, AdmissionRate, Totals, Window, batch_size_bucket
+from sglang_tuning_exporter.state.totals import STEP_SECONDS, AdmissionRate, Totals, Window, batch_size_bucket
 
 
 def serving(seconds: float) -> Totals:

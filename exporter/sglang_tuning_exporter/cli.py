@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.clean import clean
 from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, agreeing, resolve, thresholds
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE
+from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,7 +261,7 @@ def _log_to_stderr() -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = resolve(arguments, os.environ)
-    from sglang_tuning_exporter.serving import serve  # noqa: PLC0415 - the web stack is for `serve` alone
+    from sglang_tuning_exporter.serve.run import serve  # noqa: PLC0415 - the web stack is for `serve` alone
 
     _log_to_stderr()
     return serve(config)
@@ -327,7 +327,7 @@ def _most(arguments: argparse.Namespace) -> int | None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter import replay  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings import replay  # noqa: PLC0415
 
     directory = replay.packaged(arguments.directory) if _is_name(arguments.directory) else Path(arguments.directory)
     return replay.run(
@@ -348,7 +348,7 @@ def _record(arguments: argparse.Namespace) -> int:
     given = ["--sglang-url", arguments.sglang_url, "--log-file", arguments.log_file]
     given += ["--api-key-file", arguments.api_key_file] if arguments.api_key_file is not None else []
     config = resolve(watched.parse_args(given), os.environ)
-    from sglang_tuning_exporter import recorder  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings import record as recorder  # noqa: PLC0415
 
     assert config.sglang_url is not None
     assert config.metrics_url is not None
@@ -368,21 +368,21 @@ def _is_name(directory: str) -> bool:
 
 
 def _notify(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.notifications import run  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings.notifications import run  # noqa: PLC0415
 
     return run(arguments.listen_address)
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.generate import run  # noqa: PLC0415
-    from sglang_tuning_exporter.generate.annotations import GRAFANA_URL, RUNBOOK_URL, Links  # noqa: PLC0415
+    from sglang_tuning_exporter.mixin import run  # noqa: PLC0415
+    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, RUNBOOK_URL, Links  # noqa: PLC0415
 
     links = Links(arguments.runbook_url or RUNBOOK_URL, arguments.grafana_url or GRAFANA_URL)
     return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale, links=links)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.demo import run  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings.demo import run  # noqa: PLC0415
 
     _log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sglang_tuning_exporter.guide.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS, threshold_problem
+from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS, threshold_problem
 
 if TYPE_CHECKING:
     import argparse

@@ -9,11 +9,9 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.clean import clean, cleaned
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.guide.document import Document
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.document import Document
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
@@ -22,12 +20,14 @@ from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.progress import Progress
 from sglang_tuning_exporter.report.terminal import Style, render
+from sglang_tuning_exporter.sglang.clean import clean, cleaned
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.state.profiles import Profile
 
 FORMATS = ("text", "json", "html")
 NOTHING_TO_CHANGE, SOMETHING_TO_CHANGE = 0, 1

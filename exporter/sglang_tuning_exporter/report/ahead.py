@@ -12,15 +12,23 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.report.batches import Answer, Part, cut
-from sglang_tuning_exporter.sglang.handover import Mark, follow, has_words_near, mark_of, packed, time_printed, unpack
+from sglang_tuning_exporter.sglang.log.reader_state import (
+    Mark,
+    follow,
+    has_words_near,
+    mark_of,
+    packed,
+    time_printed,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
     from sglang_tuning_exporter.sglang.events import Event
-    from sglang_tuning_exporter.sglang.lines import LogReader
-    from sglang_tuning_exporter.sglang.usual import BatchRun
+    from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+    from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 _Events: TypeAlias = "list[Event | BatchRun]"
 FIRST = 16  # blocks that are read alone

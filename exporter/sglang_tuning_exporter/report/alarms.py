@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
-from sglang_tuning_exporter.guide.alerting import fires, is_evaluated
-from sglang_tuning_exporter.guide.conditions.condition import WINDOW
-from sglang_tuning_exporter.guide.evidence import UNRECOGNISED, past_of
-from sglang_tuning_exporter.guide.findings import judge
-from sglang_tuning_exporter.guide.promql import KNOWN, duration
-from sglang_tuning_exporter.guide.table import ALERTS
+from sglang_tuning_exporter.diagnosis.alerting import fires, is_evaluated
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW
+from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED, past_of
+from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.promql import KNOWN, duration
+from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, Samples, Shares, increase_of
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.state import REJECTION, RETRACTION, START
+from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from sglang_tuning_exporter.guide.diagnosis import Diagnosis
-    from sglang_tuning_exporter.guide.profiles import Profile
-    from sglang_tuning_exporter.server import ServerFacts
-    from sglang_tuning_exporter.signals import Signal
-    from sglang_tuning_exporter.state import ServerState
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
+    from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.server import ServerState
+    from sglang_tuning_exporter.state.signals import Signal
 
 _T = TypeVar("_T")
 

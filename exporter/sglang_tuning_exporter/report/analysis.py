@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.evidence import RESERVE, WATCHDOG
+from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
 from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
 from sglang_tuning_exporter.report.runs import Judged, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
 from sglang_tuning_exporter.report.sightings import Sightings
-from sglang_tuning_exporter.server import WHOLE_ARGS
 from sglang_tuning_exporter.sglang.events import (
     ENDS,
     DecodeBatch,
@@ -26,14 +25,15 @@ from sglang_tuning_exporter.sglang.events import (
     Retraction,
     ServerArgs,
 )
-from sglang_tuning_exporter.sglang.usual import BatchRun
-from sglang_tuning_exporter.state import REJECTION, RETRACTION, START, WORK, ServerState
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.state.facts import WHOLE_ARGS
+from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START, WORK, ServerState
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.guide.profiles import Profile
     from sglang_tuning_exporter.report.phases import Kept, Run
     from sglang_tuning_exporter.report.series import Series
-    from sglang_tuning_exporter.window import Totals
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.totals import Totals
 
 # So long without a batch line may be a pause.
 QUIET_SECONDS = 2.0

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, cast
 
 from prometheus_client.core import GaugeMetricFamily
 
-from sglang_tuning_exporter.clean import clean
+from sglang_tuning_exporter.collect.sidecar import ScrapeHealth, Watcher
+from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.config import Address, Config, UsageError
-from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.guide.evidence import past_of
-from sglang_tuning_exporter.guide.findings import Judgement, judge
-from sglang_tuning_exporter.guide.profiles import PROFILES
-from sglang_tuning_exporter.guide.recommendation import Recommendation, recommendations, since
-from sglang_tuning_exporter.metrics import WatcherCollector
+from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
+from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.sglang.prefix import day_seconds
-from sglang_tuning_exporter.sources.tail import FileStatus
-from sglang_tuning_exporter.watcher import ScrapeHealth, Watcher
+from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.log.prefix import day_seconds
+from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.guide.profiles import Profile
-    from sglang_tuning_exporter.scheduler import RankState
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.rank import RankState
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SAY_EVERY = 3600.0  # seconds of the log

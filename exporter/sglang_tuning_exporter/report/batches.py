@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.report.pacing import paced
 from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch, Event, PrefillBatch, Rank
-from sglang_tuning_exporter.sglang.handover import (
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader_state import (
     Asked,
     Mark,
     Words,
@@ -25,12 +26,11 @@ from sglang_tuning_exporter.sglang.handover import (
     unpack,
     words_near,
 )
-from sglang_tuning_exporter.sglang.usual import BatchRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sglang_tuning_exporter.sglang.lines import LogReader
+    from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 _RUN, _DECODES, _PREFILLS = range(3)
 _FIGURES = {

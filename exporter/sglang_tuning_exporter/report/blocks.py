@@ -7,7 +7,7 @@ import os
 import zlib
 from typing import TYPE_CHECKING, Protocol
 
-from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE
+from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,11 +6,11 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.sglang.forms import find
-from sglang_tuning_exporter.sglang.layers import begins
-from sglang_tuning_exporter.sglang.prefix import DAY, parse_own_prefix, parse_plain_prefix
-from sglang_tuning_exporter.sglang.wrappers import LONGEST_LINE, strip_terminal
+from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.sglang.log.forms import find
+from sglang_tuning_exporter.sglang.log.layers import begins
+from sglang_tuning_exporter.sglang.log.prefix import DAY, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

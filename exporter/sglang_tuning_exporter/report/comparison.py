@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from sglang_tuning_exporter.guide.command import typed_args
-from sglang_tuning_exporter.guide.table import BY_ID
-from sglang_tuning_exporter.sglang.serverargs import VARYING_ARGS
+from sglang_tuning_exporter.diagnosis.command import typed_args
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sglang_tuning_exporter.server import ServerFacts
-    from sglang_tuning_exporter.window import Totals
+    from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.totals import Totals
 
 # With less serving time on either side, nothing is compared: a burst is no run.
 ENOUGH_SECONDS = 30.0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.batches import Answer, answered, read, written
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

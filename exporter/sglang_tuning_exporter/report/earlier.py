@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

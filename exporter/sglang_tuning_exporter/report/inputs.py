@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.guide.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.report.ahead import Ahead, alone
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
 from sglang_tuning_exporter.report.cores import Cores, wait
@@ -21,8 +21,8 @@ from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_
 from sglang_tuning_exporter.report.pacing import add_up, drifts
 from sglang_tuning_exporter.report.servers import Servers
 from sglang_tuning_exporter.sglang.events import Event
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.report.clock import day_of, first_time, last_time, printed_time
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.sglang.lines import LogReader
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.clean import shown as shown_clean
-from sglang_tuning_exporter.guide.advice import shown
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.advice import shown
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.chart import Axis, Stretch, chart, lane, scale
 from sglang_tuning_exporter.report.wording import (
     CHANGES,
@@ -28,26 +27,27 @@ from sglang_tuning_exporter.report.wording import (
     span_words,
     summary,
 )
-from sglang_tuning_exporter.web.page import WORDS, flags, pieces
-from sglang_tuning_exporter.web.page import sentence as as_sentence
+from sglang_tuning_exporter.serve.pages.page import WORDS, flags, pieces
+from sglang_tuning_exporter.serve.pages.page import sentence as as_sentence
+from sglang_tuning_exporter.sglang.clean import shown as shown_clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from markupsafe import Markup
 
-    from sglang_tuning_exporter.guide.document import Document
-    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.diagnosis.document import Document
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.chart import Scale
     from sglang_tuning_exporter.report.series import Point, Series
-    from sglang_tuning_exporter.web.page import Piece
+    from sglang_tuning_exporter.serve.pages.page import Piece
+    from sglang_tuning_exporter.state.profiles import Profile
 
 # In order of the document: nothing is fetched, run, framed or sent; styles stand in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _ENVIRONMENT = Environment(
     loader=ChoiceLoader(
-        [PackageLoader("sglang_tuning_exporter.report"), PackageLoader("sglang_tuning_exporter.web")],
+        [PackageLoader("sglang_tuning_exporter.report"), PackageLoader("sglang_tuning_exporter.serve.pages")],
     ),
     autoescape=True,
     undefined=StrictUndefined,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
-    from sglang_tuning_exporter.server import ServerFacts
+    from sglang_tuning_exporter.state.facts import ServerFacts
 
 # A shorter pause between two bursts belongs to the load (docs/decisions.md, "Reports").
 IDLE_SECONDS = 60.0

@@ -6,22 +6,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.guide.evidence import LOOP_SECONDS, Past, ended
-from sglang_tuning_exporter.guide.findings import judge
+from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Past, ended
+from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
 from sglang_tuning_exporter.report.phases import Course, Found, Run, memory_trail
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.state import START
-from sglang_tuning_exporter.window import Totals
+from sglang_tuning_exporter.state.server import START
+from sglang_tuning_exporter.state.totals import Totals
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.guide.findings import Judgement
-    from sglang_tuning_exporter.guide.profiles import Profile
+    from sglang_tuning_exporter.diagnosis.findings import Judgement
     from sglang_tuning_exporter.report.sampling import Sampler
     from sglang_tuning_exporter.report.sightings import Sightings
-    from sglang_tuning_exporter.server import ServerFacts
-    from sglang_tuning_exporter.stages import Hang
-    from sglang_tuning_exporter.state import ServerState
+    from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.server import ServerState
+    from sglang_tuning_exporter.state.stages import Hang
 
 
 @dataclass(slots=True)

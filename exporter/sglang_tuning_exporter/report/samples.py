@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from sglang_tuning_exporter.signals import IDLE, SIGNALS, STATES, UNKNOWN
+from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.signals import Signal
+    from sglang_tuning_exporter.state.signals import Signal
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
 # A Prometheus evaluates some fixed time after it scrapes, less than an interval; what it rounds in a range that is not yet

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.report.series import Series
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.scheduler import RankState
-    from sglang_tuning_exporter.state import ServerState
+    from sglang_tuning_exporter.state.rank import RankState
+    from sglang_tuning_exporter.state.server import ServerState
 
 STEP_SECONDS = 1.0
 # A figure holds until the next line, but a mean must not be that of the last line before a pause.

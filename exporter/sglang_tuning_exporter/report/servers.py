@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, Rank, ServerArgs
-from sglang_tuning_exporter.sglang.lines import LogReader
-from sglang_tuning_exporter.sglang.usual import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

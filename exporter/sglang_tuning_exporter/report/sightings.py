@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from sglang_tuning_exporter.guide.findings import Finding
-    from sglang_tuning_exporter.scheduler import RankState
+    from sglang_tuning_exporter.diagnosis.findings import Finding
+    from sglang_tuning_exporter.state.rank import RankState
 
 
 class Sightings:

@@ -6,8 +6,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.guide.advice import SWITCHED, shown
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.advice import SWITCHED, shown
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.wording import (
     CHANGES,
     ENDINGS,
@@ -26,7 +26,7 @@ from sglang_tuning_exporter.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.guide.document import Document
+    from sglang_tuning_exporter.diagnosis.document import Document
 
 _BAR = 20
 _INDENT = "   "

@@ -8,7 +8,7 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.sglang.forms import time_within
+from sglang_tuning_exporter.sglang.log.forms import time_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.guide.evidence import RESERVE, WATCHDOG
-from sglang_tuning_exporter.guide.findings import (
+from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
+from sglang_tuning_exporter.diagnosis.findings import (
     HEALTHY,
     IDLE,
     NO_CLEAR_BOTTLENECK,
@@ -14,12 +14,12 @@ from sglang_tuning_exporter.guide.findings import (
     STARTING,
     confidence_of,
 )
-from sglang_tuning_exporter.guide.table import BY_ID
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.state import START
+from sglang_tuning_exporter.state.server import START
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.guide.document import Document
+    from sglang_tuning_exporter.diagnosis.document import Document
 
 _VERDICTS = {
     HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",

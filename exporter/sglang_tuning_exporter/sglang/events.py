@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sglang_tuning_exporter.sglang.histograms import Histogram
+    from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 
 OutOfMemoryPhase = Literal["prefill", "decode", "graph_capture", "startup", "unknown"]
 LivenessKind = Literal[

@@ -1,0 +1,281 @@
+"""The files that one log has been, the oldest first: the one that bears its name now, and those that a rotation has moved aside.
+
+Every file is read to its end before the next one. What bears the name is compared at every look. When it is another file,
+or is written anew, the files in between are looked for beside it: by identity, by text, and by their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.collect import positions as places
+from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.stream import Dropped, Key, Lines, Packed, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sglang_tuning_exporter.collect.positions import Mark
+    from sglang_tuning_exporter.collect.rotation import Place
+
+LINGER_SECONDS = 10.0  # logrotate creates the new file before the writer is told; some of its processes come later
+DELETED_SECONDS = 60.0  # a quiet deleted file is let go, since holding it keeps its disk space
+_FAR_APART_SECONDS = 5.0  # between two looks: whole files may have come and gone
+_REMEMBERED = 8  # files that were read to their end, so that a copy of one is not read again
+_MOST_LINKS = 64  # files of one log that are open at once: the others are opened after these
+
+
+@dataclass(slots=True)
+class Chain:
+    """A path that is looked at every poll, and the files that have been there."""
+
+    path: str
+    pattern: str
+    limit: int  # of a line, in bytes
+    first: bool  # there when the exporter started
+    links: list[Stream] = field(default_factory=list)  # open files, the oldest first
+    current: Stream | None = None  # the one that has the name now
+    done: list[Mark] = field(default_factory=list)  # of files that have been let go
+    reason: str = ""
+    other_name: bool = False  # what is here is followed under another path
+    closed: tuple[Key, int] | None = None  # a file and its size, there at the start, that could not be opened
+    resume: Mark | None = None  # up to where it was read before it was left out
+    modified: int = 0  # nanoseconds
+    dropped: Dropped = field(default_factory=Dropped)
+    lost: int = 0  # files that were gone before they had been read to their end, or may have been
+    looked_at: float = 0.0
+    folder: int = 0  # when a file was last made, renamed or deleted beside it, in nanoseconds
+
+    def __post_init__(self) -> None:
+        """Remember what is beside it from now on."""
+        self.folder = rotation.folder_modified(self.path)
+
+    @property
+    def is_glob_match(self) -> bool:
+        """Whether a glob found it."""
+        return self.path != self.pattern
+
+    def stream(self, fd: int, name: str = "") -> Stream:
+        """Return the reader of an open file of this log."""
+        lines = Lines(self.limit, self.dropped)
+        return Packed(self.path, fd, lines, name) if rotation.packing(name) else Stream(self.path, fd, lines)
+
+    def marks(self) -> Iterator[Mark]:
+        """Give the marks of its files, the oldest first."""
+        yield from self.done
+        for at, link in enumerate(self.links):
+            if link.joined and link.at_end and any(each.has_told for each in self.links[at + 1 :]):
+                link.settle()
+            if (mark := link.mark()) is not None:
+                yield mark
+
+    def leave(self, now: float) -> None:
+        """Note that the name leads elsewhere now, or nowhere."""
+        if self.current is not None:
+            self.current.gone_at = now
+            self.current = None
+
+    def has_room(self, taken: int, most: int) -> bool:
+        """Say whether more of its files may be opened."""
+        return len(self.links) < min(_MOST_LINKS, most - taken + len(self.links))
+
+    def find_between(self, now: float, following: Stream | None) -> bool:
+        """Open the files that have had the name since the last look, before `following` takes it.
+
+        Says whether these are all of them: where there are too many the others are found after these have been read.
+        """
+        if not self.links and not self.done:
+            return True
+        marks = [*self.done, *(link.mark_of_text() for link in self.links if link.seekable)]
+        beside = self._beside(following)
+        found = rotation.assign(marks, beside)
+        self.done = [mark for at, mark in enumerate(self.done) if at in found or mark is self.done[-1]]
+        fresh = self._unread(marks, found, beside)
+        far = now - self.looked_at >= _FAR_APART_SECONDS
+        newest = self.links[-1] if self.links else None
+        unfound = len(marks) - 1 not in found and (newest is None or newest.is_deleted())
+        if far and unfound:
+            self.lost += 1  # others may have come and gone between it and what is left
+        self.lost += _missing(beside, found, fresh)
+        return self._open(fresh, now)
+
+    def doubt(self, link: Stream) -> None:
+        """Have an empty file looked at as if it were rewritten, once something has happened beside it: it may have been full."""
+        if link is self.current and link.seekable and not link.position:
+            before, self.folder = self.folder, rotation.folder_modified(self.path)
+            link.rewritten = before != self.folder
+
+    def rewind(self, now: float) -> None:
+        """Go on where the text of the present file goes on that was written anew: in its copies, and then here."""
+        link = next(each for each in self.links if each.rewritten)
+        before = self.links[: self.links.index(link) + 1]
+        marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
+        beside = self._beside(None)
+        found = rotation.assign(marks, beside)
+        copy = found.get(len(marks) - 1) if link.position else None
+        far = now - self.looked_at >= _FAR_APART_SECONDS
+        fresh = self._unread(marks, found, beside) if copy is not None or far or not link.position else []
+        if copy is not None:
+            fresh = [beside[copy], *fresh]
+        elif known := link.known_text():
+            link.restart()
+            link.go_on_at(known)
+            link.look_back_from = 0
+            return
+        elif link.position and (far or link.size > link.position):
+            self.lost += 1
+        if copy is None and 0 < link.position < link.size:
+            link.lines = Lines(self.limit, self.dropped)  # the rest of the line under way is gone
+        held = len(self.links)
+        self._open(fresh, now, before=link, joined=True)
+        if copy is not None and len(self.links) > held:
+            self.links[self.links.index(link) - (len(self.links) - held)].take_over(link)
+        link.restart()
+
+    def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
+        """Go on after `marks`, which an earlier follower made of this log, the newest last."""
+        beside = self._beside(None)
+        places_ = beside + ([self._place_of(following)] if following is not None else [])
+        found = rotation.assign(marks, places_)
+        here = len(places_) - 1 if following is not None else -1
+        last = len(marks) - 1
+        sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
+        fresh = [] if sure else self._unread(marks, {at: to for at, to in found.items() if to != here}, beside)
+        # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
+        joined = following is not None and marks[last].inode == following.key[1] and not sure
+        for at, mark in enumerate(marks):
+            place = None if at not in found else places_[found[at]]
+            if place is None:
+                cut = (
+                    following.known_at(mark)
+                    if at == last and following is not None and here not in found.values()
+                    else 0
+                )
+                if cut and following is not None:
+                    following.go_on_at(cut)
+                    fresh = []
+                elif mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :]):
+                    # Its writer was at it, or there was more in it.
+                    self.lost += 1
+            elif found[at] == here and following is not None:
+                following.go_on_at(mark.position)
+            elif place.size == mark.position and not mark.joined and at != last and not self.links:
+                self.done.append(mark)
+            else:
+                self._open([place], now, mark=mark, joined=mark.joined or (joined and at == last))
+        self._open(fresh, now, joined=joined)
+        self._join(following)
+
+    def read(self, link: Stream, now: float) -> Iterator[bytes]:
+        """Yield what is new in a file, and its last, unended line once its writer has gone on."""
+        later = self.links[self.links.index(link) + 1 :]
+        # Asked before reading: whatever a writer put here before it went on is then read below.
+        moved_on = any(each.has_text() for each in later)
+        yield from link.read(now)
+        if link.reason and isinstance(link, Packed) and link.size > link.position:
+            self.lost += 1  # it is damaged
+            link.size = link.position
+        if link.at_end and not link.rewritten and not link.joined and moved_on:
+            yield link.rest()
+
+    def let_go(self, link: Stream, now: float, *, crowded: bool) -> bytes | None:
+        """Let a file go that has been read and is quiet, and return its last, unended line; None to keep it."""
+        later = self.links[self.links.index(link) + 1 :]
+        if link.joined:
+            if link is not self.links[0] or (not link.is_told and not any(each.has_told for each in later)):
+                return None  # the next reader has to begin its line again, or that of a copy before it
+        elif link.gone_at is None:
+            return None
+        else:
+            deleted = link.is_deleted()
+            if link is self.current:
+                if not deleted and not self.is_glob_match:
+                    return None  # renamed, and nothing has taken its place: its writer is still at it
+                patience = DELETED_SECONDS
+            elif later and not deleted and not any(each.has_text() for each in later):
+                return None  # the new file is there, but nobody writes to it yet
+            else:
+                patience = LINGER_SECONDS
+            if now - max(link.gone_at, link.grown_at) < patience and not (crowded and link is not self.current):
+                return None
+        if link is self.current:
+            self.leave(now)
+        self.links.remove(link)
+        rest = b"" if link.joined else link.rest()
+        if (mark := link.mark()) is not None:
+            self.done = [*self.done, mark][-_REMEMBERED:]
+        return rest + link.close()
+
+    def _beside(self, following: Stream | None) -> list[Place]:
+        taken = following.key if following is not None else None
+        return [place for place in rotation.beside(self.path) if (place.device, place.inode) != taken]
+
+    def _place_of(self, link: Stream) -> Place:
+        return rotation.Place(self.path, link.key[1], link.key[0], link.size, link.modified, "")
+
+    def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
+        """Choose the files written after those that are known; `found` says where these lie."""
+        held = {link.key for link in self.links}
+        if found:
+            newest = max(found.values())
+            inside = beside[newest].inside
+            fresh = [place for place in beside[newest + 1 :] if place.inside == inside]
+        else:
+            fresh = [place for place in beside if place.modified > marks[-1].modified and not place.inside]
+        return [place for place in fresh if (place.device, place.inode) not in held]
+
+    def _open(
+        self,
+        fresh: Sequence[Place],
+        now: float,
+        *,
+        before: Stream | None = None,
+        mark: Mark | None = None,
+        joined: bool = False,
+    ) -> bool:
+        for place in fresh:
+            if len(self.links) >= _MOST_LINKS and mark is None:
+                return False
+            try:
+                fd = os.open(place.path, rotation.OPEN)
+            except OSError:
+                self.lost += 1  # deleted this very moment, or not for us to read
+                continue
+            try:
+                link = self.stream(fd, place.path)
+                if mark is not None:
+                    link.go_on_at(mark.position)
+                    link.look_back_from = 0
+            except rotation.DAMAGE:
+                os.close(fd)
+                self.lost += 1
+                continue
+            link.gone_at = link.grown_at = now
+            link.joined = joined
+            if before is not None:
+                link.lines = before.lines
+                self.links.insert(self.links.index(before), link)
+            else:
+                self.links.append(link)
+        return True
+
+    def _join(self, following: Stream | None) -> None:
+        """Have the line that a copy ends in go on in the next file."""
+        chain = [*self.links, *([following] if following is not None else [])]
+        for link, after in itertools.pairwise(chain):
+            if link.joined:
+                after.lines = link.lines
+
+
+def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Place]) -> int:
+    """Count the numbers that are missing between the last known file, server.log.5, and the log itself."""
+    if not found:
+        return 0
+    last = beside[max(found.values())].count
+    counts = [place.count for place in fresh]
+    if last is None or not counts or any(count is None or count > last for count in counts):
+        return 0
+    return last - min(1, *(count for count in counts if count is not None)) - len(counts)

@@ -1,0 +1,328 @@
+"""Asking SGLang over HTTP: one scrape at a time, never longer than its deadline, never more than 16 MiB."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
+from typing import TYPE_CHECKING, Literal, TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from sglang_tuning_exporter.config import key_in
+from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Reason: TypeAlias = Literal[
+    "connection_refused",
+    "unreachable",
+    "not_ready",
+    "timeout",
+    "metrics_disabled",
+    "http_status",
+    "too_large",
+    "invalid",
+]
+# The largest real page is 0.2 MB, one of 64 ranks 8 MB. As text with one wide character it takes four times as much.
+MOST_BYTES = 16 << 20
+MOST_JSON_BYTES = 4 << 20  # 64 ranks tell 1 MB of themselves; JSON made of empty lists takes thirty times its length
+_STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
+_SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
+_BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
+_REDIRECTS = {301, 302, 303, 307, 308}
+
+
+class ScrapeError(Exception):
+    """SGLang gave no exposition; `reason` is one word for a label, the message a sentence for people."""
+
+    def __init__(self, reason: Reason, message: str, *, serves: bool = False) -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+        self.serves = serves  # it answers, and has nothing to say yet
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One finished scrape: the page, or why there is none; seconds it took. Who takes it adds what of the page is passed on."""
+
+    text: str | None
+    error: ScrapeError | None
+    seconds: float
+    passed_on: str = ""
+
+
+class Client:
+    """HTTP to one SGLang. No proxies, no redirects to elsewhere, no compression (what comes must not unfold).
+
+    A connection for every request: SGLang closes idle ones after 5 s, and one that it closes at this very moment would
+    read as an outage. One request at a time, ended by `cut` when its time is over, or by another thread.
+    """
+
+    def __init__(
+        self, base_url: str, metrics_url: str, api_key: str | None = None, api_key_file: Path | None = None
+    ) -> None:
+        """Ask with `api_key`, or with what `api_key_file` holds at each request: keys are replaced while we run."""
+        self._base_url, self._metrics_url = base_url, metrics_url
+        self._api_key, self._api_key_file = api_key, api_key_file
+        self._session = requests.Session()
+        self._session.trust_env = False
+        # Kept cookies would be sent back, more of them at every scrape.
+        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self._session.headers.update(
+            {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
+        )
+        adapter = HTTPAdapter()
+        adapter.poolmanager.pool_classes_by_scheme = _pools(self._opened)
+        self._session.mount("http://", adapter)
+        self._session.mount("https://", adapter)
+        self._socket: socket.socket | None = None
+        self._is_cut = self._has_ended = False
+
+    def metrics(self, timeout: float) -> str:
+        """Fetch the exposition as SGLang writes it; `timeout` in seconds. Raises `ScrapeError`."""
+        text = self._get(self._metrics_url, timeout, "text/plain;version=0.0.4")
+        if not text.strip():
+            # Before 0.5 a server without a request since its start has nothing to show.
+            raise ScrapeError("not_ready", "its page is empty: it has written no figure yet", serves=True)
+        if _SGLANG_SERIES.search(text) is None:
+            raise ScrapeError("invalid", "its page holds no series of SGLang: is this SGLang's address?")
+        return text
+
+    def server_info(self, timeout: float) -> ServerInfo | None:
+        """Ask the server about itself, at the present path first (the old one logs a warning from 0.5.6).
+
+        None when it does not tell.
+        """
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                return parse_server_info(self._get(self._base_url + path, timeout, "application/json", MOST_JSON_BYTES))
+            except ScrapeError as error:
+                if error.reason != "metrics_disabled":  # anything but a 404 will not be better under the other name
+                    return None
+        return None
+
+    def health(self, timeout: float) -> bool | None:
+        """Have it generate a token; False when none comes within `timeout` seconds, None when it does not do such a check."""
+        try:
+            self._get(self._base_url + "/health_generate", timeout, "application/json")
+        except ScrapeError as error:
+            return False if error.reason in {"timeout", "not_ready"} else None
+        return True
+
+    def loads(self, timeout: float) -> list[Load]:
+        """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on); none when it does not tell."""
+        try:
+            return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json", MOST_JSON_BYTES))
+        except ScrapeError:
+            return []
+
+    def answer(self, path: str, timeout: float) -> str:
+        """Fetch what the server answers at `path` as it is, JSON with its secrets in it. Raises `ScrapeError`."""
+        return self._get(self._base_url + path, timeout, "application/json")
+
+    def cut(self) -> None:
+        """End the request under way, if any."""
+        self._is_cut = True
+        open_now = self._socket
+        if open_now is not None:
+            with suppress(OSError):  # closed meanwhile
+                open_now.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """End the request under way, and let no other begin."""
+        self._has_ended = True
+        self.cut()
+
+    def _opened(self, connected: socket.socket | None) -> None:
+        self._socket = connected
+
+    def _get(self, url: str, timeout: float, accept: str, most: int = MOST_BYTES) -> str:
+        late = ScrapeError("timeout", f"no complete answer within {timeout:.1f} s")
+        deadline = time.monotonic() + timeout
+        self._is_cut = self._has_ended
+        if self._is_cut:
+            raise late
+        # A timeout of the socket counts from byte to byte: a server that sends one now and then never runs into it.
+        timer = threading.Timer(timeout, self.cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            text = self._ask(url, timeout, accept, most)
+        except ScrapeError:
+            raise
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
+            if self._is_cut or isinstance(error, requests.Timeout) or time.monotonic() >= deadline:
+                raise late from None
+            raise _failure(error) from None
+        finally:
+            timer.cancel()
+            self._socket = None
+            self._session.close()
+        if self._is_cut:  # an answer without a length ends where its connection was cut
+            raise late
+        return text
+
+    def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
+        for _ in range(2):
+            self._session.close()  # a server may close a connection without having said so: none is used again
+            headers = {"Accept": accept, **self._authorization()}
+            with self._session.get(
+                url, headers=headers, timeout=timeout, stream=True, allow_redirects=False
+            ) as response:
+                if response.status_code in _REDIRECTS:
+                    url = self._same_server(urljoin(url, response.headers.get("Location", "")))
+                    continue
+                _check(response)
+                return _body(response, most)
+        raise ScrapeError("http_status", "it answers with redirects only")
+
+    def _authorization(self) -> dict[str, str]:
+        if self._api_key_file is not None:
+            self._api_key = key_in(self._api_key_file) or self._api_key  # the last one, while it is being replaced
+        return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+
+    def _same_server(self, url: str) -> str:
+        if urlsplit(url)[:2] != urlsplit(self._base_url)[:2]:
+            raise ScrapeError("http_status", "it redirects to another server")
+        return url
+
+
+def _check(response: requests.Response) -> None:
+    status = response.status_code
+    if status != 200:
+        reason = _STATUS_REASONS.get(status, "http_status")
+        words = {
+            "metrics_disabled": "it answers 404: start SGLang with --enable-metrics",
+            "not_ready": "it answers 503: not ready yet",
+        }.get(reason, f"it answers HTTP {status}" + (": give --api-key-file" if status in {401, 403} else ""))
+        raise ScrapeError(reason, words)
+    if "html" in response.headers.get("Content-Type", "").lower():
+        raise ScrapeError("invalid", "it answers with a web page, not with an exposition")
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ScrapeError("invalid", "it answers compressed, which was not asked for")
+
+
+def _body(response: requests.Response, most: int) -> str:
+    pieces, size = [], 0
+    for piece in response.iter_content(1 << 16):
+        size += len(piece)
+        if size > most:
+            raise ScrapeError("too_large", f"the answer is larger than {most >> 20} MiB")
+        pieces.append(piece)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _failure(error: Exception) -> ScrapeError:
+    """Why a request failed, from the exception that lies under those of urllib3 and requests."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return ScrapeError("connection_refused", "connection refused: nothing listens at that address")
+        if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
+            return ScrapeError("invalid", "the answer is not HTTP as it should be")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ValueError):  # an address or a header that cannot be sent
+        return ScrapeError("invalid", "the request cannot be made as HTTP")
+    return ScrapeError("unreachable", "the address cannot be reached or the connection broke off")
+
+
+def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
+    """Make pools whose connections tell of their socket: `requests` keeps it to itself until the headers have come."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened(self.sock)
+
+    class Secure(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            opened(self.sock)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
+
+
+class Scraper:
+    """Scrapes on demand in a thread of its own, so that a server that never answers cannot hold its caller.
+
+    Callers that overlap share one scrape. `then` gets every outcome, `cut` ends the fetch under way.
+    """
+
+    def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
+        self._fetch, self._then, self._cut = fetch, then, cut
+        self._lock = threading.Lock()
+        self._running: _Flight | None = None
+        self._stopped = False
+
+    def scrape(self, timeout: float) -> Outcome:
+        """Give the outcome of a scrape made now, or of the one under way; `timeout` in seconds. Never raises."""
+        late = Outcome(None, ScrapeError("timeout", f"no complete answer within {timeout:.1f} s"), timeout)
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            with self._lock:
+                if self._stopped:
+                    return late
+                flight, begins = self._running, self._running is None
+                if flight is None:
+                    flight = self._running = _Flight()
+                    threading.Thread(target=self._fly, args=(flight, left), name="scrape", daemon=True).start()
+            if not flight.done.wait(left) or flight.outcome is None:
+                break
+            # Somebody with less patience may have begun the flight: that he was let down is not our answer.
+            if begins or flight.outcome.error is None or flight.outcome.error.reason != "timeout":
+                return flight.outcome
+        self._then(late)
+        return late
+
+    def stop(self) -> None:
+        """End the scrape under way and let its callers go; later ones are answered as late at once."""
+        with self._lock:
+            self._stopped = True
+            flight = self._running
+        self._cut()
+        if flight is not None:
+            flight.done.set()
+
+    def _fly(self, flight: _Flight, timeout: float) -> None:
+        begin = time.monotonic()
+        text: str | None = None
+        error: ScrapeError | None = None
+        try:
+            text = self._fetch(timeout)
+        except ScrapeError as failed:
+            error = failed
+        except Exception as failed:  # noqa: BLE001 - whatever the world sends, a scrape ends with an outcome
+            error = ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
+        outcome = Outcome(text, error, time.monotonic() - begin)
+        try:
+            self._then(outcome)
+        finally:
+            flight.outcome = outcome
+            with self._lock:
+                self._running = None
+            flight.done.set()
+
+
+class _Flight:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.outcome: Outcome | None = None

@@ -1,0 +1,475 @@
+"""One open log file, or standard input, read to whole lines: through truncation, holes of NUL bytes and giant lines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from sglang_tuning_exporter.collect import positions as places
+from sglang_tuning_exporter.collect import rotation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHUNK = 256 << 10
+BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second, and the other files have their turn
+_STEP = 64 << 10
+_LOOK_BACK = 256 << 20
+_LOOK_BACK_TEXT = 4 << 20
+_LAST_WORDS = 64 << 10  # how a server ended stands in its last lines
+_START_UP = b"server_args="
+
+OTHER_KINDS = (
+    (stat.S_ISDIR, "is a directory"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+    (stat.S_ISSOCK, "is a socket"),
+)
+
+Key = tuple[int, int]
+"""Device and inode: what a file is, whatever it is called."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Lines longer than the limit, and their bytes."""
+
+    lines: int = 0
+    bytes: int = 0
+
+
+class Lines:
+    """Bytes to whole lines, in memory of one line's limit."""
+
+    def __init__(self, limit: int, dropped: Dropped) -> None:
+        self.limit = limit
+        self._dropped = dropped
+        self._partial = bytearray()
+        self._overlong = 0
+
+    def skip_line(self) -> None:
+        """Drop the line under way: it is too long already."""
+        self._partial.clear()
+        self._overlong = self.limit + 1
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that `data` completes."""
+        data = data.replace(b"\0", b"")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._extend(data)
+            return b""
+        first = data.find(b"\n") + 1 if self._partial or self._overlong else 0
+        self._extend(data[:first])
+        begun = self._finish() if first else b""
+        whole = data[first:end]
+        if len(whole) > self.limit:
+            whole = self._without_overlong(whole)
+        self._extend(data[end:])
+        return begun + whole
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a line under way."""
+        return bool(self._partial or self._overlong)
+
+    def rest(self) -> bytes:
+        """Return the last line, which nobody will end any more, ended; empty when there is none."""
+        if self._overlong:
+            self._finish()
+        if not self._partial:
+            return b""
+        self._partial += b"\n"
+        return self._finish()
+
+    def _extend(self, data: bytes) -> None:
+        length = len(self._partial) + len(data)
+        if self._overlong:
+            self._overlong += len(data)
+        elif length > self.limit:
+            self._partial.clear()
+            self._overlong = length
+        else:
+            self._partial += data
+
+    def _finish(self) -> bytes:
+        line = bytes(self._partial)
+        self._partial.clear()
+        if self._overlong:
+            self._drop(self._overlong)
+            self._overlong = 0
+        return line
+
+    def _without_overlong(self, whole: bytes) -> bytes:
+        kept = []
+        for line in whole[:-1].split(b"\n"):
+            if len(line) < self.limit:
+                kept.append(line + b"\n")
+            else:
+                self._drop(len(line) + 1)
+        return b"".join(kept)
+
+    def _drop(self, length: int) -> None:
+        self._dropped.lines += 1
+        self._dropped.bytes += length
+
+
+class Stream:
+    """One open file, known by device and inode whatever it is called meanwhile."""
+
+    def __init__(self, path: str, fd: int, lines: Lines) -> None:
+        status = os.fstat(fd)
+        self.path = path
+        self.fd = fd
+        self.key: Key = (status.st_dev, status.st_ino)
+        self.seekable = stat.S_ISREG(status.st_mode)
+        self.lines = lines
+        self.position = 0
+        self.look_back_from = 0  # not 0: start-up facts before this offset have not been told yet
+        self.reason = ""
+        self.at_end = False
+        self.rewritten = False  # what was read of it is not there any more
+        self.joined = False  # the copy of a copytruncate: its last line goes on in the log's next file
+        self.closed = False
+        self.grown_at = 0.0
+        self.gone_at: float | None = None  # since when no followed path leads here
+        self.size, self.modified = status.st_size, status.st_mtime_ns  # at the last look
+        self._line_start = 0
+        self._line_tail = b""  # the text before _line_start, for a mark
+        self._head = self._first_text()
+        self._tail = b""
+
+    def start_at(self, position: int) -> None:
+        """Begin with the line that holds the byte before `position`, unless that ends it."""
+        begin = _line_start(self.fd, position, self.lines.limit)
+        self.go_on_at(position if begin is None else begin)
+
+    def go_on_at(self, position: int) -> None:
+        """Begin with the byte at `position`, as a mark says; in the middle of a giant line with the one after it."""
+        if _line_start(self.fd, position, self.lines.limit) is None:
+            self.lines.skip_line()
+        self.look_back_from = position
+        self.position = self._line_start = position
+        length = min(position, places.TAIL_BYTES)
+        self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, position - length))
+
+    def rest(self) -> bytes:
+        """Return the last, unended line, which nobody will end any more, and count it as read; empty when there is none."""
+        if not self.lines.begun:
+            return b""
+        self.settle()
+        return self.lines.rest()
+
+    def settle(self) -> None:
+        """Count all that was read as told: its last line has ended, here or in the next file."""
+        self._line_start, self._line_tail = self.position, self._tail
+
+    @property
+    def is_told(self) -> bool:
+        """Whether no line is under way that the next reader would have to begin again."""
+        return self._line_start == self.position
+
+    @property
+    def has_told(self) -> bool:
+        """Whether a line has ended in this file."""
+        return self._line_start > 0
+
+    def mark(self) -> places.Mark | None:
+        """Say how far this file has been read and told; None for a pipe, which cannot be read again."""
+        if not self.seekable:
+            return None
+        mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
+        return replace(mark, size=self.size, modified=self.modified, joined=self.joined)
+
+    def mark_of_text(self) -> places.Mark:
+        """Return a mark that fits whatever holds the same text: all of an intact file, what was read of one rewritten."""
+        if not self.rewritten:
+            return replace(places.mark_of_all(self.path, self.fd), modified=self.modified)
+        mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
+        return replace(mark, modified=self.modified, size=self.size, least=1)
+
+    def has_text(self) -> bool:
+        """Say whether anybody has written here."""
+        return self.position > 0 or self.closed or os.fstat(self.fd).st_size > 0
+
+    def is_deleted(self) -> bool:
+        """Say whether the file has no name left."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    def close(self) -> bytes:
+        """Close the file and return its last, unended line."""
+        if not self.closed:
+            os.close(self.fd)
+        self.closed = True
+        return b"" if self.joined else self.lines.rest()
+
+    def look_back(self) -> bytes:
+        """Return the lines before where reading began: those from the last server start on, and the last ones before the end.
+
+        Read, not mapped: a mapping of a file that is truncated meanwhile would end the process.
+        """
+        end, self.look_back_from = self.look_back_from, 0
+        try:
+            found = _rfind(self.fd, _START_UP, max(0, end - _LOOK_BACK), end)
+            told, start = 0, b""
+            if found is not None:
+                begin = _line_start(self.fd, found, self.lines.limit) or 0
+                told = min(begin + _LOOK_BACK_TEXT, end)
+                start = os.pread(self.fd, told - begin, begin)
+            last = max(end - _LAST_WORDS, told)
+            text = os.pread(self.fd, end - last, last)
+        except OSError:
+            return b""
+        begun = last and last != told  # in the middle of a line
+        if begun:
+            start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
+        return Lines(self.lines.limit, Dropped()).feed(start + text)
+
+    def read(self, now: float) -> Iterator[bytes]:
+        """Yield what is there, at most the budget, and say in `at_end` whether that was all."""
+        budget = BUDGET
+        self.at_end = False
+        self.reason = ""
+        try:
+            while budget > 0 and not self.at_end:
+                raw = self._next()
+                budget -= len(raw) or CHUNK
+                if raw:
+                    self.grown_at = now
+                    yield self.lines.feed(raw)
+        except OSError as error:
+            self.reason = f"unreadable: {os.strerror(error.errno or errno.EIO)}"
+            self.at_end = True
+
+    def _next(self) -> bytes:
+        if not self.seekable:
+            try:
+                raw = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                raw = b""
+            self.at_end = not raw
+            self.position += len(raw)
+            return raw
+        # The text before the position comes with the same read, so that nothing can happen between check and use.
+        known = len(self._tail)
+        got = os.pread(self.fd, known + CHUNK, self.position - known)
+        status = os.fstat(self.fd)
+        if got[:known] != self._tail or not self._same_head() or status.st_size < self.position:
+            self.rewritten = self.at_end = True
+            return b""
+        self.size, self.modified = status.st_size, status.st_mtime_ns
+        raw = got[known:]
+        self.at_end = len(raw) < CHUNK
+        # NUL bytes at the end may be a hole, or text that another machine's write has not brought yet: they wait.
+        text = raw.rstrip(b"\0")
+        if text:
+            self._advance(text)
+        elif raw and not self.at_end:
+            self._skip_hole(len(raw))
+        return text
+
+    def take_over(self, other: Stream) -> None:
+        """Go on in this file where `other`, of the same text, was left."""
+        self.position, self._line_start = other.position, other._line_start
+        self._head, self._tail, self._line_tail = other._head, other._tail, other._line_tail
+        self.lines = other.lines
+
+    def restart(self) -> None:
+        """Go on at the start of the file, which was written anew."""
+        # The line under way is kept: after a copytruncate its writer goes on in the middle of it.
+        self.rewritten = False
+        self.position = self._line_start = 0
+        self._head, self._tail, self._line_tail = self._first_text(), b"", b""
+
+    def known_at(self, mark: places.Mark) -> int:
+        """Say how much of this file's start had been read under a mark that does not fit it."""
+        return mark.known_text(self.fd)
+
+    def known_text(self) -> int:
+        """Say how much of a rewritten file's start has been read: 0 if it is none of the text that was there before."""
+        text, size = self._first_text(), os.fstat(self.fd).st_size
+        if b"\n" in text[places.SURE_BYTES :] and len(text) == size < self.position and self._head.startswith(text):
+            return size
+        return replace(self.mark_of_text(), least=places.SURE_BYTES).known_text(self.fd)
+
+    def _first_text(self) -> bytes:
+        return os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
+
+    def _same_head(self) -> bool:
+        head = self._first_text()
+        same = head.startswith(self._head)
+        if same:
+            self._head = head
+        return same
+
+    def _advance(self, raw: bytes) -> None:
+        cut = raw.rfind(b"\n") + 1
+        if cut:
+            self._line_start = self.position + cut
+            self._line_tail = _last(self._tail, raw, cut)
+        self._tail = _last(self._tail, raw, len(raw))
+        self.position += len(raw)
+
+    def _skip_hole(self, length: int) -> None:
+        after = self.position + length
+        try:
+            self.position = os.lseek(self.fd, after, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but hole up to the end
+                self.at_end = True
+                return
+            self.position = after  # a file system that cannot tell
+        self._tail = b""
+
+
+class Packed(Stream):
+    """A compressed file, which nobody writes to any more; positions are those of its text."""
+
+    def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:
+        self._open = ExitStack()
+        self._file = self._open.enter_context(rotation.unpacked(fd, name))
+        try:
+            super().__init__(path, fd, lines)
+        except rotation.DAMAGE:
+            self._open.close()
+            raise
+        self.size = 1  # more than was read, until the end is seen
+
+    def go_on_at(self, position: int) -> None:
+        """Begin with the byte at `position`, as a mark says."""
+        length = min(position, places.TAIL_BYTES)
+        self._file.seek(position - length)
+        self._tail = self._line_tail = self._file.read(length)
+        self.position = self._line_start = position
+
+    def take_over(self, other: Stream) -> None:
+        """Go on in this file where `other`, of the same text, was left."""
+        super().take_over(other)
+        self._file.seek(self.position)
+
+    def mark_of_text(self) -> places.Mark:
+        """Return a mark that fits this file; nobody packs it again."""
+        return self.mark() or places.make_mark(self.path, self.key[1], 0, b"", b"")
+
+    def has_text(self) -> bool:
+        """Say whether anybody has written here: an empty file is not empty when it is packed."""
+        return bool(self._head)
+
+    def close(self) -> bytes:
+        """Close the file and return its last, unended line."""
+        self._open.close()
+        return super().close()
+
+    def _first_text(self) -> bytes:
+        text = self._file.read(places.HEAD_BYTES)
+        self._file.seek(0)
+        return text
+
+    def _next(self) -> bytes:
+        try:
+            raw = self._file.read(CHUNK)
+        except rotation.DAMAGE as error:
+            raise OSError(errno.EIO, str(error)) from error
+        self.at_end = not raw
+        self._advance(raw)
+        self.size = self.position + (not self.at_end)
+        return raw
+
+
+class Stdin:
+    """Standard input: a pipe of somebody else's, so its blocking mode is left alone."""
+
+    def __init__(self, stream: BinaryIO | None, limit: int) -> None:
+        self.dropped = Dropped()
+        self.lines = Lines(limit, self.dropped)
+        self.position = 0
+        self.ended = stream is None
+        self.reason = "ended" if stream is None else ""
+        self._stream = stream
+        self._ready = select.poll()
+        try:
+            self._fd = stream.fileno() if stream is not None else -1
+            if self._fd >= 0:
+                self._ready.register(self._fd, select.POLLIN)
+        except (OSError, ValueError):
+            self._fd = -1
+
+    def read(self) -> Iterator[bytes]:
+        """Yield what is there, at most the budget."""
+        budget = BUDGET
+        while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
+            try:
+                raw = self._read()
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                self.ended, self.reason = True, f"unreadable: {getattr(error, 'strerror', None) or error}"
+                break
+            budget -= len(raw)
+            self.position += len(raw)
+            if not raw:
+                self.ended, self.reason = True, "ended"
+            yield self.lines.feed(raw) if raw else self.lines.rest()
+
+    def _read(self) -> bytes:
+        if self._fd >= 0:
+            return os.read(self._fd, CHUNK)
+        return self._stream.read(CHUNK) if self._stream is not None else b""
+
+
+def _last(before: bytes, text: bytes, end: int) -> bytes:
+    return _after_nul((before + text[max(0, end - places.TAIL_BYTES) : end])[-places.TAIL_BYTES :])
+
+
+def _after_nul(text: bytes) -> bytes:
+    return text[text.rfind(b"\0") + 1 :]  # what reads as NUL now may be told as text later
+
+
+def _rfind(fd: int, needle: bytes, low: int, high: int) -> int | None:
+    """Return the offset of the last `needle` that lies within [low, high)."""
+    while high > low:
+        begin = max(low, high - _STEP)
+        at = os.pread(fd, high - begin, begin).rfind(needle)
+        if at >= 0:
+            return begin + at
+        high = begin + len(needle) - 1 if begin > low else low
+    return None
+
+
+def _line_start(fd: int, position: int, limit: int) -> int | None:
+    """Return where the line begins that `position` is in, or None if that is more than a line's limit before."""
+    low = max(0, position - limit - 1)
+    newline = _rfind(fd, b"\n", low, position)
+    if newline is not None:
+        return newline + 1
+    return None if low else 0
+
+
+def why(error: OSError) -> str:
+    """Say in a word or two why a path cannot be read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    if isinstance(error, IsADirectoryError):
+        return "is a directory"
+    return f"unreadable: {error.strerror or error}"
+
+
+def look_at(path: str) -> tuple[str, os.stat_result | None]:
+    """Say what is wrong with a path, or give its status."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        return why(error), None
+    except ValueError:  # a NUL byte in the name
+        return "missing", None
+    # Told before it is opened: opening a device may do something, and /dev/zero has no end.
+    wrong = next((words for is_kind, words in OTHER_KINDS if is_kind(status.st_mode)), "")
+    return wrong, None if wrong else status

@@ -1,0 +1,318 @@
+"""Following a server's log by polling: whole lines, each once, through rotation, truncation, holes and giant lines.
+
+Nothing here waits and nothing raises for what the world does to a file; `LogFollower.status` says it in words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from sglang_tuning_exporter.collect import positions as places
+from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.chain import Chain
+from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
+from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Dropped, Key, Lines, Stdin, Stream, look_at, why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+_GLOB_SECONDS = 1.0
+_GLOB_REST = 20  # a directory so large that it takes longer is looked through as much less often
+_GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after another error the same file may be back
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    r"""Some whole lines of one file, each ending in `\n`, without the NUL bytes of holes.
+
+    `historical` text was in the file before the exporter started: start-up facts may be taken from it, nothing counted.
+    """
+
+    path: str
+    data: bytes
+    historical: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """One followed file, or a pattern that nothing matches; `path` is "-" for stdin.
+
+    `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
+    "unreadable: …" or "ended" (stdin).
+    `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes; `lost` counts files
+    that were gone before they had been read to their end, or may have been. `unread` is its first line with words of
+    SGLang's, where no line of its form could be read: who reads the lines puts it in.
+    """
+
+    path: str
+    up: bool
+    reason: str
+    position: int
+    dropped: int
+    dropped_bytes: int = 0
+    lost: int = 0
+    unread: str = ""
+
+
+class LogFollower:
+    """Reads files, globs and stdin ("-") as they grow; the caller polls, every 0.1 s or so.
+
+    Files that exist now are read from their end, later ones from their start; `from_start` reads all from the start.
+    `positions` (of an earlier follower's `positions()`) continues exactly there, through renames in between. `clock`
+    gives monotonic seconds. Of what globs match, `most` files are followed, those written last; `left_out` counts the
+    others.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        *,
+        stdin: BinaryIO | None = None,
+        from_start: bool = False,
+        max_line_bytes: int = 1 << 20,
+        positions: Mapping[str, object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
+    ) -> None:
+        self._patterns = [pattern for pattern in dict.fromkeys(patterns) if pattern != "-"]
+        self._limit = max_line_bytes
+        self._from_start = from_start
+        self._saved = places.load(positions)
+        self._clock = clock
+        self._stdin: Stdin | None = None
+        if "-" in patterns:
+            source = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
+            self._stdin = Stdin(source, max_line_bytes)
+        self._chains: dict[str, Chain] = {}
+        self._most = most_files() if most is None else most
+        self._selection = Selection(self._patterns, self._most, self._saved, from_start=from_start)
+        self._next_glob = 0.0
+        now = clock()
+        self._expand(now, first=True)
+        self._look(now)
+        for chain in self._chains.values():
+            marks = self._saved.of(chain.path)
+            if marks and chain.current is None and not chain.other_name and not chain.links:
+                chain.resume_after(marks, None, now)
+
+    def poll(self) -> Iterator[Block]:
+        """Yield the lines that are there now: never waits, and reads a bounded amount of each file."""
+        if self._stdin is not None:
+            yield from _blocks("-", self._stdin.read())
+        now = self._clock()
+        if now >= self._next_glob:
+            self._expand(now, first=False)
+        self._look(now)
+        chains = list(self._chains.values())
+        for chain in chains:
+            for link in chain.links:
+                if link.look_back_from:
+                    yield from _blocks(chain.path, [link.look_back()], historical=True)
+        crowded = sum(len(chain.links) for chain in chains) > self._most
+        for chain in chains:
+            yield from _blocks(chain.path, self._read(chain, now, crowded=crowded))
+            chain.looked_at = now
+
+    @staticmethod
+    def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[bytes]:
+        """Yield what is new in the files of one log, each one once those before it have been read."""
+        rewound = False
+        links = list(chain.links)
+        while links:
+            link = links.pop(0)
+            if not rewound:
+                chain.doubt(link)
+            if not link.rewritten:
+                yield from chain.read(link, now)
+            if link.rewritten and not rewound:
+                chain.rewind(now)
+                rewound = True
+                links = [each for each in chain.links if each.joined or each is link] + links
+            elif not link.at_end:
+                return
+        for link in list(chain.links):
+            if link.at_end and (rest := chain.let_go(link, now, crowded=crowded)):
+                yield rest
+
+    def status(self) -> list[FileStatus]:
+        """Say of every file, and of every pattern without one, whether it is read, and if not why."""
+        found = []
+        if self._stdin is not None:
+            found.append(_status("-", self._stdin.reason, self._stdin.position, self._stdin.dropped))
+        for chain in self._chains.values():
+            if not chain.other_name:
+                reason = chain.reason or (chain.current.reason if chain.current else "")
+                position = chain.current.position if chain.current else 0
+                found.append(_status(chain.path, reason, position, chain.dropped, chain.lost))
+        used = {chain.pattern for chain in self._chains.values()}
+        found += [
+            _status(pattern, "missing", 0, Dropped()) for pattern in self._selection.barren if pattern not in used
+        ]
+        return found
+
+    def paths(self) -> set[str]:
+        """Return every path that blocks may still come from."""
+        return set(self._chains) if self._stdin is None else {"-", *self._chains}
+
+    def positions(self) -> dict[str, object]:
+        """Return, as plain JSON, how far each file has been read; every block yielded counts as read."""
+        marks = [*self._selection.marks(), *(mark for chain in self._chains.values() for mark in chain.marks())]
+        return places.dump(self._patterns, marks)
+
+    def close(self) -> None:
+        """Close every file; stdin belongs to the caller."""
+        for chain in self._chains.values():
+            for link in chain.links:
+                link.close()
+        self._chains.clear()
+
+    @property
+    def left_out(self) -> int:
+        """How many files are matched by a glob and not followed, because there are too many."""
+        return self._selection.left_out
+
+    def _expand(self, now: float, *, first: bool) -> None:
+        begin = time.thread_time()  # a machine that is busy with others must not make new files wait
+        for file in self._selection.choose(self._chains, self._make_room, first=first):
+            self._chains[file.path] = Chain(
+                file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, looked_at=now
+            )
+        self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
+
+    def _make_room(self, file: Candidate) -> bool:
+        """Leave out the file that was written to longest ago, if that is longer ago than `file` was and it has been read."""
+        quiet = [
+            chain
+            for chain in self._chains.values()
+            if chain.is_glob_match
+            and chain.modified < file.modified
+            and all(link.at_end and link is chain.current and link.gone_at is None for link in chain.links)
+        ]
+        if not quiet:
+            return False
+        chain = min(quiet, key=lambda each: each.modified)
+        del self._chains[chain.path]
+        for link in chain.links:
+            size = os.fstat(link.fd).st_size
+            self._selection.leave_out(Candidate(chain.path, chain.pattern, link.key, size, chain.modified, link.mark()))
+            link.close()
+        return True
+
+    def _look(self, now: float) -> None:
+        found: dict[str, os.stat_result] = {}
+        for path, chain in self._chains.items():
+            chain.reason, status = look_at(path)
+            if status is not None:
+                found[path] = status
+        owners: dict[Key, str] = {}
+        for path, status in found.items():
+            key = (status.st_dev, status.st_ino)
+            current = self._chains[path].current
+            mine = current is not None and current.key == key
+            owners[key] = path if mine else owners.get(key, path)
+            self._chains[path].modified = status.st_mtime_ns
+        for path, chain in list(self._chains.items()):
+            if path not in found:
+                self._miss(chain, now)
+                continue
+            key = (found[path].st_dev, found[path].st_ino)
+            chain.other_name = owners[key] != path
+            if chain.other_name:
+                self._leave(chain, now)
+            elif chain.current is None or chain.current.key != key:
+                self._take(chain, found[path], now)
+            else:
+                chain.current.gone_at = None
+
+    def _miss(self, chain: Chain, now: float) -> None:
+        chain.other_name = False
+        chain.first = chain.first and chain.reason == "permission denied"
+        if not chain.links and chain.is_glob_match and chain.path not in self._selection.matched:
+            del self._chains[chain.path]
+        elif chain.current is not None and chain.current.gone_at is None and chain.reason in _GONE:
+            chain.current.gone_at = now
+            chain.find_between(now, None)
+
+    def _leave(self, chain: Chain, now: float) -> None:
+        if chain.current is not None:
+            chain.leave(now)
+            self._next_glob = now  # its new name may be one of ours
+
+    def _take(self, chain: Chain, status: os.stat_result, now: float) -> None:
+        """Follow what bears the chain's name now."""
+        key = (status.st_dev, status.st_ino)
+        for other in self._chains.values():
+            held = next((link for link in other.links if link.key == key), None)
+            if held is not None:  # renamed to one of our names, or back
+                if other.current is held:
+                    other.current = None
+                other.links.remove(held)
+                held.path, held.gone_at = chain.path, None
+                self._leave(chain, now)
+                chain.links.append(held)
+                chain.current, chain.first = held, False
+                return
+        link = self._open(chain, key, status.st_size, now)
+        if link is not None:
+            self._leave(chain, now)
+            chain.links.append(link)
+            chain.current, chain.first = link, False
+
+    def _open(self, chain: Chain, key: Key, size: int, now: float) -> Stream | None:
+        try:
+            fd = os.open(chain.path, rotation.OPEN)
+        except OSError as error:
+            chain.reason = why(error)
+            if chain.first and chain.closed is None:
+                chain.closed = (key, size)
+            return None
+        link = Stream(chain.path, fd, Lines(self._limit, chain.dropped))
+        ready = False
+        if link.key == key:  # else replaced this very moment; the next poll sees what it is
+            try:
+                ready = self._start(chain, link, now)
+            except OSError as error:
+                chain.reason = why(error)
+        if not ready:
+            os.close(fd)
+            return None
+        link.grown_at = now
+        return link
+
+    def _start(self, chain: Chain, link: Stream, now: float) -> bool:
+        """Go to where reading begins; False to wait until the files before it have been read."""
+        size = os.fstat(link.fd).st_size
+        if chain.resume is not None:
+            if chain.resume.fits(link.fd):
+                link.start_at(chain.resume.position)
+        elif link.seekable and not chain.first:
+            return chain.find_between(now, link)
+        elif link.seekable:
+            self._start_first(chain, link, size, now)
+        return True
+
+    def _start_first(self, chain: Chain, link: Stream, size: int, now: float) -> None:
+        """Go to where reading of a file begins that was there when the exporter started."""
+        if marks := self._saved.of(chain.path):
+            chain.resume_after(marks, link, now)
+        elif mark := self._saved.fitting(link.fd):
+            link.go_on_at(mark.position)
+        elif chain.pattern in self._saved.patterns:
+            pass  # it came while nobody looked: all of it is news
+        elif chain.closed is not None:
+            if chain.closed[0] == link.key and chain.closed[1] <= size:
+                link.start_at(chain.closed[1])
+        elif not self._from_start:
+            link.start_at(size)
+
+
+def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> Iterator[Block]:
+    return (Block(path, data, historical) for data in pieces if data)
+
+
+def _status(path: str, reason: str, position: int, dropped: Dropped, lost: int = 0) -> FileStatus:
+    return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes, lost)

@@ -1,0 +1,51 @@
+"""When the alert of a row holds: as PromQL for Prometheus, and evaluated over samples for a report. The two say the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from sglang_tuning_exporter.diagnosis.conditions import Samples
+from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS, WINDOW
+from sglang_tuning_exporter.diagnosis.promql import ON, known, one_of
+from sglang_tuning_exporter.diagnosis.table import BY_ID
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
+
+
+class Judged(Samples, Protocol):
+    """Samples of what the exporter found as well."""
+
+    def found(self, row: Diagnosis) -> bool:
+        """Whether a row was a finding within the window, or is none that the profile asks for."""
+
+
+def expression(row: Diagnosis) -> list[str]:
+    """Write what must hold, as lines."""
+    lines = row.condition.promql()
+    if row.profiles:
+        served = known(f"sglang_tuning_server_info{{{one_of('profile', row.profiles)}}}")
+        lines.append(f"and {ON} {served}")
+    if row.needs_advice:
+        # Where the flag stands at its best value already, or a more urgent finding turns it, there is nothing to notify of.
+        active = f'max_over_time(sglang_tuning_diagnosis_active{{diagnosis="{row.id}"}}[{WINDOW}])'
+        lines.append(f"unless {ON} {active} == 0")
+    excuses = dict.fromkeys(tuple(BY_ID[other].condition.excuse(row.condition)) for other in row.unless)
+    return lines + [line for excuse in excuses for line in (f"unless {ON} (", *("  " + each for each in excuse), ")")]
+
+
+def query(row: Diagnosis, serving_seconds: float = SERVING_SECONDS) -> str:
+    """Write what must hold, as one text; `serving_seconds` is the least serving time that a share is taken of."""
+    return "\n".join(expression(row)).replace("SERVING_SECONDS", f"{serving_seconds:g}")
+
+
+def is_evaluated(row: Diagnosis, profile: str) -> bool:
+    """Say whether a log alone can ever say that it holds."""
+    return row.condition.is_in_logs and (not row.profiles or profile in row.profiles)
+
+
+def fires(row: Diagnosis, samples: Judged) -> bool:
+    """Evaluate it over samples of a log."""
+    if not row.condition.fires(samples) or (row.needs_advice and not samples.found(row)):
+        return False
+    return not any(BY_ID[other].condition.excuses(row.condition, samples) for other in row.unless)

@@ -1,0 +1,63 @@
+"""How many requests at once clients should send: what a server can run, and what may wait beside it. Pure.
+
+Little's law both ways: as many run as fit into the pool, and as many may wait as are started within the wait that is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+
+# Of the wait that breaks the objective: the mean wait of requests, some of which wait longer.
+ALLOWED_SHARE = 0.5
+
+
+def at_least(past: Past) -> str:
+    """Say how many keep the batches full and the queue in its range; empty where that cannot be told.
+
+    What fits into the pool is what runs, stretched to the usage that the profile aims at; at most the limit of the server.
+    No more are asked to wait than the server lets wait.
+    """
+    running, usage, lowest = past.total("running"), past.recent.mean("usage"), past.profile.queue_lower
+    if not running or not usage or lowest is None:
+        return ""
+    facts, batches = past.facts, past.serving_ranks * past.facts.micro_batches
+    running *= facts.micro_batches
+    fit = max(running, running * past.profile.token_usage_target / usage)
+    limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
+    fit, waiting = fit if limit is None else min(fit, batches * limit), past.serving_ranks * lowest
+    most = facts.arg("max_queued_requests")
+    if most is not None:
+        waiting = min(waiting, past.serving_ranks * most)
+    wanted, now = round(fit + waiting), round(running + (past.total("queued") or 0.0))
+    if wanted <= now:
+        return ""
+    return (
+        f"send at least {wanted:,} requests at once (now about {now:,}): some {fit:,.0f} fit beside each other, and"
+        f" {waiting:,.0f} waiting keep the batches full"
+    )
+
+
+def at_most(past: Past) -> str:
+    """Say how many wait no longer than the profile allows; empty where that cannot be told."""
+    running, queued, profile = past.total("running"), past.total("queued"), past.profile
+    started = past.started_requests
+    if running is None or not queued or past.served_seconds <= 0:
+        return ""
+    if profile.queue_wait_seconds is None:
+        waiting, because = past.serving_ranks * profile.queue_upper, f"{profile.queue_upper:,.0f} may wait"
+    elif not started:
+        return ""
+    else:
+        rate = started / past.served_seconds
+        wait = ALLOWED_SHARE * min(
+            profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
+        )
+        waiting, because = rate * wait, f"{rate:.3g} a second are started, and none should wait longer than {wait:g} s"
+    running *= past.facts.micro_batches
+    wanted, now = int(running + waiting), round(running + queued)
+    if not 0 < wanted < now:
+        return ""
+    return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"

@@ -1,0 +1,450 @@
+"""The whole new command line: the running server's own arguments with the advice in them. Pure.
+
+A server prints its arguments resolved: what it was not told it has filled in, and some of what it was told it has
+multiplied. Written back as they stand, such arguments would be multiplied again. So the flag values are found first:
+
+* Left out: what equals the release's default; what the server takes from another argument (`tokenizer_path`,
+  `served_model_name`); a drawn `random_seed`; `device` where it is the usual one; lists of graph sizes that follow from
+  the largest; and what it fills in alike at nearly every start (`_USUAL`).
+* Written although the server may have filled it in, because tuning turns on it and a later change must not move it
+  unseen: `mem_fraction_static`, `chunked_prefill_size`, `max_running_requests`, `attention_backend`, `page_size`,
+  `cuda_graph_max_bs` (up to 0.5.13), a graph that is off. Nobody can tell these from an operator's own choice.
+* Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks (by
+  2 up to 0.4.3; srt/server_args.py, srt/arg_groups/parallel_hook.py).
+
+Secrets are not among the arguments. Environment variables and wrappers around the server are not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
+from sglang_tuning_exporter.sglang.args.printed import REDACTED, is_secret
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sglang_tuning_exporter.state.facts import ServerFacts
+
+_PROGRAM = ("python3", "-m", "sglang.launch_server")
+# Seeds are drawn from 0 to 2**30 (srt/server_args.py): one this small was given.
+_GIVEN_SEED_BELOW = 100_000
+# What the server fills in alike at nearly every start, whatever the machine and the model.
+_USUAL: dict[str, tuple[object, ...]] = {
+    "boundary_reduction": ("rs+rsv",),
+    "dcp_comm_backend": ("ag_rs",),
+    "device": ("cuda",),
+    "encoder_transfer_backend": ("zmq_to_scheduler",),
+    "enable_tf32_matmul": (False,),
+    "enable_tp_lm_head_all_to_all": (False,),
+    "ep_dispatch_algorithm": ("static",),
+    "expert_distribution_recorder_buffer_size": (1000,),
+    "grammar_backend": ("xgrammar",),
+    "hicache_ratio": (2.0,),
+    "mamba_full_memory_ratio": (0.9,),
+    "mamba_scheduler_strategy": ("no_buffer",),
+    "mm_enable_dp_encoder": (False,),
+    "mm_feature_transport": ("cpu",),
+    "page_size": (1,),
+    "prefill_decode_interval": (0,),
+    "sampling_backend": ("flashinfer",),  # the one that is taken wherever it is there
+    "speculative_moe_runner_backend": ("auto",),
+    "swa_full_tokens_ratio": (0.8,),
+}
+_DECODE_GRAPH_OFF = ("disable_cuda_graph", "disable_decode_cuda_graph")
+_PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, when not told
+_GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory and TP, when not told
+_OFF = "disabled"
+_PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One argument that the new command line gives another value. Values are flag values, as text; `old` is `not set`
+    where the server was left to choose and has not said what.
+    """
+
+    arg: str
+    flag: str
+    old: str
+    new: str
+
+    @property
+    def text(self) -> str:
+        """The change in one line: `--schedule-conservativeness: 1 -> 1.3`."""
+        return f"{self.flag}: {self.old} -> {self.new}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A server's command line. `text` is for a shell; `words` are the program's arguments, placeholders as `$NAME`."""
+
+    release: str  # whose flags these are
+    text: str
+    words: tuple[str, ...]
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...] = ()  # arguments of the advice that this release has no flag for
+    secrets: tuple[str, ...] = ()  # flags that were not read because their values are secrets; whether set is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What the command line is made from."""
+
+    args: Mapping[str, object]
+    release: str
+    is_listed: bool  # its release is not newer than those whose flags are known
+
+    def flag(self, arg: str) -> Flag | None:
+        """Give the flag of an argument that this server has."""
+        found = flag_of(arg, self.release)
+        if found is None and arg in self.args:
+            found = nearest_flag(arg, self.release)
+            if found is None and not self.is_listed and not arg.startswith("_"):
+                found = _ordinary(arg, self.args[arg])
+        return found if found is not None and found.flag else None
+
+    def whole(self, arg: str) -> int:
+        """Give a count among the arguments, 1 where there is none."""
+        value = self.args.get(arg)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    @property
+    def attention_ranks(self) -> int:
+        """Ranks of attention data parallelism; 1 without it."""
+        return attention_ranks(self.args)
+
+
+def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command | None:
+    """Write the command line that starts the same server with `changes` applied.
+
+    `changes` maps arguments to flag values (numbers, words, switches): what is typed, not what the server makes of it.
+    An argument that the release renamed may have either name. None where the server's arguments are not known.
+    """
+    release = facts.release
+    if release is None or not isinstance(facts.args.get("model_path"), str):
+        return None
+    server = _Server(facts.args, release, release != releases()[-1])
+    given = _given(server)
+    wanted = _renamed(changes, server)
+    told, left_out = [], []
+    for arg, value in wanted.items():
+        flag = server.flag(arg)
+        if flag is None:
+            left_out.append(arg)
+            continue
+        old = given.get(arg, flag.default)
+        if _typed(flag, old) != _typed(flag, value):
+            told.append(Change(arg, flag.flag, _shown(old), _shown(value)))
+        given[arg] = value
+    words = [(word, word) for word in _PROGRAM]
+    for arg, value in given.items():
+        flag = server.flag(arg)
+        words += _spelled(flag, value) if flag is not None else []
+    return Command(
+        release=release,
+        text=" ".join(shown for _, shown in words),
+        words=tuple(word for word, _ in words),
+        changes=tuple(told),
+        left_out=tuple(left_out),
+        secrets=tuple(_secret_flags(server, given)),
+    )
+
+
+def typed_args(facts: ServerFacts) -> dict[str, object] | None:
+    """Give the arguments that somebody must have typed to get this server's, by name; None where they are not known."""
+    release, known = facts.release, facts.typed
+    if release is None or not isinstance(facts.args.get("model_path"), str):
+        return None
+    if known is None or known[0] is not facts.args or known[1] != facts.revision:
+        given = _given(_Server(facts.args, release, release != releases()[-1]))
+        known = facts.typed = (facts.args, facts.revision, given)
+    return dict(known[2])
+
+
+def _given(server: _Server) -> dict[str, object]:
+    """Give the arguments that the command line must hold, by name, the model first; values are flag values."""
+    args = server.args
+    given: dict[str, object] = {"model_path": args["model_path"]}
+    for arg, value in args.items():
+        flag = server.flag(arg)
+        if flag is not None and arg not in given and not _is_left_out(server, flag, value):
+            given[arg] = value
+    _undo_dp_attention(server, given)
+    _undo_graph_config(server, given)
+    if "ssl_certfile" in given:  # SGLang takes none without the key
+        given["ssl_keyfile"] = REDACTED
+    return given
+
+
+def _is_left_out(server: _Server, flag: Flag, value: object) -> bool:
+    arg = flag.arg
+    if (
+        value is None or _same(value, flag.default) or arg == "cuda_graph_config"
+    ):  # that one is written as flags of its own
+        return True
+    explicitly = server.args.get(f"_{arg}_explicitly_set")  # the server's own note (0.5.20 on), of a few arguments
+    if isinstance(explicitly, bool):
+        return not explicitly
+    if _is_empty(value) and _is_empty(flag.default) and flag.kind != "either":
+        return True
+    follows = _FOLLOWS.get(arg)
+    return value in _USUAL.get(arg, ()) or (follows is not None and follows(server, value))
+
+
+def _same(value: object, default: object) -> bool:
+    """Say whether a value is the default; 0 is not off, and 1 is not on."""
+    return isinstance(value, bool) is isinstance(default, bool) and value == default
+
+
+def _is_empty(value: object) -> bool:
+    """Say whether there is nothing to type; a zero is a value."""
+    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
+
+
+def _is_the_model(server: _Server, value: object) -> bool:
+    return value == server.args["model_path"]
+
+
+def _is_drawn(server: _Server, value: object) -> bool:
+    del server
+    return not isinstance(value, int) or value >= _GIVEN_SEED_BELOW
+
+
+def _balances_as_usual(server: _Server, value: object) -> bool:
+    return value == "round_robin" and server.args.get("disaggregation_mode") in (None, "null", "decode")
+
+
+def _is_the_targets(server: _Server, value: object) -> bool:
+    return value == server.args.get("quantization")
+
+
+def _compiles_nothing(server: _Server, value: object) -> bool:
+    del value
+    return not server.args.get("enable_torch_compile")
+
+
+def _lists_the_usual(server: _Server, value: object) -> bool:
+    del server
+    return not isinstance(value, list) or _follows_from_its_largest(value)
+
+
+def _undo_dp_attention(server: _Server, given: dict[str, object]) -> None:
+    args, ranks = server.args, server.attention_ranks
+    if not args.get("enable_dp_attention") and ranks == 1:
+        return
+    for arg in ("schedule_conservativeness", "chunked_prefill_size"):
+        value, flag = flag_value(arg, args, server.release), server.flag(arg)
+        if value != args.get(arg):
+            given[arg] = value
+        if flag is not None and given.get(arg) == flag.default:
+            given.pop(arg, None)
+    of_old = is_before(server.release, (0, 4, 4))
+    if of_old:
+        given.pop("dp_size", None)  # always set to tp_size
+    if flag_of("attn_dp_size", server.release) is not None:
+        # The old pair of flags is deprecated where the new one is there.
+        given.pop("enable_dp_attention", None)
+        if given.pop("dp_size", None) is not None or "attn_dp_size" in given:
+            given["attn_dp_size"] = ranks
+
+
+def _undo_graph_config(server: _Server, given: dict[str, object]) -> None:
+    """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON itself would fix every size list that follows from others."""
+    config = server.args.get("cuda_graph_config")
+    if not isinstance(config, dict) or server.args.get("device") == "cpu":  # a CPU server has no graphs to tell of
+        return
+    all_off = bool(server.args.get("disable_cuda_graph"))
+    for phase in ("decode", "prefill"):
+        told = config.get(phase)
+        if not isinstance(told, dict):
+            continue
+        backend, most, sizes = told.get("backend"), told.get("max_bs"), told.get("bs")
+        off_already = all_off or bool(server.args.get(f"disable_{phase}_cuda_graph"))
+        if phase == "prefill" and server.args.get("disaggregation_mode") == "decode":
+            off_already = True  # a server that only decodes switches it off by itself
+        usual = ("full",) if phase == "decode" else _PREFILL_BACKENDS
+        usual_size = _follows_from_the_machine if phase == "decode" else _follows_from_the_chunk
+        if not off_already and isinstance(backend, str) and backend not in usual:
+            given.setdefault(f"cuda_graph_backend_{phase}", backend)
+        if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
+            continue
+        if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes):
+            given[f"cuda_graph_bs_{phase}"] = sizes
+            given.pop(f"cuda_graph_max_bs_{phase}", None)
+        elif isinstance(most, int) and most > 0 and not usual_size(server, most):
+            given.setdefault(f"cuda_graph_max_bs_{phase}", most)
+
+
+def _follows_from_its_largest(sizes: list[object]) -> bool:
+    """Say whether SGLang would list these sizes by itself, told only the largest.
+
+    Its lists start 1, 2 (decode) or 4, 8 (prefill) and leave out no multiple of 8 or of 16 among the first.
+    """
+    figures = [size for size in sizes if isinstance(size, int)]
+    step = 8 if figures[:2] == [1, 2] else 16 if figures[:2] == [4, 8] else None
+    if step is None:
+        return figures == [1]
+    return set(range(step, min(figures[-1], 64) + 1, step)) <= set(figures)
+
+
+def _follows_from_the_chunk(server: _Server, most: object) -> bool:
+    """Say whether the most tokens of a prefill graph is what SGLang takes when it is not told."""
+    chunk, pool = server.args.get("chunked_prefill_size"), server.args.get("max_total_tokens")
+    limits = {limit for limit in (chunk, pool) if isinstance(limit, int) and limit > 0}
+    return most in limits | {2048, 4096, 8192}
+
+
+def _follows_from_the_machine(server: _Server, most: object) -> bool:
+    """Say whether the largest decode batch of a graph is one that SGLang chooses by the GPU's memory and TP, or a cap.
+
+    From 0.5.14 on what was given by a flag stands beside it, so this only concerns what came by the JSON. Written out, a
+    cap at `--max-running-requests` would outlive the limit that it followed.
+    """
+    requests = server.args.get("max_running_requests")
+    share = requests // server.attention_ranks if isinstance(requests, int) else None
+    return most in _GRAPH_SIZES_BY_MACHINE or most in (requests, share)
+
+
+def _renamed(changes: Mapping[str, object], server: _Server) -> dict[str, object]:
+    """Give the changes under the names that the release has, with what else must change for them to act."""
+    wanted = dict(changes)
+    for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
+        name, other = (new, old) if flag_of(new, server.release) is not None else (old, new)
+        if other in wanted:
+            wanted.setdefault(name, wanted.pop(other))
+        if name in wanted and "max_bs" in name and _was_given(server, name.replace("_max", "")):
+            wanted.setdefault(name.replace("_max", ""), None)  # a list of sizes would win over the largest
+    if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):
+        _switch_decode_graphs_on(server, wanted)
+    if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", server.release) is not None:
+        del wanted["enable_dp_attention"]
+        wanted["attn_dp_size"] = wanted.pop("dp_size", None) or server.whole("dp_size")
+        if server.whole("dp_size") > 1 and server.attention_ranks == 1:
+            wanted["dp_size"] = 1  # replicas and attention ranks together are refused
+    return wanted
+
+
+def _switch_decode_graphs_on(server: _Server, wanted: dict[str, object]) -> None:
+    """Take away whichever of the off-switches is there."""
+    for arg in _DECODE_GRAPH_OFF:
+        wanted.pop(arg, None)
+        if server.args.get(arg):
+            wanted[arg] = False
+    if not server.args.get("disable_cuda_graph") and _decode_backend(server) == _OFF:
+        wanted["cuda_graph_backend_decode"] = None
+
+
+def _was_given(server: _Server, listed: str) -> bool:
+    sizes = server.args.get(listed)
+    config = server.args.get("cuda_graph_config")
+    if not isinstance(sizes, list) and isinstance(config, dict) and isinstance(config.get("decode"), dict):
+        sizes = config["decode"].get("bs")
+    return isinstance(sizes, list) and bool(sizes) and not _follows_from_its_largest(sizes)
+
+
+def _decode_backend(server: _Server) -> object:
+    config = server.args.get("cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, dict) else None
+    return decode.get("backend") if isinstance(decode, dict) else server.args.get("cuda_graph_backend_decode")
+
+
+def _ordinary(arg: str, value: object) -> Flag:
+    kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
+    return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
+
+
+def _secret_flags(server: _Server, given: Mapping[str, object]) -> list[str]:
+    names = ("api_key", "admin_api_key")
+    flags = [flag_of(name, server.release) for name in names if name not in given and is_secret(name)]
+    return [flag.flag for flag in flags if flag is not None]
+
+
+def _placeholder(flag: Flag) -> list[tuple[str, str]]:
+    name = "$" + flag.arg.upper()
+    return [(name, f'"{name}"')]
+
+
+def _spelled(flag: Flag, value: object) -> list[tuple[str, str]]:
+    """Spell one argument: its words for a program and, beside each, for a shell."""
+    if isinstance(value, str) and value == REDACTED:
+        return [(flag.flag, flag.flag), *_placeholder(flag)]
+    words = _typed(flag, value)
+    if not all(
+        map(str.isprintable, words)
+    ):  # a shell would be handed what nobody sees; whoever started it has the value
+        return [(flag.flag, flag.flag), *_placeholder(flag)]
+    if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
+        words = ["=".join(words)]  # by itself it would be taken for a flag
+    return [(word, shlex.quote(word)) for word in words]
+
+
+def _typed(flag: Flag, value: object) -> list[str]:
+    """Give the words that set a flag to a value; none where there is nothing to set."""
+    if value is None or (flag.kind == "switch" and not value):
+        return []
+    if flag.kind == "switch":
+        return [flag.flag]
+    if flag.kind == "either":
+        return [flag.flag if value else "--no-" + flag.flag[2:]]
+    if flag.kind == "adapters":
+        adapters = _adapters(value)
+        return [flag.flag, *adapters] if adapters else []
+    if flag.kind == "list":
+        items = value if isinstance(value, list) else [value]
+        return [flag.flag, *(_word(item) for item in items)] if items else []
+    return [flag.flag, _word(value)]
+
+
+def _adapters(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}={path}" for name, path in value.items()]
+    words = []
+    for adapter in value if isinstance(value, list) else [value]:
+        if not isinstance(adapter, dict):
+            words.append(str(adapter))
+        elif adapter.get("pinned"):
+            words.append(json.dumps({key: adapter[key] for key in ("lora_name", "lora_path", "pinned")}))
+        else:
+            words.append(f"{adapter.get('lora_name')}={adapter.get('lora_path')}")
+    return words
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict, list)):
+        return str(value)
+    if isinstance(value, (dict, list)):
+        return json.dumps(value)
+    # A flag of whole numbers takes no `4096.0`; and 0.1 + 0.2 is meant as 0.3.
+    whole = isinstance(value, int) or value.is_integer()  # which infinity and NaN are not
+    return str(int(value)) if whole else f"{value:.10g}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _word(value)
+
+
+# Arguments that the server takes from others, or draws, when they are not given.
+_FOLLOWS: dict[str, Callable[[_Server, object], bool]] = {
+    "tokenizer_path": _is_the_model,
+    "served_model_name": _is_the_model,
+    "random_seed": _is_drawn,
+    "load_balance_method": _balances_as_usual,
+    "speculative_draft_model_quantization": _is_the_targets,
+    "torch_compile_max_bs": _compiles_nothing,
+    "cuda_graph_bs": _lists_the_usual,
+    "cuda_graph_bs_decode": _lists_the_usual,
+    "cuda_graph_bs_prefill": _lists_the_usual,
+    "piecewise_cuda_graph_tokens": _lists_the_usual,
+    "piecewise_cuda_graph_max_tokens": _follows_from_the_chunk,
+}

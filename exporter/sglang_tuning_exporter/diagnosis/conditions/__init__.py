@@ -1,0 +1,38 @@
+"""What must be seen for a diagnosis: one module for each kind, and everything that is known of the kind in it.
+
+May import the core (`state`, `sglang/`), and of `guide/` evidence, what prompts interrupt, profiles, PromQL and suspects; nothing here knows of rows.
+"""
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Kind, Samples
+from sglang_tuning_exporter.diagnosis.conditions.failures import Failures
+from sglang_tuning_exporter.diagnosis.conditions.graph_memory import GraphMemory
+from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate, Slow
+from sglang_tuning_exporter.diagnosis.conditions.rejections import Rejections
+from sglang_tuning_exporter.diagnosis.conditions.reserve import Reserve
+from sglang_tuning_exporter.diagnosis.conditions.retractions import RetractionRate
+from sglang_tuning_exporter.diagnosis.conditions.share import Beside, Share
+from sglang_tuning_exporter.diagnosis.conditions.source import Source
+from sglang_tuning_exporter.diagnosis.conditions.spread import Spread
+from sglang_tuning_exporter.diagnosis.conditions.starts import Starts
+from sglang_tuning_exporter.diagnosis.conditions.stuck import Stuck
+from sglang_tuning_exporter.diagnosis.conditions.suitability import Suits
+
+__all__ = [
+    "Beside",
+    "BurnRate",
+    "Condition",
+    "Failures",
+    "GraphMemory",
+    "Kind",
+    "Rejections",
+    "Reserve",
+    "RetractionRate",
+    "Samples",
+    "Share",
+    "Slow",
+    "Source",
+    "Spread",
+    "Starts",
+    "Stuck",
+    "Suits",
+]

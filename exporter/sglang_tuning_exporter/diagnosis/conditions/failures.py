@@ -1,0 +1,72 @@
+"""Failures that the log tells of: counted once they happened, whoever scraped meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.promql import one_of, risen
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from sglang_tuning_exporter.sglang.events import LivenessKind, OutOfMemoryPhase
+    from sglang_tuning_exporter.state.profiles import Profile
+
+COUNT = '{{ $value | printf "%.0f" }}'
+
+
+def out_of_memory(*phases: OutOfMemoryPhase) -> list[str]:
+    """Write that memory ran out in one of these phases."""
+    counter = f"sglang_tuning_out_of_memory_total{{{one_of('phase', phases)}}}"
+    return risen(counter, "sglang_tuning_out_of_memory_age_seconds", "phase")
+
+
+def told(*events: LivenessKind) -> list[str]:
+    """Write that the log told of one of these events of life and death."""
+    counter = f"sglang_tuning_liveness_events_total{{{one_of('event', events)}}}"
+    return risen(counter, "sglang_tuning_liveness_event_age_seconds", "event")
+
+
+def happened(samples: Samples, *events: str, window: str = WINDOW) -> bool:
+    """Evaluate either over samples."""
+    return any(samples.increase(event, window) > 0 for event in events)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures(Condition):
+    """The server ran out of memory in one of these phases within the window."""
+
+    spares = "memory"
+    figure = COUNT
+    is_event = True
+    needs = "a log"
+
+    phases: tuple[OutOfMemoryPhase, ...]
+
+    def measure(self, past: Past) -> Evidence | None:
+        count = sum(past.marks.get(phase, 0) for phase in self.phases)
+        return Evidence("out-of-memory failures", float(count), 0.0, "count", last_seen=self.last_seen(past))
+
+    @property
+    def traces(self) -> tuple[Hashable, ...]:
+        return self.phases
+
+    def promql(self) -> list[str]:
+        return out_of_memory(*self.phases)
+
+    @property
+    def counted(self) -> tuple[tuple[str, str], ...]:
+        return tuple((event, WINDOW) for event in self.phases)
+
+    def fires(self, samples: Samples) -> bool:
+        return happened(samples, *self.phases)
+
+    @property
+    def described(self) -> str:
+        return f"out of memory in {', '.join(self.phases)}, ten minutes"
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        return "at least one", " in the last ten minutes"

@@ -1,0 +1,51 @@
+"""CUDA graphs that do not fit, or leave no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.conditions.failures import happened, out_of_memory
+from sglang_tuning_exporter.diagnosis.conditions.reserve import MEMORY, memory_limit
+from sglang_tuning_exporter.diagnosis.evidence import RESERVE, Evidence, Past
+from sglang_tuning_exporter.diagnosis.promql import ON, known
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.sglang.events import OutOfMemoryPhase
+
+_CAPTURE: OutOfMemoryPhase = "graph_capture"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory(Condition):
+    """Graph capture ran out of memory within the window, or almost nothing was left after it."""
+
+    described = "failures in graph capture, or `available_gpu_memory_bytes` below `reserve_least_gb`"
+    counted = ((_CAPTURE, WINDOW),)
+    traces = (_CAPTURE, RESERVE)
+    spares = "memory"
+    is_event = True
+    needs = "a log"
+
+    def measure(self, past: Past) -> Evidence | None:
+        failed = past.marks.get(_CAPTURE, 0)
+        reserve = past.facts.reserve_gb
+        if failed or reserve is None or past.facts.without_graph:
+            last = past.last_seen(_CAPTURE)
+            return Evidence("out-of-memory failures in graph capture", failed, 0, "count", last_seen=last)
+        least = past.profile.reserve_least_gb
+        return Evidence("available_gpu_mem after graph capture", reserve, least, "GB", below=True)
+
+    def promql(self) -> list[str]:
+        return [
+            *out_of_memory(_CAPTURE),
+            f"or min without (dp_rank) ({MEMORY})",
+            f"  < {memory_limit('least')}",
+            # Without graphs they cannot be what took it.
+            f"  unless {ON} {known('sglang_tuning_cuda_graph_off')} == 1",
+        ]
+
+    def fires(self, samples: Samples) -> bool:
+        reserves = [] if samples.facts.without_graph else samples.reserves
+        return happened(samples, _CAPTURE) or (bool(reserves) and min(reserves) < samples.limits.reserve_least_gb)

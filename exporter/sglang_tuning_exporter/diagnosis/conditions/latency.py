@@ -1,0 +1,114 @@
+"""Latencies that miss the profile's objective: seen by the exporter (`Slow`), and as a budget that burns (`BurnRate`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Resource
+from sglang_tuning_exporter.diagnosis.conditions.share import PERCENT
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
+from sglang_tuning_exporter.diagnosis.promql import ON, WHILE, above, before, threshold
+from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
+
+Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
+# Fewer requests than this in the long window and one slow request is a large share of them. Not in the short one: a server
+# whose throughput collapses answers few. Tokens are no measure of how much there is to judge by: one request has thousands,
+# and all of them are slow when it is.
+ENOUGH_REQUESTS = 20
+# A budget of a tenth cannot be burnt 14.4 times too fast: where the objective is low, half of the observations are enough.
+MOST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Slow(Condition):
+    """More observations of a latency than `times` the budget lie above the profile's objective, and `because` says why."""
+
+    is_whole_cause = False
+
+    latency: Judged
+    because: Literal["queue", "prompts", "batch", "prefill"]
+    times: float = LATE_TIMES
+
+    @property
+    def needs(self) -> str:
+        return f"load, SGLang's metrics, and an objective of the profile for the {self.latency.replace('_', ' ')}"
+
+    @property
+    def spares(self) -> Resource | None:
+        return "requests" if self.because == "batch" else None
+
+    def measure(self, past: Past) -> Evidence | None:
+        profile, recent = past.profile, past.latency.get(self.latency)
+        late = late_share(self.latency, past, self.times)
+        # Not before what could be the cause can be judged; what was late while the server hung had no other reason.
+        if past.hung or recent is None or late is None or not past.enough:
+            return None
+        empty = past.recent.share("queue", "empty")
+        if empty is None and self.latency == "time_to_first_token":
+            return None
+        waited = empty is not None and 1.0 - empty > profile.frequent_share
+        # A large batch makes every step slow. Where some tokens are in time, something else comes between: prompts, most often.
+        usual = recent.p50_seconds if recent.quarter_seconds is None else recent.quarter_seconds
+        prompts = (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
+        # Where chunks are mixed, each step may carry one, and so be late whatever the batch.
+        each = usual > (profile.inter_token_seconds or 0.0) and not (prompts and past.facts.arg("enable_mixed_chunk"))
+        between = prompts and not each
+        because = {"queue": waited, "prompts": not waited, "batch": each, "prefill": between}[self.because]
+        return late if because else replace(late, value=min(late.value, late.threshold))
+
+    def supporting(self, past: Past) -> list[Evidence]:
+        gaps, objective = past.latency.get("inter_token"), past.profile.inter_token_seconds
+        still, tokens = standing_still(past), tokens_for_each_late_gap(past)
+        if self.because != "prefill" or gaps is None or objective is None or still is None or tokens is None:
+            return []
+        return [
+            Evidence("prompt tokens computed for each late gap", round(tokens), LONG_PREFILL, "count"),
+            Evidence("median gap between tokens", gaps.p50_seconds, objective, "seconds"),
+            Evidence("share of the time in which answers stand still", still, past.profile.frequent_share, "share"),
+        ]
+
+    @property
+    def described(self) -> str:
+        return f"more than {self.times:g} times the budget of {self.latency.replace('_', ' ')} missed, because of the {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class BurnRate(Condition):
+    """An objective's error budget is used up `times` too fast over both windows; measured by Prometheus alone.
+
+    The value is the share of observations of the `long` window that missed the objective, 0-1. `settled` is twice the
+    `short` one: what a server does in the first minutes after its start (kernels compiled, caches filled) is not judged,
+    nor by an exporter that has just come and cannot know of a start.
+    """
+
+    described = "an objective's error budget, two windows"
+    kind = "remark"
+    is_event = True
+    is_advice_fixed = True
+    is_measured = False
+    figure = PERCENT
+    needs = "a Prometheus with hours of samples"
+
+    latency: Judged
+    times: float
+    long: str
+    short: str
+    settled: str
+
+    def measure(self, past: Past) -> Evidence | None:
+        return None  # mypy wants it
+
+    def promql(self) -> list[str]:
+        of = f'{{latency="{self.latency}"}}'
+        missed = "instance:sglang_tuning_latency_breaches:ratio"
+        budget = f"clamp_max({self.times:g} * (1 - {threshold('latency', 'objective')}), {MOST_SHARE:g})"
+        asked = f"instance:sglang_tuning_latency_observations:increase{self.long}"
+        return [
+            f"{missed}{self.long}{of} {above(budget)}",
+            f"and {ON} ({missed}{self.short}{of} {above(budget)})",
+            f'and {ON} {asked}{{latency="time_to_first_token"}} >= {ENOUGH_REQUESTS}',
+            f"and {ON} {before('sglang_tuning_latency_observations_total' + of, self.settled, WHILE)}",
+            f"unless {ON} increase(sglang_tuning_server_starts_total[{self.settled}]) > 0",
+        ]

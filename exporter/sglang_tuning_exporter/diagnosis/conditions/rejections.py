@@ -1,0 +1,91 @@
+"""Requests that SGLang refuses, or that clients give up for a reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.conditions.retractions import RATE
+from sglang_tuning_exporter.diagnosis.conditions.share import OFTEN, share_of
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.promql import ON, above, threshold
+from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES
+from sglang_tuning_exporter.state.profiles import ONE_MORE
+from sglang_tuning_exporter.state.server import ABORTED, REJECTION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sglang_tuning_exporter.state.profiles import Profile
+
+_RATE = "instance:sglang_tuning_rejections:rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections(Condition):
+    """Requests were turned away more often than the profile tolerates, or too large a part was given up for a reason.
+
+    A reason is that requests waited for too long, or that more than `times` the budget of first tokens came late.
+    """
+
+    described = "requests rejected or given up a minute above `rejections_per_minute`, five minutes"
+    counted = ((REJECTION, WINDOW),)
+    traces = (REJECTION, ABORTED)
+    figure = RATE
+    is_event = True
+    needs = "load"
+
+    times: float = LATE_TIMES
+
+    def measure(self, past: Past) -> Evidence | None:
+        profile, counts = past.profile, past.recent.counts
+        if not past.enough:
+            return None
+        limit = profile.rejections_per_minute
+        rejected, given_up = (past.per_minute(counts[name]) for name in ("rejected_requests", "aborted_requests"))
+        # Those who gave up on a server that hung had no other reason.
+        many = not past.hung and rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share
+        if many and self._has_reason(past):
+            return Evidence("requests given up a minute", given_up, limit, "per_minute")
+        return Evidence("requests rejected a minute", rejected, limit, "per_minute")
+
+    def _has_reason(self, past: Past) -> bool:
+        """Whether the server gave its clients a reason to give up: people who stop an answer have none."""
+        profile, recent = past.profile, past.latency.get("time_to_first_token")
+        waited = past.recent.share("queue", "above_range") or 0.0
+        if profile.queue_wait_seconds is None:  # no wait is too long for this profile, so any may be for its clients
+            waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
+        late = (recent.breach_share if recent is not None else None) or 0.0
+        return waited > profile.frequent_share or late > profile.late_bound(self.times)
+
+    def promql(self) -> list[str]:
+        return list(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        limit = f"({threshold('rejections_per_minute', 'upper')} + {ONE_MORE:g})"
+        late = f'instance:sglang_tuning_latency_breaches:ratio{WINDOW}{{latency="time_to_first_token"}}'
+        budget = f"({self.times:g} * (1 - {threshold('latency', 'objective')}))"
+        yield f'({_RATE}{WINDOW}{{kind="rejected"}} {above(limit)}'
+        yield f'or {_RATE}{WINDOW}{{kind="given_up"}} {above(limit)}'
+        yield f"  and {ON} (instance:sglang_tuning_given_up:ratio{WINDOW} {above(threshold('aborted_share', 'upper'))})"
+        # Why clients would give up: they waited (any wait, where the profile has no longest one), or first tokens came late.
+        yield f"  and {ON} ("
+        yield f"    {share_of('queue', ('above_range',))} {above(OFTEN)}"
+        empty = share_of("queue", ("empty",))
+        yield f"    or ((1 - {empty}) {above(OFTEN)} unless {ON} {threshold('queue', 'wait_seconds')})"
+        yield f"    or {late} {above(OFTEN)}"
+        yield f"    or {late} {above(budget)}"
+        yield "  )"
+        # Those who gave up on a server that hung had no other reason.
+        yield f"  unless {ON} max by (job, instance) (max_over_time(sglang_tuning_stuck_stage[{WINDOW}])) == 1)"
+        # Still going on, as with retractions.
+        yield f"and {_RATE}{RECENTLY} > 0"
+
+    def fires(self, samples: Samples) -> bool:
+        rate, lately = (samples.increase(REJECTION, window) for window in (WINDOW, RECENTLY))
+        return rate / 10 > samples.limits.rejections_per_minute + ONE_MORE and lately > 0
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        given_up = f"(given up: also more than {100 * profile.aborted_share:.0f} % of those answered)"
+        return f"more than {profile.rejections_per_minute:g}", f", over five minutes {given_up}"

@@ -1,0 +1,92 @@
+"""Retractions that come too often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import HALF, RECENTLY, WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, mean_usage
+from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, before, threshold
+from sglang_tuning_exporter.state.profiles import ONE_MORE
+from sglang_tuning_exporter.state.server import RETRACTION
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.profiles import Profile
+
+# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (srt/managers/scheduler.py, since 0.3.6).
+CONSERVATIVENESS_CEILING = 1.43
+RATE = '{{ $value | printf "%.1f" }}'
+_ARG = "schedule_conservativeness"
+_CAPPED = f"{argument(_ARG)} > {CONSERVATIVENESS_CEILING}"
+_RATE = "instance:sglang_tuning_retractions:rate"
+_LIMIT = threshold("retractions_per_minute", "upper")
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionRate(Condition):
+    """Retractions came more often than the profile tolerates.
+
+    `capped`: the admission ratio is at its cap already, so that raising --schedule-conservativeness changes nothing.
+    """
+
+    counted = ((RETRACTION, WINDOW),)
+    traces = (RETRACTION,)
+    spares = "requests"
+    figure = RATE
+    is_event = True
+    can_be_tolerated = True
+
+    capped: bool = False
+
+    @property
+    def needs(self) -> str:
+        return "load" + (f", and --schedule-conservativeness above {CONSERVATIVENESS_CEILING}" if self.capped else "")
+
+    def measure(self, past: Past) -> Evidence | None:
+        if not past.enough or (self.capped and (past.facts.conservativeness or 0.0) <= CONSERVATIVENESS_CEILING):
+            return None
+        name, limit = "retractions per minute of serving time", past.profile.retractions_tolerated
+        return Evidence(name, past.retractions_per_minute, limit, "per_minute", times=past.retractions)
+
+    def supporting(self, past: Past) -> list[Evidence]:
+        return mean_usage(past)
+
+    def promql(self) -> list[str]:
+        return [
+            f"{_RATE}{WINDOW} {above(f'({_LIMIT} + {ONE_MORE:g})')}",
+            # Still going on, and not one burst alone. Not "> limit": at one and a half a minute every other two minutes hold two,
+            # and `for` would never end.
+            f"and {ON} {_RATE}{RECENTLY} > 0",
+            f"and {ON} {before(_RATE + HALF, HALF)} > 0",
+            *([f"and {ON} {_CAPPED}"] if self.capped else []),
+        ]
+
+    def fires(self, samples: Samples) -> bool:
+        if self._rate(samples) <= samples.limits.retractions_per_minute + ONE_MORE:
+            return False
+        going_on = samples.increase(RETRACTION, RECENTLY) > 0 and samples.increase(RETRACTION, HALF, HALF) > 0
+        return going_on and (_is_capped(samples) or not self.capped)
+
+    def excuse(self, other: Condition) -> list[str]:
+        return [_CAPPED] if other == replace(self, capped=False) else [f"{_RATE}{WINDOW} {above(_LIMIT)}"]
+
+    def excuses(self, other: Condition, samples: Samples) -> bool:
+        if other == replace(self, capped=False):
+            return _is_capped(samples)
+        return self._rate(samples) > samples.limits.retractions_per_minute
+
+    @property
+    def described(self) -> str:
+        beyond = f" with conservativeness above {CONSERVATIVENESS_CEILING}" if self.capped else ""
+        return f"more than `retractions_per_minute`{beyond}, five minutes"
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        return f"more than {profile.retractions_per_minute:g}", ", over five minutes"
+
+    def _rate(self, samples: Samples) -> float:
+        return samples.increase(RETRACTION, WINDOW) / 10
+
+
+def _is_capped(samples: Samples) -> bool:
+    return samples.facts.shown_args.get(_ARG, 0.0) > CONSERVATIVENESS_CEILING

@@ -1,0 +1,118 @@
+"""A state of a signal that lasts for too much of the serving time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, SERVING_SECONDS, WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, mean_usage
+from sglang_tuning_exporter.diagnosis.promql import ON, above, one_of, threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.signals import Signal
+
+OFTEN = threshold("share", "upper")
+PERCENT = "{{ $value | humanizePercentage }}"
+
+
+def often(profile: Profile) -> str:
+    """Say the frequent share in words."""
+    return f"more than {100 * profile.frequent_share:.0f} %"
+
+
+def share_of(signal: Signal, states: tuple[str, ...], window: str = WINDOW) -> str:
+    """Write the recorded share of each state."""
+    return f'instance:sglang_tuning_state:share{window}{{signal="{signal}", {one_of("state", states)}}}'
+
+
+def busy(signal: Signal) -> str:
+    """Write that the window has enough serving time to judge by."""
+    return f'and {ON} instance:sglang_tuning_serving_seconds:increase{WINDOW}{{signal="{signal}"}} > SERVING_SECONDS'
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """More than `above` of a signal's serving time was spent in one of these states: then something else is the case."""
+
+    signal: Signal
+    states: tuple[str, ...]
+    above: float
+
+    def promql(self) -> str:
+        return f"sum by (job, instance) ({share_of(self.signal, self.states)}) > {self.above:g}"
+
+    def fires(self, samples: Samples) -> bool:
+        return (samples.share(self.signal, self.states, WINDOW) or 0.0) > self.above
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Condition):
+    """More than the profile's frequent share of the window's serving time was spent in one of these states."""
+
+    figure = PERCENT
+
+    signal: Signal
+    states: tuple[str, ...]
+    unless: tuple[Beside, ...] = ()
+
+    @property
+    def needs(self) -> str:
+        return f"load, and a log or metrics that show its {self.signal.replace('_', ' ')}"
+
+    def measure(self, past: Past) -> Evidence | None:
+        if not past.enough:
+            return None
+        share = past.recent.share_of(self.signal, self.states)
+        if share is None:
+            return None
+        bound = past.profile.frequent_share
+        if any((past.recent.share_of(other.signal, other.states) or 0.0) > other.above for other in self.unless):
+            share = min(share, bound)
+        return Evidence(f"share of serving time {self.signal} was {' or '.join(self.states)}", share, bound, "share")
+
+    @property
+    def traces(self) -> tuple[Hashable, ...]:
+        return tuple((self.signal, state) for state in self.states)
+
+    def supporting(self, past: Past) -> list[Evidence]:
+        found, profile = mean_usage(past), past.profile
+        queued, running = past.recent.mean("queued"), past.total("running")
+        by_length = profile.queue_wait_seconds is None  # else a queue is judged by the wait that it means
+        if by_length and queued is not None and self.signal in {"queue", "admission"}:
+            lower = profile.queue_lower or 0.0
+            lowest = queued < lower or self.states == ("empty",)
+            bound = lower if lowest else profile.queue_upper
+            found.append(Evidence("mean queued requests", queued, bound, "count", below=lowest))
+        limit = sum(filter(None, (past.facts.running_limit(dp) for dp in past.by_rank)))
+        if running is not None and limit and self.signal == "admission":
+            of = " of one micro batch" if past.facts.micro_batches > 1 else ""
+            found.append(Evidence(f"mean running requests{of}", running, limit, "count"))
+        return found
+
+    def promql(self) -> list[str]:
+        long, lately = (share_of(self.signal, self.states, window) for window in (WINDOW, RECENTLY))
+        if len(self.states) > 1:
+            long, lately = (f"sum without (state) ({share})" for share in (long, lately))
+        return [
+            f"{long} {above(OFTEN)}",
+            busy(self.signal),
+            f"and {ON} ({lately} {above(OFTEN)})",
+            *(f"unless {ON} ({other.promql()})" for other in self.unless),
+        ]
+
+    def fires(self, samples: Samples) -> bool:
+        if samples.busy(self.signal) <= SERVING_SECONDS or any(other.fires(samples) for other in self.unless):
+            return False
+        shares = (samples.share(self.signal, self.states, window) for window in (WINDOW, RECENTLY))
+        return all(share is not None and share > samples.limits.frequent_share for share in shares)
+
+    @property
+    def described(self) -> str:
+        return f"share of `{self.signal}` in {' or '.join(f'`{state}`' for state in self.states)}"
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        return often(profile), ", over the last ten minutes and over the last two"

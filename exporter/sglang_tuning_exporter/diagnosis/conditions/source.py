@@ -1,0 +1,71 @@
+"""Trouble with where the figures come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.conditions.failures import happened
+from sglang_tuning_exporter.diagnosis.evidence import AFTERLIFE_SECONDS, Evidence, Past
+from sglang_tuning_exporter.sglang.events import ENDS
+from sglang_tuning_exporter.state.server import START, WORK
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Condition):
+    """Something is wrong with where the figures come from.
+
+    Prometheus knows by the expression. `trouble` is the exporter's word for it, if it can know; `words` what is seen, where
+    the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`.
+    """
+
+    described = "told by where the figures come from"
+    traces = ENDS
+    kind = "remark"
+    is_event = True
+    is_advice_fixed = True
+    has_figure = False
+
+    expression: str
+    trouble: str = ""
+    words: str = ""
+    events: tuple[str, ...] = ()
+    is_end: bool = False
+    window: str = WINDOW
+
+    @property
+    def needs(self) -> str:
+        return "a sidecar beside the server" if self.trouble else "a Prometheus"
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.trouble)
+
+    @property
+    def is_in_logs(self) -> bool:
+        return bool(self.events)
+
+    @property
+    def seen_as(self) -> str:
+        return self.words
+
+    def measure(self, past: Past) -> Evidence | None:
+        if not self.trouble:
+            return None
+        worked = max(filter(None, (past.last_seen(WORK), past.last_seen(START))), default=None)
+        since = -inf if worked is None else worked - AFTERLIFE_SECONDS
+        words = past.words.get(self.trouble) or self.words
+        crash = f"SGLang has ended: {past.crash}." if past.crash and self.is_end else ""
+        held = float(self.trouble in past.troubles)
+        return Evidence("troubles", held, 0.0, "count", since=since, text=words, headline=crash)
+
+    def promql(self) -> list[str]:
+        return self.expression.splitlines()
+
+    @property
+    def counted(self) -> tuple[tuple[str, str], ...]:
+        return tuple((event, self.window) for event in self.events)
+
+    def fires(self, samples: Samples) -> bool:
+        return happened(samples, *self.events, window=self.window)

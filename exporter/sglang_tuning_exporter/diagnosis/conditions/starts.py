@@ -1,0 +1,53 @@
+"""A server that starts again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Samples
+from sglang_tuning_exporter.diagnosis.conditions.failures import COUNT
+from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Evidence, Past
+from sglang_tuning_exporter.state.server import START
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.profiles import Profile
+
+_WINDOW = f"{LOOP_SECONDS / 60:.0f}m"
+
+
+@dataclass(frozen=True, slots=True)
+class Starts(Condition):
+    """The server started this often within half an hour."""
+
+    counted = ((START, _WINDOW),)
+    traces = (START,)
+    figure = COUNT
+    is_event = True
+    needs = "a log or metrics"
+
+    at_least: int
+
+    def measure(self, past: Past) -> Evidence | None:
+        since = past.now - LOOP_SECONDS
+        return Evidence("starts in half an hour", past.starts, self.at_least - 1, "count", since=since)
+
+    def promql(self) -> list[str]:
+        """Write that the counter rose this often.
+
+        `increase` extrapolates: where scrapes are missed it makes three of two. So the plain difference must say so as well,
+        except where the counter began anew: there it means nothing.
+        """
+        counted, often = f"sglang_tuning_server_starts_total[{_WINDOW}]", f"> {self.at_least - 0.5:g}"
+        rose = f"max_over_time({counted}) - min_over_time({counted})"
+        return [f"increase({counted}) {often}", f"and ({rose} {often} or resets({counted}) > 0)"]
+
+    def fires(self, samples: Samples) -> bool:
+        return samples.increase(START, _WINDOW) > self.at_least - 0.5
+
+    @property
+    def described(self) -> str:
+        return f"{self.at_least} starts in half an hour"
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        return f"at least {self.at_least}", ""

@@ -1,0 +1,45 @@
+"""A server in which nothing moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
+from sglang_tuning_exporter.diagnosis.conditions.failures import happened, told
+from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
+from sglang_tuning_exporter.diagnosis.promql import asked, known, otherwise
+
+_HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
+_SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck(Condition):
+    """Something runs or waits and nothing moves, or the server's own watchdog said so within the window."""
+
+    described = "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"
+    counted = ((WATCHDOG, WINDOW),)
+    traces = (WATCHDOG,)
+    figure = otherwise(asked("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
+    is_event = True
+    needs = "a log or metrics"
+
+    def measure(self, past: Past) -> Evidence | None:
+        hang, spoken = past.hang, past.marks.get(WATCHDOG, 0)
+        name, words, headline = "stages that hang, or of which a watchdog spoke", "", ""
+        if hang is not None:
+            words = hang.sentence
+            headline = f"{words[:1].upper()}{words[1:]}."
+        elif spoken:
+            words = f"the watchdog of the {past.watchdog or 'scheduler'} saw no progress for --watchdog-timeout seconds"
+        last = past.last_seen(WATCHDOG) if hang is None else None
+        return Evidence(
+            name, float(hang is not None) + spoken, 0.0, "count", last_seen=last, text=words, headline=headline
+        )
+
+    def promql(self) -> list[str]:
+        spoken, *rest = told(WATCHDOG)
+        return [f"max without (stage) ({known('sglang_tuning_stuck_stage')}) == 1", "or " + spoken, *rest]
+
+    def fires(self, samples: Samples) -> bool:
+        return samples.hangs or happened(samples, WATCHDOG)

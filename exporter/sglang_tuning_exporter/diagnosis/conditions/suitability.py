@@ -1,0 +1,182 @@
+"""Changes of set-up that would suit a server: the kind of condition, and its tests. Pure.
+
+Each test gives its evidence, or None where it does not apply to this server or what it needs is not told.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.condition import Condition
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.sharing import Sharing, sharing
+from sglang_tuning_exporter.diagnosis.suspects import late_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Under fcfs, less than this of the prompts from the cache is no sharing worth ordering for, and more leaves nothing to gain.
+SHARING = (0.1, 0.9)
+NO_SHARING = 0.02
+SMALL_MODEL_GB = 20.0  # of weights, on all GPUs together
+SMALL_BATCH = 32.0  # --torch-compile-max-bs unless set
+ROOM_FOR_POOL = 0.3  # of a GPU's memory that must be left beside the weights for a pool worth having
+USUAL_FRACTION = 0.88  # of a GPU's memory for weights and pool together, unless set
+LARGE_WEIGHTS = 0.3  # of a GPU's memory: halving less gains little
+DP_ATTENTION_GPUS = 8
+_MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
+_LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
+_QUANTIZED = re.compile(
+    r"fp8|fp4|awq|gptq|int[48]|w[48]a\d|bnb|gguf|marlin|quant|deepseek-?_?(?:v3|r1)|kimi-k2|gpt-oss", re.IGNORECASE
+)
+
+
+_FROM_CACHE = "share of prompt tokens from the prefix cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Suits(Condition):
+    """A change of set-up would suit what is known of this server: the test says so. `figures` are those that it was taken from."""
+
+    described = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
+    kind = "chance"
+    is_only_advice = True
+    needs = "the server's arguments, and load"
+
+    test: Callable[[Past], Evidence | None]
+    figures: Callable[[Past], list[Evidence]] | None = None
+
+    def measure(self, past: Past) -> Evidence | None:
+        return self.test(past)
+
+    def supporting(self, past: Past) -> list[Evidence]:
+        return self.figures(past) if self.figures is not None else []
+
+
+def _model(past: Past) -> str:
+    return f"{past.facts.model_name or ''} {past.facts.args.get('model_path') or ''}"
+
+
+def _sharing(past: Past) -> Sharing | None:
+    """Give what prompts share where requests wait in an order that could change it."""
+    empty = past.recent.share("queue", "empty")
+    if not past.enough or empty is None or 1.0 - empty <= past.profile.frequent_share:
+        return None
+    return sharing(past)
+
+
+def shared_prefixes_unused(past: Past) -> Evidence | None:
+    """Prompts share prefixes, and the order of the queue does not use it."""
+    shared = _sharing(past)
+    if past.facts.args.get("schedule_policy") != "fcfs" or shared is None or shared.cached >= SHARING[1]:
+        return None
+    if shared.proven is None:
+        return None
+    name = _FROM_CACHE + (", computed by other requests" if shared.returned else "")
+    return Evidence(name, shared.proven, SHARING[0], "share")
+
+
+def prefix_policy_wasted(past: Past) -> Evidence | None:
+    """The queue is ordered by prefixes that prompts do not share."""
+    shared = _sharing(past)
+    # A tuple, here and wherever an argument is looked up: what the server told may be a list, which no set can be asked for.
+    if past.facts.args.get("schedule_policy") not in ("lpm", "dfs-weight") or shared is None:
+        return None
+    # Of all that came from the cache: what requests brought back themselves can only make the shared part smaller.
+    return Evidence(_FROM_CACHE, shared.cached, NO_SHARING, "share", below=True)
+
+
+def returned_prefixes(past: Past) -> list[Evidence]:
+    """Give what came from the cache, and how much of it requests that came back had left there themselves."""
+    shared = _sharing(past)
+    if shared is None or not shared.returned:
+        return []
+    return [
+        Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share"),
+        Evidence("share that requests which came back found of their own, at most", shared.returned, 0.0, "share"),
+    ]
+
+
+def data_parallel_would_fit(past: Past) -> Evidence | None:
+    """The whole model would fit on one GPU."""
+    facts = past.facts
+    shards = facts.arg("tp_size") or 1.0
+    if shards <= 1 or (facts.arg("pp_size") or 1.0) > 1 or facts.is_cpu:
+        return None
+    if facts.model_gb is None or not facts.memory_before_weights_gb:
+        return None
+    room = (USUAL_FRACTION - ROOM_FOR_POOL) * facts.memory_before_weights_gb
+    return Evidence("weights of the whole model", facts.model_gb, room, "GB", below=True)
+
+
+def router_candidate(past: Past) -> Evidence | None:
+    """One server has several replicas that a router could serve."""
+    facts = past.facts
+    if facts.is_cpu or facts.arg("enable_dp_attention") or (facts.arg("attn_dp_size") or 1.0) > 1:
+        return None
+    replicas = facts.arg("dp_size")
+    return None if replicas is None else Evidence("replicas in one server", replicas, 1.0, "count")
+
+
+def prefill_graph_candidate(past: Past) -> Evidence | None:
+    """First tokens are late and nothing waits: 0.5.3 to 0.5.9 have graphs for prefill, switched off."""
+    facts, empty = past.facts, past.recent.share("queue", "empty")
+    if facts.is_cpu or facts.without_graph or facts.arg("enable_piecewise_cuda_graph") != 0:
+        return None
+    late = late_share("time_to_first_token", past)
+    return None if empty is None or empty <= past.profile.frequent_share else late
+
+
+def torch_compile_candidate(past: Past) -> Evidence | None:
+    """A small model runs small batches."""
+    facts = past.facts
+    batch = past.recent.running_quantile(0.99)
+    if facts.is_cpu or facts.without_graph or facts.arg("enable_torch_compile") != 0:
+        return None
+    if not past.enough or batch is None or facts.model_gb is None or facts.model_gb >= SMALL_MODEL_GB:
+        return None
+    if facts.is_first_edition and facts.args.get("quantization"):
+        return None
+    return Evidence("requests running together, 99 % of the time", float(batch), SMALL_BATCH + 1, "count", below=True)
+
+
+def _is_short(past: Past) -> bool:
+    """Whether the KV pool is too small for the load."""
+    full = past.recent.share("admission", "pool_full") or 0.0
+    return past.enough and (
+        full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_tolerated
+    )
+
+
+def quantization_candidate(past: Past) -> Evidence | None:
+    """Weights take much of the memory that the KV cache lacks."""
+    facts = past.facts
+    if facts.is_cpu or facts.args.get("quantization", "not told") is not None or _QUANTIZED.search(_model(past)):
+        return None
+    if facts.weights_gb is None or not facts.memory_before_weights_gb or not _is_short(past):
+        return None
+    share = facts.weights_gb / facts.memory_before_weights_gb
+    return Evidence("share of a GPU's memory taken by its part of the weights", share, LARGE_WEIGHTS, "share")
+
+
+def expert_parallel_candidate(past: Past) -> Evidence | None:
+    """GPUs share every expert."""
+    facts = past.facts
+    if facts.is_cpu or not _MOE.search(_model(past)) or "tp_size" not in facts.args:
+        return None
+    if (facts.arg("ep_size") or 1.0) > 1 or facts.arg("enable_ep_moe") or facts.arg("enable_deepep_moe"):
+        return None
+    return Evidence("GPUs that share every expert", facts.arg("tp_size") or 1.0, 1.0, "count")
+
+
+def dp_attention_candidate(past: Past) -> Evidence | None:
+    """Tensor parallelism stores a compressed KV cache on each GPU, and it is full."""
+    facts = past.facts
+    if facts.is_cpu or not _LATENT.search(_model(past)) or (facts.arg("tp_size") or 1.0) < DP_ATTENTION_GPUS:
+        return None
+    full = past.recent.share("admission", "pool_full")
+    if facts.arg("enable_dp_attention") or not past.enough or full is None:
+        return None
+    return Evidence("share of serving time with a full pool", full, past.profile.frequent_share, "share")

@@ -1,0 +1,316 @@
+"""What the table's conditions look at, and what they find there: a past, and a figure against its threshold. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full
+from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
+from sglang_tuning_exporter.state.server import HUNG, START
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from sglang_tuning_exporter.sglang.events import LivenessKind
+    from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.latency import Latency, Recent
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.server import ServerState
+    from sglang_tuning_exporter.state.stages import Hang
+    from sglang_tuning_exporter.state.totals import Totals
+
+WATCHDOG: LivenessKind = "watchdog_timeout"
+RESERVE, UNRECOGNISED = "reserve", "unrecognised"
+LOOP_SECONDS = 1800.0
+CONSTANT = 0.8  # of the time with one batch size: a limit holds it there, since requests come and end
+# What did not happen for this long is over, and told in the past tense: the rules' short window.
+OVER_SECONDS = 120.0
+# Other ranks go on for this long after one of them failed.
+AFTERLIFE_SECONDS = 10.0
+# What the log says of a server's end, by `LivenessKind`.
+_ENDED = {
+    "process_died": "its log says that one of its processes died",
+    "scheduler_exception": "its log says that an exception ended its scheduler",
+    "launch_failed": "its log says that its start failed",
+}
+
+
+def ended(how: str, crash: str = "") -> dict[str, str]:
+    """Say how the log says that the server ended, as words of that trouble; nothing where it may run."""
+    if how not in _ENDED:
+        return {}
+    return {"server_down": f"its log says that {crash}" if crash else _ENDED[how]}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A figure against its threshold; `below`: it is bad to lie below it. `unit` is share, ratio, per_minute, GB, seconds or count.
+
+    `good` is what is healthy, where that is not yet the threshold: nothing judges what lies between. Of a failure
+    `last_seen` is when it last happened; of a state that a failure can cause, `since` is when it began at the earliest. Both
+    are seconds on the state's clock.
+    """
+
+    name: str
+    value: float
+    threshold: float
+    unit: str
+    below: bool = False
+    last_seen: float | None = None
+    since: float | None = None
+    good: float | None = None
+    text: str = ""  # what is said in place of the value, where a figure says too little
+    headline: str = ""  # what is said in place of the row's summary, where more is known
+    times: float | None = None  # how often, of what is a rate
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure lies on the bad side of its threshold."""
+        return self.value < self.threshold if self.below else self.value > self.threshold
+
+    def words(self, figure: float | None = None) -> str:
+        """Write the value, or another `figure` of its kind, as a person does."""
+        if self.text and figure is None:
+            return self.text
+        value = self.value if figure is None else figure
+        if self.unit == "share":
+            return f"{100 * value:.0f} %"
+        if self.unit == "GB":
+            return f"{value:.1f} GB"
+        if self.unit == "seconds":
+            return f"{value:.3g} s"
+        if self.unit == "ratio":
+            return f"{value:.2f}"
+        return f"{value:.1f}".removesuffix(".0")
+
+
+def mean_usage(past: Past) -> list[Evidence]:
+    """Give the mean token usage, as a list; empty where it is not known."""
+    usage = past.recent.mean("usage")
+    return [] if usage is None else [Evidence("mean token usage", usage, past.profile.token_usage_target, "ratio")]
+
+
+def _never(what: Hashable) -> float | None:
+    """Nothing is known of when anything was seen."""
+    del what
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Past:
+    """What the conditions look at: the window's totals, what happened in it, and how many seconds of it were watched.
+
+    `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
+    `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
+    `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
+    `longest_answer` are the tokens that 99 % of the answers that ended in it end within, `fixed_answer` those of an answer where
+    nearly all are of one length. `last_seen` gives when an event, by
+    its name, or a state, by signal and state, was last seen; `now` is on the same clock. `knows_waits`: it is known how fast
+    requests start, and so whether those that wait do it for too long. `left_in_vain`: requests were given up, and nothing
+    has come out since.
+    """
+
+    recent: Totals
+    marks: Mapping[str, int]
+    watched_seconds: float
+    facts: ServerFacts
+    profile: Profile
+    by_rank: Mapping[int | None, Totals] = field(default_factory=dict)
+    starts: int = 0
+    hang: Hang | None = None
+    latency: Mapping[Latency, Recent] = field(default_factory=dict)
+    troubles: frozenset[str] = frozenset()
+    longest_answer: float | None = None
+    fixed_answer: float | None = None
+    now: float = 0.0
+    last_seen: Callable[[Hashable], float | None] = _never
+    knows_waits: bool = False
+    watchdog: str = ""  # the stage whose watchdog spoke last
+    words: Mapping[str, str] = field(default_factory=dict)  # what is known of a trouble, by its id
+    starting: bool = False  # it is not there yet
+    serves: bool = False  # at this moment
+    left_in_vain: bool = False
+    crash: str = ""  # which process crashed, and how, where the log's last word of the server is that
+
+    @property
+    def stage(self) -> str:
+        """The stage that hangs; empty where none does. A server that takes connections and answers nothing hangs at its tokenizer."""
+        return self.hang.stage if self.hang is not None else "tokenizer" if "hung" in self.troubles else ""
+
+    @property
+    def hung(self) -> bool:
+        """Whether the server hung within the window, or may do so now: what was late or given up had that reason."""
+        last = self.last_seen(HUNG)
+        return self.left_in_vain or (last is not None and self.now - last <= self.profile.window_seconds)
+
+    @property
+    def served_seconds(self) -> float:
+        """Seconds in which any scheduler served: those of several that served at once count once."""
+        if len(self.by_rank) < 2:
+            return min(self.recent.serving_seconds(), self.watched_seconds)
+        longest = max(totals.serving_seconds() for totals in self.by_rank.values())
+        return min(max(self.recent.counts["served_seconds"], longest), self.watched_seconds)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds in which no scheduler had anything to do."""
+        each = self.by_rank.values() if len(self.by_rank) > 1 else (self.recent,)
+        return min(totals.seconds["activity", "idle"] for totals in each)
+
+    @property
+    def serving_ranks(self) -> float:
+        """How many schedulers served at once, in the mean over the time in which any did: an idle one does not count."""
+        return max(self.recent.serving_seconds() / self.served_seconds, 1.0) if self.served_seconds > 0 else 1.0
+
+    def total(self, figure: str) -> float | None:
+        """Give `queued` or `running` of all schedulers together, in the mean over the time in which any served."""
+        mean = self.recent.mean(figure)
+        return None if mean is None else mean * self.serving_ranks
+
+    @property
+    def enough(self) -> bool:
+        """Whether there was load enough to judge it: 20 s of serving time and 10 observations; see docs/decisions.md."""
+        seen = self.recent.counts["observations"]
+        return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
+
+    @property
+    def started_requests(self) -> float | None:
+        """Requests that got their first token, streamed or not; None where the server does not tell.
+
+        A prefill server of a disaggregated pair gives no tokens: there it is what left the queue.
+        """
+        told, queue = self.recent.counts.get("started_requests"), self.latency.get("queue")
+        return queue.observations if told is None and queue is not None else told
+
+    @property
+    def fullest_pool(self) -> str:
+        """The pool beside the main one for which requests waited longest; `full`, the main one, where they waited for neither."""
+        waited = {pool: self.recent.counts.get(f"{pool}_pool_seconds", 0.0) for pool in ("swa", "mamba")}
+        pool = max(waited, key=waited.__getitem__)
+        return pool if waited[pool] > 0 else "full"
+
+    @property
+    def finished_requests(self) -> float | None:
+        """Requests that ended, also by a client that went away while they ran; None where the server does not tell."""
+        return self.recent.counts.get("finished_requests")
+
+    @property
+    def good_queues(self) -> tuple[str, ...]:
+        """The states of the queue in which nothing is wrong with it.
+
+        For throughput the guide's range, and what lies between it and an empty queue; where latency counts, a queue whose wait
+        is known to be short.
+        """
+        if self.profile.queue_lower is not None:
+            return ("empty", "below_range", "in_range")
+        return ("empty", "in_range") if self.knows_waits else ("empty",)
+
+    @property
+    def given_up_share(self) -> float | None:
+        """Part of the requests that their clients gave up, 0-1; None where the server does not count them, or none came.
+
+        A server that counts them and shows no count of started ones has started none.
+        """
+        given_up, started = self.recent.counts.get("aborted_requests"), self.started_requests or 0.0
+        if given_up is None or not given_up + started:
+            return None
+        return given_up / (given_up + started)
+
+    @property
+    def new_token_ratio(self) -> float | None:
+        """Its mean over the scrapes under load: usage and batch are means as well, and after a start or a retraction it falls for minutes."""
+        told = self.recent.counts["new_token_ratio_told"]
+        return self.recent.counts["new_token_ratio"] / told if told else None
+
+    @property
+    def retractions(self) -> float:
+        """Retractions; requests where only the metrics tell."""
+        return self.recent.counts["retraction_events"] or self.recent.counts["native_retracted_requests"]
+
+    @property
+    def retractions_per_minute(self) -> float:
+        """Retractions over the serving time watched."""
+        return self.per_minute(self.retractions)
+
+    def per_minute(self, count: float) -> float:
+        """Spread a count over the serving time; less than a minute of it is judged as a minute: one burst is no rate."""
+        return 60.0 * count / max(self.served_seconds, 60.0)
+
+    @property
+    def waited_by_rank(self) -> dict[int | None, float]:
+        """Share of the time watched in which requests waited, for each scheduler, idle time included."""
+        shares = {}
+        for dp, totals in self.by_rank.items():
+            known = sum(s for (signal, state), s in totals.seconds.items() if signal == "queue" and state != "unknown")
+            waited = known - totals.seconds["queue", "empty"] - totals.seconds["queue", "idle"]
+            if known >= self.profile.enough_serving_seconds:
+                shares[dp] = waited / known
+        return shares
+
+
+def past_of(
+    state: ServerState,
+    now: float,
+    *,
+    seconds: float | None = None,
+    troubles: frozenset[str] = frozenset(),
+    words: Mapping[str, str] | None = None,
+    starting: bool = False,
+    half_read: bool = False,
+) -> Past:
+    """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told).
+
+    `half_read`: more of the log's past is to come, so an end in it need not be the last word.
+    """
+    died = "" if half_read else state.died
+    profile = state.profile.for_edition(first=state.facts.is_first_edition)
+    window = profile.window_seconds if seconds is None else seconds
+    return Past(
+        state.recent(now, seconds),
+        state.recent_marks(now, window),
+        min(now - state.begun, window),
+        state.facts,
+        profile,
+        {rank.dp: rank.window.recent(now, rank.totals, seconds) for rank in state.schedulers},
+        state.recent_marks(now, LOOP_SECONDS)[START],
+        state.hang(now),
+        state.latencies(now, seconds),
+        troubles | ({"server_down"} if died else frozenset()),
+        state.longest_answer(now, seconds),
+        state.fixed_answer(now, seconds),
+        now,
+        lambda what: state.last_seen(what, now),
+        state.knows_waits(now),
+        state.watchdog,
+        {**(words or {}), **ended(died, state.crash)},
+        starting,
+        any(rank.states["activity"] == "serving" for rank in state.schedulers),
+        state.stages.left_in_vain,
+        state.crash if died else "",
+    )
+
+
+def explained(past: Past) -> Past:
+    """Give the past with the waits explained that a moment alone does not explain.
+
+    What looks free and is promised to those that run, who will use it, is no room: the KV cache is full. And where the running
+    limit is not known, a batch that is nearly always of one size is at a limit that nobody has named.
+    """
+    if is_reserved_in_full(past):
+        return _instead_of_held_back(past, "pool_full")
+    if prefill_takes_most(past):
+        return _instead_of_held_back(past, "prefill_bound")
+    if could_not_reserve(past):
+        return _instead_of_held_back(past, "unknown")
+    sizes = past.recent.running_seconds
+    unknown = all(past.facts.running_limit(dp) is None for dp in past.by_rank or (None,))
+    if unknown and sizes and max(sizes.values()) > CONSTANT * sum(sizes.values()):
+        return _instead_of_held_back(past, "unknown")
+    return past
+
+
+def _instead_of_held_back(past: Past, state: str) -> Past:
+    recent = past.recent.copy()
+    recent.seconds["admission", state] += recent.seconds.pop(("admission", "held_back"), 0.0)
+    return replace(past, recent=recent)

@@ -1,0 +1,242 @@
+"""What limits a server now: the table's conditions evaluated over its recent past. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from sglang_tuning_exporter.diagnosis.acceptance import objection_to
+from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.evidence import OVER_SECONDS, Evidence, Past, explained
+from sglang_tuning_exporter.diagnosis.profile_settings import differing
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.sizing import tolerated
+from sglang_tuning_exporter.diagnosis.suspects import waits_beside_room
+from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES, causes_first
+from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sglang_tuning_exporter.diagnosis.conditions.condition import Resource
+
+Confidence: TypeAlias = Literal["high", "medium", "low"]
+Verdict: TypeAlias = str  # a diagnosis id, or one of the words below
+HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, NOT_ENOUGH_DATA = "healthy", "idle", "no_clear_bottleneck", "not_enough_data"
+STARTING = "starting"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A diagnosis that holds, with what it rests on and what to set. The first evidence is what it was found by."""
+
+    diagnosis: Diagnosis
+    evidence: tuple[Evidence, ...]
+    confidence: Confidence
+    advice: tuple[Advice, ...]
+    because: tuple[str, ...] = ()  # the findings whose consequence it is
+    ago: float | None = None  # seconds since what it rests on was last seen
+    profile: Profile = PROFILES[DEFAULT_PROFILE]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has not been seen for so long that it is told in the past tense."""
+        return bool(self.diagnosis.summary_past) and self.ago is not None and self.ago > OVER_SECONDS
+
+    def summary(self, last: float | None) -> str:
+        """Say it in a sentence; `last` is when it was last seen, unix seconds as printed."""
+        if not self.is_over or last is None:
+            return self.headline
+        times = self.evidence[0].times
+        return self.diagnosis.summary_past.format(until=time_of_day(last), times=f"{times or 0:,.0f} times")
+
+    @property
+    def sentence(self) -> str:
+        """What is seen, with its figure."""
+        return self.diagnosis.sentence(self.evidence[0].words(), self.profile.figures)
+
+    @property
+    def headline(self) -> str:
+        """What is wrong, in one sentence: the row's summary, or what is known beyond it."""
+        return self.evidence[0].headline or self.diagnosis.summary
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row looked at. `evidence` is None where this server does not tell, or too little was seen to judge."""
+
+    diagnosis: Diagnosis
+    evidence: Evidence | None
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether nothing is wrong; None where it cannot be said."""
+        return None if self.evidence is None else not self.evidence.holds
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Everything the table says about one past, each row looked at once."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+    past: Past
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """All that is advised together, argument → flag value. Mere chances are left out: they are tried one at a time."""
+        advised = (a for found in self.findings if not found.diagnosis.is_chance for a in found.advice)
+        return {a.arg: a.setting for a in advised if a.is_set}
+
+    @property
+    def severity(self) -> str:
+        """How bad the verdict is: `critical`, `warning`, `info` or `none`."""
+        return BY_ID[self.verdict].severity if self.verdict in BY_ID else "none"
+
+
+def time_of_day(moment: float) -> str:
+    """Write a moment, unix seconds, as `07:33`."""
+    minutes = int(moment // 60) % (24 * 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
+def judge(past: Past) -> Judgement:
+    """Look at every row that the profile asks for."""
+    past = explained(past)
+    checks = tuple(
+        Check(row, row.condition.measure(past))
+        for row in DIAGNOSES
+        if not row.profiles or past.profile.name in row.profiles
+    )
+    held = {
+        check.diagnosis.id: check.evidence for check in checks if check.evidence is not None and check.evidence.holds
+    }
+    found = _findings(held, past)
+    return Judgement(_verdict(found, held, past), tuple(found), checks, past)
+
+
+def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
+    """Give the rows that hold and explain this one, most urgent first.
+
+    Where this one began at a moment, only a failure that came at it or later can be its cause.
+    """
+    since = held[row].since
+    possible = [cause for cause in held if cause in BY_ID[row].causes]
+    if since is None:
+        return possible
+    return [cause for cause in possible if (held[cause].last_seen or -inf) >= since]
+
+
+def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
+    """Give the diagnoses that hold, causes first; none that another explains better, no flag set two ways."""
+    found: dict[str, Finding] = {}
+    turned: dict[str, float | str | None] = {}
+    changes: dict[str, object] = {}  # of all that is advised together
+    case = Case(past, frozenset(held))
+    in_order = causes_first(held, lambda row: causes_of(row, held))
+    # Chances last: a flag that cures what is wrong is said there, and belongs to the combined command line.
+    for row_id in sorted(in_order, key=lambda row: BY_ID[row].is_chance):
+        row, evidence = BY_ID[row_id], held[row_id]
+        if not held.keys().isdisjoint(row.unless):
+            continue
+        if row.condition.can_be_tolerated and tolerated(case):
+            continue  # nobody is called for what is best left as it is
+        because = tuple(cause for cause in causes_of(row_id, held) if cause in found)
+        advice = _borrowed(row, [found[cause] for cause in because])
+        if not advice:
+            # Where a row would ask people for less, the flag that cures may be said again.
+            again = turned.items() if row.borrows else ()
+            advice = tuple(
+                a
+                for a in advise(row.id, case)
+                if (a.arg not in turned or (a.arg, a.suggested) in again) and _may_turn(a, held, case)
+            )
+            advice = advice if row.is_chance else _accepted_beside(changes, advice, case)
+        turned.update((a.arg, a.suggested) for a in advice if a.arg)
+        # Without advice the flag is where the guide wants it, or a more urgent finding sets it: nothing to say, unless
+        # what was seen is bad by itself.
+        if advice or not row.needs_advice:
+            seen = (evidence, *row.condition.supporting(past))
+            last = row.condition.last_seen(past)
+            ago = None if last is None else past.now - last
+            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
+    # What goes on now before what is over, and chances last.
+    return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
+
+
+def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:
+    """Give the advice that the release accepts beside the changes so far, and add it to them."""
+    accepted = []
+    flags = {a.arg: a.setting for a in advice if a.is_set}
+    together = objection_to(case.facts, {**changes, **flags}) is None
+    for each in advice:
+        if each.is_set:
+            if not together and objection_to(case.facts, {**changes, each.arg: each.setting}) is not None:
+                continue
+            changes[each.arg] = each.setting
+        accepted.append(each)
+    return tuple(accepted)
+
+
+def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
+    """Give the advice of the first cause with a flag to set, or of the first with any, where the row itself asks people for less."""
+    if not row.borrows:
+        return ()
+    given = [cause.advice for cause in causes if cause.advice and not cause.diagnosis.is_chance]
+    flags = [flags for advice in given if (flags := tuple(each for each in advice if each.flag))]
+    return next(iter(flags or given), ())
+
+
+def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
+    """Say whether the advice may stand beside what else holds.
+
+    After an OOM nothing takes more memory. While requests are taken back, or each step takes too long because of
+    those that run, no more of them are let in.
+    """
+    if advice.takes_memory and _is_spared("memory", held, case):
+        return False
+    return not _lets_more_run(advice) or not _is_spared("requests", held, case)
+
+
+def _is_spared(what: Resource, held: dict[str, Evidence], case: Case) -> bool:
+    """Say whether something holds that spares it; a row that is nothing without advice must have some."""
+    sparing = (BY_ID[other] for other in held if BY_ID[other].condition.spares == what)
+    return any(not row.needs_advice or advise(row.id, case) for row in sparing)
+
+
+def _lets_more_run(advice: Advice) -> bool:
+    if advice.arg == "max_running_requests":
+        return advice.raises
+    return advice.arg == "schedule_conservativeness" and not advice.raises
+
+
+def confidence_of(served: float) -> Confidence:
+    """Say how sure a judgement over so many seconds of serving time is."""
+    return "high" if served >= 120 else "medium" if served >= 60 else "low"
+
+
+def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Verdict:
+    """Say in one word what limits the server: the first finding that can, else an honest reason for none."""
+    for finding in found:
+        # A server that is not there yet is limited by nothing; what keeps it from coming up is said all the same.
+        if finding.diagnosis.is_limit and not (past.starting and finding.diagnosis.severity != "critical"):
+            return finding.diagnosis.id
+    if past.starting:
+        return STARTING
+    if past.enough:
+        # A condition that holds and has no advice left is no health; where it is only a hint, if it holds for the most part.
+        pressed = (
+            any(setting.needed for setting in differing(past))
+            or waits_beside_room(past)
+            or any(
+                BY_ID[row].is_limit and (BY_ID[row].severity != "info" or evidence.value > past.profile.frequent_share)
+                for row, evidence in held.items()
+            )
+        )
+        fine = past.recent.share_of("queue", past.good_queues) or 0.0
+        return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK
+    # Load that is too little to judge is no idleness.
+    idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds and not past.serves
+    return IDLE if idle and past.served_seconds < past.profile.enough_serving_seconds else NOT_ENOUGH_DATA

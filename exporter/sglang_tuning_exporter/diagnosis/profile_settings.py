@@ -1,0 +1,38 @@
+"""The settings that SGLang's guide has for a profile, where this server is set otherwise. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.evidence import Evidence
+from sglang_tuning_exporter.diagnosis.suspect_flags import PAGED_BACKENDS
+from sglang_tuning_exporter.diagnosis.suspects import troubles
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+    from sglang_tuning_exporter.state.profiles import Setting
+
+
+def differing(past: Past) -> list[Setting]:
+    """Give the settings that the profile needs, and those that can cure what is wrong, where the server has others."""
+    facts, seen = past.facts, troubles(past)
+    found = []
+    for setting in past.profile.settings:
+        current = facts.args.get(setting.arg) if isinstance(setting.value, str) else facts.arg(setting.arg)
+        if current is None or current == setting.value or not facts.flag(setting.arg):
+            continue
+        if not setting.needed and (seen.isdisjoint(setting.helps) or facts.is_cpu):
+            continue
+        if setting.beside and not facts.arg(setting.beside):
+            continue
+        if setting.arg == "page_size" and facts.args.get("attention_backend") in PAGED_BACKENDS:
+            continue
+        found.append(setting)
+    return found
+
+
+def how_many_differ(past: Past) -> Evidence | None:
+    """Count them; None where the server's arguments are not known."""
+    if not past.facts.args:
+        return None
+    return Evidence("settings that the guide has otherwise for this profile", float(len(differing(past))), 0.0, "count")

@@ -1,0 +1,81 @@
+"""Each finding's first advice in the words of a notification, and since when it has been given in these words. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sglang_tuning_exporter.diagnosis.advice import shown
+from sglang_tuning_exporter.diagnosis.command import typed_args
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sglang_tuning_exporter.diagnosis.advice import Advice
+    from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
+    from sglang_tuning_exporter.state.facts import ServerFacts
+
+NOT_SET, SET = "not set", "set"
+
+
+class Recommendation(NamedTuple):
+    """What to do about one diagnosis; `flag` is empty where the advice is to people."""
+
+    diagnosis: str
+    flag: str
+    current: str
+    suggested: str
+    direction: str
+
+
+def recommendations(judgement: Judgement) -> list[Recommendation]:
+    """Give one for each finding that has advice, in the order of the findings."""
+    facts = judgement.past.facts
+    return [recommendation(found, facts) for found in judgement.findings if found.advice]
+
+
+def recommendation(finding: Finding, facts: ServerFacts) -> Recommendation:
+    """Write the finding's main advice."""
+    advice = main_advice(finding)
+    suggested = advice.direction if advice.is_switch else shown(advice.suggested) or advice.suggestion
+    return Recommendation(finding.diagnosis.id, advice.flag, _current(advice, facts), suggested, advice.direction)
+
+
+def main_advice(finding: Finding) -> Advice:
+    """Give the advice on the row's own argument where there are several, else the first.
+
+    A flag that figures show to be the cause stands before the row's own and is the main advice.
+    """
+    first, own = finding.advice[0], finding.diagnosis.turn.arg
+    if first.explains or not own:
+        return first
+    # One argument has other names in other releases: cuda_graph_max_bs_decode.
+    return next((each for each in finding.advice if each.arg == own or each.arg.startswith(f"{own}_")), first)
+
+
+def since(
+    before: Mapping[Recommendation, float], given: list[Recommendation], now: float
+) -> dict[Recommendation, float]:
+    """Give the time since when each has been given in these words: as before, or `now`."""
+    return {each: before.get(each, now) for each in given}
+
+
+def _current(advice: Advice, facts: ServerFacts) -> str:
+    value = advice.current
+    if not advice.flag:
+        return ""
+    if advice.is_switch or isinstance(facts.args.get(advice.arg), bool):
+        return SET if value else NOT_SET
+    if value is None and advice.arg == "max_running_requests":
+        limit = max(facts.running_limits.values(), default=None)
+        value = None if limit is None else limit * facts.attention_ranks
+    if value is None:
+        return NOT_SET
+    return f"{shown(value)} (default)" if _is_default(advice.arg, facts) else shown(value)
+
+
+def _is_default(arg: str, facts: ServerFacts) -> bool:
+    """Whether a value in force was not typed; False where the arguments are not known."""
+    typed = typed_args(facts)
+    if typed is not None:
+        return arg not in typed
+    return bool(facts.args) and facts.args.get(arg) is None

@@ -1,0 +1,81 @@
+"""How much of the prompts is shared with other requests: told from requests that come back to what they computed before. Pure.
+
+A request that was retracted, or preempted by one of higher priority, starts again and may find its own tokens in the cache.
+They look like a shared prefix and are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.demand import mean_prompt
+from sglang_tuning_exporter.sglang.args.flags import is_before
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+
+# From here on cached_tokens_total leaves out requests that start again (retracted_stain, srt/managers/schedule_batch.py).
+COUNTED_ONCE = (0, 5, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Shares of all prompt tokens: from the cache, and of these at most from requests that came back; None where no bound is known."""
+
+    cached: float
+    returned: float | None
+
+    @property
+    def proven(self) -> float | None:
+        """At least this share is of prefixes that other requests computed; None where nothing proves it."""
+        return None if self.returned is None else max(self.cached - self.returned, 0.0)
+
+
+def sharing(past: Past) -> Sharing | None:
+    """Read it off the requests that ended, or off the log's prefill lines; None without prompts or without a radix cache."""
+    if past.facts.arg("disable_radix_cache"):
+        return None
+    counts, release = past.recent.counts, past.facts.release
+    prompts, cached = counts.get("finished_prompt_tokens"), counts.get("finished_cached_tokens")
+    ended = (past.finished_requests or 0.0) >= past.profile.enough_observations and cached is not None
+    if not ended:
+        prompts, cached = counts["cached_tokens"] + counts["computed_tokens"], counts["cached_tokens"]
+    if not prompts or cached is None:
+        return None
+    share = min(cached / prompts, 1.0)
+    if ended and release is not None and not is_before(release, COUNTED_ONCE):
+        return Sharing(share, 0.0)
+    came_back = _came_back(past)
+    if not came_back:
+        return Sharing(share, came_back)
+    length = _length(past)
+    return Sharing(share, None if length is None else min(came_back * length / prompts, share))
+
+
+def _came_back(past: Past) -> float | None:
+    """Give how many requests started again, at most; None where nothing counts them."""
+    counts, facts = past.recent.counts, past.facts
+    retracted = max(counts["log_retracted_requests"], counts["native_retracted_requests"])
+    if not facts.arg("enable_priority_scheduling") or facts.arg("disable_priority_preemption"):
+        return retracted
+    # Neither line nor counter tells of a preemption: more requests were prefilled than were started.
+    started = past.started_requests
+    if started is None or not counts["new_sequences"]:
+        return None
+    return max(counts["new_sequences"] - started, retracted)
+
+
+def _length(past: Past) -> float | None:
+    """Give the tokens that a request may find of its own: its prompt and what it had answered, as the KV cache held it."""
+    counts, facts = past.recent.counts, past.facts
+    lengths = []
+    if (prompt := mean_prompt(past)) is not None:
+        lengths.append(prompt)
+    if counts["new_sequences"]:
+        lengths.append((counts["cached_tokens"] + counts["computed_tokens"]) / counts["new_sequences"])
+    running, usage = past.recent.mean("running"), past.recent.mean("usage")
+    pools = facts.kv_pool_tokens.values()
+    if lengths and running and usage and pools:
+        lengths.append(usage * sum(pools) / len(pools) / running)
+    return max(lengths, default=None)

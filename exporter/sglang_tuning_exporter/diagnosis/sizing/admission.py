@@ -1,0 +1,182 @@
+"""Sizes for admission: `--schedule-conservativeness`, what requests ask for, and the pool that its own flag caps. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
+from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
+from sglang_tuning_exporter.diagnosis.sizing.case import Value, people
+from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
+from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+
+RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
+PEAKS = (
+    "enlarge the KV cache ({flags}): it is full at peaks only (token usage is {usage:.2f}), and fewer"
+    " requests at once would cost more than what is computed again"
+)
+FEW = (
+    "enlarge the KV cache ({flags}): {share:.0f} % of the requests are retracted, and fewer requests"
+    " at once would cost more than what is computed again"
+)
+CHEAP = (
+    "enlarge the KV cache ({flags}): {share:.1f} retractions for each request, but of prompts of {prompt:.0f}"
+    " tokens it is cheap to compute them again, and fewer requests at once would cost more"
+)
+# Retractions for each request that is started. Up to the first they are the price of a pool that is full: what is computed again
+# is a prefill, which costs a few per cent of the decoding it repeats. Below the second, running fewer costs more than it saves.
+TOLERATED, OFTEN_TAKEN_BACK = 0.05, 0.5
+# On a real engine four retractions for each request with prompts of 24 tokens cost less than running a fifth fewer: a tenth of the
+# throughput, and first tokens 2.6 times as late. Of longer prompts nobody has measured it.
+LONG_PROMPT = 1000.0
+RECOVERS = (
+    "admission was over-careful after retractions for {:.0f} % of the time: expect more throughput and shorter waits, but not"
+    " fewer retractions"
+)
+SMALLER_REQUESTS = (
+    "ask for {}: the flag is low enough, and a new request waits until all that it asks for fits beside what is kept for"
+    " those that run"
+)
+FEWER_TOKENS = "fewer max_new_tokens"
+TOKENS_ENOUGH = "at most {:,} max_new_tokens (now about {:,}{}; 99 % of the answers end within {:,.0f})"
+TOKENS_STEP = 64
+MOST_KEPT = 4096  # no more is kept free, whatever a request asks for
+# Of what is asked for: where answers need more, asking for less gains nothing that is worth an answer cut short.
+MOSTLY_NEEDED = 0.8
+# Above this queue `lpm` serves in order of arrival (WAITING_QUEUE_PREFIX_MATCH_MAX, srt/managers/schedule_policy.py, 0.4.1 on).
+MOST_SORTED = 128
+
+
+def _conservativeness(case: Case) -> tuple[float | None, float]:
+    """Give the flag's own value and the factor that the server multiplies it by."""
+    return case.flag("schedule_conservativeness"), case.factor("schedule_conservativeness")
+
+
+def retracting(case: Case) -> list[Value]:
+    """Raise conservativeness to 1.3; above the ceiling, advise what still helps."""
+    current, factor = _conservativeness(case)
+    # 4.33 x 0.3 is 1.299: who followed the advice is there.
+    if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
+        recovering = case.recent.share("admission", "recovering") or 0.0
+        gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
+        return [Value(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)]
+    return ineffective(case)
+
+
+def _why_not_fewer(case: Case) -> str:
+    """Say why running fewer at once would cost more than it saves; empty where it may help."""
+    usage, share, prompt = case.recent.mean("usage"), _taken_back(case), mean_prompt(case.past)
+    flags = larger_pool_flags(case)
+    if usage is not None and usage < case.profile.token_usage_target:
+        # It would end what happens at peaks only, and then be itself what requests wait for.
+        return PEAKS.format(flags=flags, usage=usage)
+    if share is not None and share < OFTEN_TAKEN_BACK:
+        return FEW.format(flags=flags, share=100 * share)
+    if share is not None and prompt is not None and prompt < LONG_PROMPT:
+        return CHEAP.format(flags=flags, share=share, prompt=prompt)
+    return ""
+
+
+def tolerated(case: Case) -> bool:
+    """Say whether retractions are the price of a full pool: hardly a request is taken back, and the flag is where advice put it.
+
+    That is high enough already, or lowered to 0.3, whose cost a few retractions are said to be: raised again for them, it
+    would be lowered again for want of room.
+    """
+    current, factor = _conservativeness(case)
+    share = _taken_back(case)
+    if current is None or share is None or share >= TOLERATED:
+        return False
+    flag = current * factor + 0.01
+    return flag >= RAISED_CONSERVATIVENESS or LOWERED_CONSERVATIVENESS <= flag < USUAL_CONSERVATIVENESS
+
+
+def _taken_back(case: Case) -> float | None:
+    """Give retractions for each request that is started; None where nothing tells of those."""
+    started = case.past.started_requests
+    return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
+
+
+def ineffective(case: Case) -> list[Value]:
+    """Advise what helps where more conservativeness changes nothing: a larger pool, or fewer requests at once."""
+    if tolerated(case):
+        return []
+    larger = larger_pool(case)
+    if larger is not None:
+        return [larger]
+    words = _why_not_fewer(case)
+    if words:
+        return people(words, "larger_pool")
+    fewer = run_fewer(case, 0.5, LOWERED_LIMIT)
+    if fewer is None:
+        return []
+    gain = f"above {CONSERVATIVENESS_CEILING} conservativeness changes nothing"
+    return [replace(fewer, gain=gain)]
+
+
+def too_conservative(case: Case) -> list[Value]:
+    """Lower conservativeness to 0.3; below that, shrink what requests ask for."""
+    current, factor = _conservativeness(case)
+    target = round(LOWERED_CONSERVATIVENESS / factor, 2)
+    if current is not None and current <= target:
+        # Whatever the flag, a request is admitted only where the whole of its max_new_tokens fits, 4096 at most
+        # (PrefillAdder.add_one_req, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
+        return _smaller_requests(case)
+    asking = demand(case.past)
+    if current is not None and asking is not None and asking.share > USED_LITTLE:
+        # They do not end early, which is what lowering is for. Above the ceiling the flag does nothing but mislead.
+        above = current * factor > CONSERVATIVENESS_CEILING
+        usual = Value(round(USUAL_CONSERVATIVENESS / factor, 2), current, variant="above_the_ceiling")
+        return [usual] if above else []
+    return [Value(target, current)]
+
+
+def _smaller_requests(case: Case) -> list[Value]:
+    """Say how many max_new_tokens are enough; nothing where clients ask for little more than they use."""
+    asking, longest = demand(case.past), longest_answer(case.past)
+    if longest is None or asking is None or not asking.is_sharp:
+        return people(SMALLER_REQUESTS.format(FEWER_TOKENS), "smaller_requests")
+    enough = TOKENS_STEP * ceil(longest / TOKENS_STEP)
+    if enough > MOSTLY_NEEDED * asking.asked:
+        return []
+    asked = min(TOKENS_STEP * round(asking.asked / TOKENS_STEP), MOST_KEPT)
+    told = TOKENS_ENOUGH.format(enough, asked, " or more" if asked >= MOST_KEPT else "", longest)
+    return people(SMALLER_REQUESTS.format(told), "smaller_requests")
+
+
+def recovering(case: Case) -> list[Value]:
+    """Go back to 1.0; above it, wait."""
+    current, factor = _conservativeness(case)
+    if current is not None and current * factor >= USUAL_CONSERVATIVENESS - 0.01:
+        return people("wait: it comes down by itself within minutes", "wait")
+    return [Value(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
+
+
+def at_once(words: Callable[[Past], str]) -> Callable[[Case], list[Value]]:
+    """Advise clients, with a figure where there is one."""
+    return lambda case: people(words(case.past))
+
+
+def by_prefix(case: Case) -> list[Value]:
+    """Order by prefixes; nothing where so many wait that SGLang does not sort them."""
+    queued = case.recent.mean("queued")
+    if queued is not None and queued > MOST_SORTED:
+        return []
+    return [] if case.present("schedule_policy") == "lpm" else [Value("lpm", case.present("schedule_policy"))]
+
+
+def grammar(case: Case) -> list[Value]:
+    """Name the other grammar backends of this server's release."""
+    current, choices = case.present("grammar_backend"), case.choices("grammar_backend")
+    if choices is None:
+        return [Value(None, current)]
+    others = ", ".join(str(each) for each in choices if each not in (current, "none"))
+    return [Value(None, current, words=f"another backend ({others}), or fewer distinct schemas")]

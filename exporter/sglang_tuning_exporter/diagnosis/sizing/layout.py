@@ -1,0 +1,73 @@
+"""Over how many GPUs, ranks and experts a model is spread, and how their load is shared out. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
+from sglang_tuning_exporter.sglang.args.flags import flag_of
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+
+BY_LOAD = ("total_requests", "shortest_queue")  # the first that a release takes and has implemented
+ROUTER = "put a router in front that knows the ranks' load"
+OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
+
+
+def balance(case: Case) -> list[Value]:
+    """Balance by load where this release can; else leave it to a router."""
+    method = case.facts.args.get("load_balance_method")
+    router = person(ROUTER, "router")
+    if method not in ("round_robin", "auto"):
+        return [router]
+    first, *others = (Value(better, str(method)) for better in BY_LOAD)
+    return [Value(first.suggested, first.current, otherwise=(*others, router))]
+
+
+def one_gpu(case: Case) -> list[Value]:
+    """Run one server on each GPU; nothing where ranks or experts are spread over the same GPUs."""
+    facts, gpus = case.facts, case.facts.arg("tp_size")
+    others = (facts.arg("dp_size"), facts.arg("ep_size"), facts.arg("moe_dense_tp_size"), float(facts.attention_ranks))
+    if any((other or 1.0) > 1 for other in others) or facts.arg("enable_ep_moe"):
+        return []
+    each = f"each of the {gpus:g} GPUs" if gpus else "each GPU"
+    return people(f"run one server with --tp-size 1 on {each}, behind a router")
+
+
+def behind_a_router(case: Case) -> list[Value]:
+    """Run each replica as a server of its own."""
+    replicas = case.facts.arg("dp_size") or 1.0
+    return people(
+        f"start {replicas:g} servers without --dp-size, each on its own GPUs, and put SGLang's router (model gateway) in front"
+    )
+
+
+def experts(case: Case) -> list[Value]:
+    """Spread whole experts over the GPUs, by the switch of the releases that have one."""
+    shards, release = case.facts.arg("tp_size"), case.facts.release
+    own = person(OWN_EXPERTS)
+    if _has(release, "enable_ep_moe"):
+        return [Value(1.0, 0.0, arg="enable_ep_moe", words="add it", is_switch=True, otherwise=(own,))]
+    if "ep_size" in case.facts.args and shards and release is not None:
+        return [Value(shards, case.facts.arg("ep_size"), otherwise=(own,))]
+    return [own]
+
+
+def dp_attention(case: Case) -> list[Value]:
+    """Switch DP attention on with as many ranks as GPUs; nothing beside replicas, which it would replace."""
+    facts, gpus = case.facts, case.facts.arg("tp_size")
+    replicas = facts.arg("dp_size") or 1.0
+    if not gpus:
+        return [Value(None, words="add it, with --dp-size as many as --tp-size")]
+    if replicas > 1 or facts.attention_ranks > 1:
+        return []
+    if _has(facts.release, "attn_dp_size"):
+        return [Value(gpus, 1.0, arg="attn_dp_size")]
+    switch = Value(1.0, 0.0, words="add it", is_switch=True)
+    ranks = Value(gpus, replicas, arg="dp_size")
+    return [Value(1.0, 0.0, words="add it", is_switch=True, beside=(ranks,), otherwise=(switch,))]
+
+
+def _has(release: str | None, arg: str) -> bool:
+    return release is not None and flag_of(arg, release) is not None

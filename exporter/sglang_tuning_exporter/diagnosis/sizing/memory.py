@@ -1,0 +1,76 @@
+"""Sizes for `--mem-fraction-static`, and what is lowered after an out-of-memory failure. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import floor
+from typing import TYPE_CHECKING, Literal
+
+from sglang_tuning_exporter.diagnosis.sizing.case import Value
+from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb
+from sglang_tuning_exporter.diagnosis.sizing.limits import run_fewer
+from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
+from sglang_tuning_exporter.diagnosis.sizing.prefill import smaller_chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+
+LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
+FEWER_DECODING = 0.75  # of the batch that ran, after a failure in decode
+# The guide's Chinese edition calls 0.7 to 0.9 usual.
+USUAL_MOST = 0.9
+UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
+
+
+def reserve(side: Literal["above", "below"]) -> Callable[[Case], list[Value]]:
+    """Move the memory fraction until the middle of the good range is left; `side` is where the reserve lies now."""
+    return lambda case: _reserve(case, too_large=side == "above")
+
+
+def _reserve(case: Case, *, too_large: bool) -> list[Value]:
+    facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
+    current = facts.arg("mem_fraction_static")
+    if left is None or current is None:
+        return [Value(None, current)]
+    # Larger graphs that are advised beside it take their memory first.
+    growth = graph_growth_gb(case) if "cuda_graph_not_covering" in case.held else 0.0
+    if growth is None and too_large:
+        return []
+    # The user's own range may lie elsewhere than the guide's.
+    aim = max(min(profile.reserve_aim_gb, profile.reserve_upper_gb), profile.reserve_lower_gb)
+    capacity = facts.memory_before_weights_gb
+    spare = left - (growth or 0.0) - aim
+    step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
+    # Round away from OOM, in the guide's steps of 0.01; the small term undoes what binary fractions lose.
+    suggested = min(max(floor((current + step) * 100 + 1e-6) / 100, LEAST_FRACTION), LARGEST_FRACTION)
+    if (suggested <= current) if too_large else (suggested >= current):
+        return []
+    gained = tokens_gained(facts, (suggested - current) * capacity if capacity else None)
+    unusual = UNUSUAL if suggested > USUAL_MOST else ""
+    return [Value(suggested, current, "; ".join(filter(None, (gained, unusual))))]
+
+
+def oom_prefill(case: Case) -> list[Value]:
+    """Lower the chunk; where it is small already, the memory fraction."""
+    smaller = smaller_chunk(case)
+    return oom_any(case) if smaller is None else [replace(smaller, otherwise=tuple(oom_any(case)))]
+
+
+def oom_decode(case: Case) -> list[Value]:
+    """Run three quarters of the batch that ran; where one request ran, lower the memory fraction."""
+    fewer = run_fewer(case, 0.99, FEWER_DECODING)
+    return oom_any(case) if fewer is None else [replace(fewer, otherwise=tuple(oom_any(case)))]
+
+
+def oom_any(case: Case) -> list[Value]:
+    """Lower the memory fraction to 0.8, then 0.7, then in steps of 0.05."""
+    current = case.facts.arg("mem_fraction_static")
+    if current is None or current > 0.7:
+        suggested = 0.8 if current is None or current > 0.8 else 0.7
+    else:
+        suggested = round(current - 0.05, 2)
+    if suggested < LEAST_FRACTION:
+        return []
+    return [Value(suggested, current, arg="mem_fraction_static")]

@@ -1,0 +1,110 @@
+"""Sizes for `--chunked-prefill-size`, in the flag's own unit: under DP attention the server divides it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import floor, log2
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.demand import mean_prompt
+from sglang_tuning_exporter.diagnosis.interruption import prefill_pace, steps_between
+from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+
+# Of one rank: the guide's sizes to fall back to where memory is short, and its largest. Reasons: docs/decisions.md.
+LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
+SHORT_PROMPT = 0.125  # of a chunk: with this mean at most one prompt in eight fills it
+SURELY = 0.5  # of the pace by estimate, which takes all chunks for full ones
+SMALLEST_CHUNK = 512  # below, each chunk costs about as much as one of this size
+NO_SMALLER = "separate prefill and decode (disaggregation), or add a replica"
+ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
+NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
+
+
+def ranks_sharing(case: Case) -> int:
+    """Count the ranks that share the chunk."""
+    return max(round(1 / case.factor("chunked_prefill_size")), 1)
+
+
+def chunks(case: Case) -> list[Value]:
+    """Double the chunk, up to 16384 for each rank, where memory allows."""
+    current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
+    reserve = case.facts.reserve_gb
+    elsewhere = person(ELSEWHERE, "prefill_elsewhere")
+    if current is not None and (current <= 0 or current >= LARGEST_CHUNK * ranks):
+        return [elsewhere]
+    if reserve is not None and reserve < case.profile.reserve_lower_gb:
+        # A larger chunk takes memory that is not there.
+        return people(NO_MEMORY, "memory_first")
+    if current is None:
+        return [Value(None)]
+    wanted = max(min(2 * int(current), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
+    gain = f"{wanted // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
+    return [Value(_whole_pages(case, wanted, ranks), current, gain, otherwise=(elsewhere,))]
+
+
+def smaller_chunk(case: Case) -> Value | None:
+    """Lower the chunk to 4096, then 2048 for each rank, then to the guide's flag values; None where it is that small."""
+    current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
+    # -1 is no chunking at all.
+    if current is None or current <= 0:
+        return Value(float(SMALL_CHUNK * ranks), current)
+    steps = (
+        SMALL_CHUNK * ranks,
+        LEAST_CHUNK * ranks,
+        max(int(current) // 2, SMALL_CHUNK) if ranks > 1 else SMALL_CHUNK,
+    )
+    for step in steps:
+        if current > step:
+            gain = f"{step // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
+            return Value(float(step), current, gain)
+    return None
+
+
+def between(case: Case) -> list[Value]:
+    """Let decode steps come between the chunks of prompts.
+
+    So many after each chunk that gaps with a chunk in them are few enough, where the release has the flag; else one with each,
+    and chunks that take no longer than a gap may.
+    """
+    elsewhere = person(NO_SMALLER, "decode_elsewhere")
+    shorter = _chunk_within_objective(case)
+    if case.facts.arg("enable_mixed_chunk"):
+        return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
+    mixed = Value(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
+    together = replace(mixed, beside=() if shorter is None else (shorter,))
+    steps = steps_between(case.profile)
+    current = case.facts.arg("prefill_decode_interval") or 0.0
+    if current >= steps:
+        return [elsewhere]
+    return [Value(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
+
+
+def _chunk_within_objective(case: Case) -> Value | None:
+    """Give the largest power of two that is surely computed within a gap's objective; None where it is that small, or not known."""
+    current, ranks, pace = case.flag("chunked_prefill_size"), ranks_sharing(case), prefill_pace(case.past)
+    objective = case.profile.inter_token_seconds
+    if current is None or pace is None or objective is None:
+        return None
+    fits = max(2.0 ** floor(log2(max(SURELY * pace * objective, 1.0))), SMALLEST_CHUNK) * ranks
+    if 0 < current <= fits:
+        return None
+    return Value(_whole_pages(case, int(fits), ranks), current, arg="chunked_prefill_size")
+
+
+def long_prompts(case: Case) -> list[Value]:
+    """Double the chunk where prompts are long enough to fill it."""
+    chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
+    if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
+        return []  # hardly one is as long as a chunk: a larger one would change nothing
+    if case.facts.arg("enable_mixed_chunk") and "latency_prefill_between" in case.held:
+        return [person(NO_SMALLER, "decode_elsewhere")]  # of a larger chunk tokens would be later still
+    return chunks(case)
+
+
+def _whole_pages(case: Case, chunk: int, ranks: int) -> float:
+    """Round a chunk up so that each rank's share is whole pages: SGLang refuses others."""
+    page = max(int(case.facts.arg("page_size") or 1), 1)
+    return float(-(-chunk // (page * ranks)) * page * ranks)

@@ -1,0 +1,75 @@
+"""A higher `--max-running-requests`: as far as the KV cache has room, and the largest CUDA graph with it. Pure."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.sizing.case import Value
+from sglang_tuning_exporter.diagnosis.sizing.graphs import growth_to, largest_covered, usual_size
+from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, running_limit
+from sglang_tuning_exporter.sglang.args.flags import is_before
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+
+MOST_TIMES = 8.0  # at once: nobody has seen how so many more behave together
+WORTH_IT = 2.0  # times the present limit: so much is taken without larger graphs
+
+
+def at_limit(case: Case) -> list[Value]:
+    """Raise the limit as far as the pool has room, and the largest graph with it."""
+    limit = running_limit(case.facts)
+    current = limit.flag or limit.in_force
+    usage = case.recent.mean("usage")
+    if not current or usage is None:
+        return [Value(None, current)]
+    # Usage grows with the requests that run.
+    room = min(MOST_TIMES, case.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
+    share, size = case.facts.room_for_micro_batch, case.facts.arg(case.facts.micro_batch_arg)
+    if share and size:
+        suggested = min(float(_round_down(size * room)), share)
+        gain = _room(usage, suggested / size, " of each micro batch")
+        return [Value(suggested, size, gain, case.facts.micro_batch_arg)] if suggested > size else []
+    suggested = float(_round_down(current * room))
+    # A limit that was lowered because of retractions leaves this much room, and is not to be raised again for it.
+    if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
+        return []
+    suggested, graph, told = _covered(case, suggested, current, limit.shared_by)
+    gain = _room(usage, suggested / current, "") + told
+    return [Value(suggested, current, gain), *graph]
+
+
+def _room(usage: float, times: float, of: str) -> str:
+    return f"token usage is {usage:.2f} at this limit{of}, about {min(usage * times, 1.0):.2f} at the new one"
+
+
+def _covered(case: Case, suggested: float, current: float, shared_by: float) -> tuple[float, list[Value], str]:
+    """Keep the larger batch within the captured graphs, or raise those, too; say it where neither can be."""
+    facts, batch = case.facts, ceil(suggested / shared_by)
+    largest = largest_covered(case)
+    if largest is None or batch <= largest or facts.without_graph or _graphs_follow(case, current, shared_by):
+        return suggested, [], ""
+    if largest * shared_by >= WORTH_IT * current:
+        return largest * shared_by, [], f"; CUDA graphs cover batches up to {largest:g}"
+    size, left = usual_size(batch), facts.reserve_gb
+    growth = None if size is None else growth_to(case, size / largest)
+    pays = left is not None and growth is not None and left - growth >= case.profile.reserve_lower_gb
+    if size is None or not pays:
+        return suggested, [], f"; batches beyond {largest:g} will run without CUDA graphs"
+    gain = f"covers batches up to {size:g}, {batch} will run"
+    cost = f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
+    return suggested, [Value(size, largest, gain, facts.graph_flag_arg, cost=cost)], ""
+
+
+def _graphs_follow(case: Case, current: float, shared_by: float) -> bool:
+    """Say whether the largest graph was cut at the running limit, and so grows with it (0.5.14 on, where it is not typed)."""
+    release = case.facts.release
+    if release is None or is_before(release, (0, 5, 14)) or case.facts.arg(case.facts.graph_flag_arg):
+        return False
+    return case.facts.largest_captured in (int(current), int(current // shared_by))
+
+
+def _round_down(value: float) -> int:
+    step = 1 if value < 32 else 8 if value < 256 else 64
+    return max(int(value) // step * step, 1)

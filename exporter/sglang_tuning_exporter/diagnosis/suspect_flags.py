@@ -1,0 +1,411 @@
+"""The flags of SGLang 0.3.0 to 0.5.23 that can limit throughput or latency when they are set, most likely first.
+
+All arguments of 0.4.9.post6 and 0.5.23 were gone through (srt/server_args.py; srt/arg_groups/fields/ in 0.5.23); those that
+are not here are never named. `source` is the module that acts on the flag in 0.5.23, or in the last release that has it.
+"""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.diagnosis.suspect import Above, Among, Below, On, Other, Suspect
+from sglang_tuning_exporter.state.profiles import Trouble
+
+_DECODE: tuple[Trouble, ...] = ("tokens", "waiting")
+_PROMPTS: tuple[Trouble, ...] = ("first_tokens", "prefill", "waiting")
+_ADMISSION: tuple[Trouble, ...] = ("first_tokens", "held", "waiting")
+_POOL: tuple[Trouble, ...] = ("pool", "retracting")
+_ALL: tuple[Trouble, ...] = ("first_tokens", "tokens", "waiting")
+_NO_RADIX_CACHE = (
+    ("disaggregation_mode", ("decode",)),
+    ("is_embedding", ()),
+    ("enable_mis", ()),
+    ("enable_deterministic_inference", ()),
+    ("prefill_only_disable_kv_cache", ()),
+)
+_NO_OVERLAP = (
+    ("speculative_algorithm", ()),
+    ("pp_size", (2, 3, 4, 5, 6, 7, 8, 16)),
+    ("is_embedding", ()),
+    ("device", ("cpu", "mps")),
+)
+# Attention backends that need pages of a size of their own (srt/arg_groups/overrides.py).
+PAGED_BACKENDS = (
+    *("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "fa4", "ascend", "intel_amx", "dsa", "nsa", "aiter"),
+    *("dsv4", "tokenspeed_mla"),
+)
+_NEEDED = "it is needed for what this server does"
+_DEBUGGING = "It is meant for debugging and slows every step."
+
+SUSPECTS: tuple[Suspect, ...] = (
+    Suspect(
+        "disable_radix_cache", On(), ("pool", "prefill", "first_tokens", "retracting", "waiting"),
+        "Without the radix cache each request computes and holds its whole prompt. If prompts share prefixes, the cache computes and"
+        " holds each prefix once.",
+        "prompts share no prefixes, or the model cannot use the cache: then SGLang switches it off again",
+        "A little scheduling time; cached prefixes fill the KV cache and are evicted when room is needed.",
+        "srt/mem_cache/radix_cache.py", "radix_cache", forced_by=_NO_RADIX_CACHE,
+    ),
+    Suspect(
+        "page_size", Above(16), ("pool", "held", "retracting", "waiting", "limit"),
+        "The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in"
+        " whole pages only.",
+        "the attention backend needs this page size: then SGLang sets it again",
+        "Larger pages make transfers to host memory or to a decode server faster.",
+        "srt/mem_cache/allocator", "pages", only_proven=True,
+        forced_by=(("attention_backend", PAGED_BACKENDS), ("decode_attention_backend", PAGED_BACKENDS)),
+    ),
+    Suspect(
+        "max_prefill_tokens", Below(16384), _PROMPTS,
+        "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has"
+        " room for several.",
+        "prompts are computed one at a time anyway, because few requests come at once",
+        "Larger prefill batches take more GPU memory, and running requests pause longer.",
+        "srt/managers/schedule_policy.py, PrefillAdder", "prefill_limit",
+    ),
+    Suspect(
+        "chunked_prefill_size", Below(8192), ("prefill", "first_tokens"),
+        "Each chunk costs a whole pass through the model, so very small chunks repeat that cost for every prompt.",
+        "prompts are shorter than a chunk already",
+        "Running requests pause longer for each chunk, and a chunk needs more memory.",
+        "srt/managers/schedule_policy.py, add_chunked_req", "small_chunk", only_proven=True,
+    ),
+    Suspect(
+        "chunked_prefill_size", Below(1, -2), ("tokens", "prefill", "first_tokens"),
+        "Without chunks a long prompt is computed in one piece: running requests wait for all of it, and it needs the most memory.",
+        "the model cannot compute prompts in chunks: then SGLang switches chunks off again",
+        "A single long prompt takes a little longer.",
+        "srt/managers/scheduler.py, chunked_prefill_size", "no_chunks",
+        suggested=4096.0, forced_by=(("is_embedding", ()), ("enable_mis", ())),
+    ),
+    Suspect(
+        "max_loras_per_batch", Below(8), ("held", "waiting"),
+        "Requests run together only if their adapters fit these slots; the others wait, whatever room the KV cache has.",
+        "requests use no more adapters than there are slots",
+        "Each slot takes GPU memory for one adapter.",
+        "srt/managers/scheduler.py, get_new_batch_prefill", "adapters", only_proven=True,
+    ),
+    Suspect(
+        "prefill_max_requests", Below(64), _ADMISSION,
+        "No prefill batch starts more requests than this, so short prompts cannot share a batch.",
+        "prompts are long enough to fill a batch alone",
+        "Running requests pause longer for each prefill batch.",
+        "srt/managers/schedule_policy.py, PrefillAdder", "prefill_requests",
+    ),
+    Suspect(
+        "disable_cuda_graph_padding", On(), ("eager", "tokens"),
+        "Only batches of exactly a captured size use a CUDA graph; with padding every smaller batch does.",
+        "the batch has one of the captured sizes all the time",
+        "",
+        "srt/model_executor/runner/decode_cuda_graph_runner.py", "padding", gpu_only=True,
+    ),
+    Suspect(
+        "max_queued_requests", Below(1e9), ("rejected",),
+        "SGLang answers 503 to each request that finds the queue full. A longer queue takes bursts.",
+        "requests always come faster than they are served: then they wait instead, and more of them give up",
+        "Requests wait longer instead of being rejected.",
+        "srt/managers/scheduler.py, _abort_on_queued_limit", "queue_limit",
+    ),
+    Suspect(
+        "watchdog_timeout", Below(60), ("hang",),
+        "SGLang ends itself when a single step takes longer than this. A long prompt or a compilation can take that long.",
+        "the server hung for other reasons: its log shows where each process stood",
+        "A real hang is noticed later.",
+        "srt/utils/watchdog.py", "watchdog", only_proven=True,
+    ),
+    Suspect(
+        "cpu_offload_gb", Above(0), _ALL,
+        "Weights in host memory are copied to the GPU in every step.",
+        "the weights do not fit on the GPU otherwise",
+        "The weights take GPU memory, and the KV cache becomes smaller.",
+        "srt/utils/offloader.py", gpu_only=True,
+    ),
+    Suspect(
+        "offload_group_size", Above(0), _ALL,
+        "Weights in host memory are copied to the GPU in every step.",
+        "the weights do not fit on the GPU otherwise",
+        "The weights take GPU memory, and the KV cache becomes smaller.",
+        "srt/utils/offloader.py", gpu_only=True,
+    ),
+    Suspect(
+        "enable_paged_experts", On(), _ALL,
+        "Experts in host memory are copied to the GPU when a token needs them.",
+        "the experts do not fit on the GPU otherwise",
+        "The experts take GPU memory, and the KV cache becomes smaller.",
+        "srt/layers/moe", gpu_only=True,
+    ),
+    Suspect(
+        "attention_backend", Among(("torch_native", "flex_attention")), _ALL,
+        "This backend computes requests one by one and without CUDA graphs. SGLang chooses a faster one when the flag is not given: fa3 on"
+        " Hopper, trtllm_mha or trtllm_mla on Blackwell, flashinfer on Ampere and Ada.",
+        "the GPU or the model works with no other backend",
+        "",
+        "srt/layers/attention/torch_native_backend.py", gpu_only=True,
+    ),
+    Suspect(
+        "disable_flashinfer", On(), _ALL,
+        "Without FlashInfer the slower Triton kernels compute attention.",
+        "FlashInfer does not work with this GPU",
+        "",
+        "srt/server_args.py in 0.3.4", gpu_only=True,
+    ),
+    Suspect(
+        "disable_mla", On(), ("pool", "retracting", "tokens"),
+        "DeepSeek's compressed KV cache is many times smaller than the full one.",
+        "the model has no latent attention",
+        "",
+        "srt/server_args.py in 0.4.4", gpu_only=True,
+    ),
+    Suspect(
+        "disable_overlap_schedule", On(), _ALL,
+        "The GPU waits after each step until the CPU has scheduled the next one. With overlap both work at once.",
+        "another flag needs it off: then SGLang switches it off again",
+        "",
+        "srt/managers/scheduler.py, event_loop_overlap", forced_by=_NO_OVERLAP,
+    ),
+    Suspect(
+        "max_total_tokens", Above(0), _POOL,
+        "The KV cache holds no more than this, also where memory for more is free.",
+        "no more fits into the GPU's memory: then SGLang takes what fits",
+        "",
+        "srt/mem_cache/kv_cache_configurator.py", "pool_cap",
+    ),
+    Suspect(
+        "mem_fraction_static", Below(0.7), _POOL,
+        "The KV cache gets what this share of the GPU's memory leaves beside the weights. SGLang chooses 0.7 to 0.9 by itself.",
+        "other processes use the GPU's memory, or the server ran out of memory with more",
+        "Less memory is left for peaks: raise it in steps of 0.01, and watch for out-of-memory failures.",
+        "srt/arg_groups/memory_hook.py", gpu_only=True,
+    ),
+    Suspect(
+        "schedule_conservativeness", Above(1.3), ("held", "waiting", "first_tokens"),
+        "Above 1 SGLang keeps more of the KV cache free for running requests, and starts fewer.",
+        "requests were retracted often with 1",
+        "Requests may be retracted.",
+        "srt/managers/scheduler_components/new_token_ratio_tracker.py", "reserve", only_proven=True, suggested=1.0,
+    ),
+    Suspect(
+        "schedule_conservativeness", Below(1.0), ("retracting",),
+        "Below 1 SGLang starts requests for which the KV cache may have no room later.",
+        "requests ask for far more tokens than they use",
+        "Fewer requests run at once.",
+        "srt/managers/scheduler_components/new_token_ratio_tracker.py", suggested=1.0,
+    ),
+    Suspect(
+        "dtype", Among(("float32", "float")), (*_POOL, "tokens"),
+        "Weights and KV cache of 32 bits take twice the memory and time of 16 bits.",
+        "the answers need this precision",
+        "",
+        "srt/configs/model_config.py", suggested="auto",
+    ),
+    Suspect(
+        "disable_hybrid_swa_memory", On(), _POOL,
+        "Layers with a sliding window then keep every token instead of the window's.",
+        "the model has no sliding-window layers",
+        "",
+        "srt/configs/model_config.py, is_hybrid_swa", gpu_only=True,
+    ),
+    Suspect(
+        "prefill_decode_interval", Above(0), _ADMISSION,
+        "Requests that wait cannot start until this many decode steps have passed.",
+        "running requests would pause too often without it",
+        "Running requests pause more often.",
+        "srt/managers/scheduler.py, prefill_decode_interval", "decode_interval", suggested=0.0, only_proven=True,
+    ),
+    Suspect(
+        "min_free_slots_delay", Above(1), _ADMISSION,
+        "Requests that wait cannot start until this many running ones have ended.",
+        "each start is costly, as with a separate draft model",
+        "",
+        "srt/arg_groups/fields/schedule.py", suggested=1.0,
+    ),
+    Suspect(
+        "enable_prefill_delayer", On(), _ADMISSION,
+        "Prefill waits until several DP ranks have prompts.",
+        "most of the time all DP ranks have prompts",
+        "DP ranks without prompts idle while another one computes a prompt.",
+        "srt/managers/prefill_delayer.py",
+    ),
+    Suspect(
+        "num_continuous_decode_steps", Above(1), ("first_tokens", "held"),
+        "New requests can start only every few decode steps.",
+        "first tokens are late because requests wait for room",
+        "A little scheduling time for each step.",
+        "srt/arg_groups/fields/schedule.py",
+    ),
+    Suspect(
+        "scheduler_recv_interval", Above(1), ("first_tokens",),
+        "The scheduler looks for new requests only every few steps.",
+        "each step is short",
+        "A little scheduling time for each step.",
+        "srt/managers/scheduler_components/request_receiver.py",
+    ),
+    Suspect(
+        "disaggregation_decode_polling_interval", Above(1), ("first_tokens",),
+        "The decode server looks for requests that the prefill server has finished only every few steps.",
+        "each step is short",
+        "A little time for each step.",
+        "srt/disaggregation/decode.py",
+    ),
+    Suspect(
+        "hicache_storage_prefetch_policy", Among(("wait_complete",)), _ADMISSION,
+        "A request waits until its whole prefix has come from the storage.",
+        "computing the prefix again takes longer than fetching it",
+        "Part of a prefix may be computed again.",
+        "srt/mem_cache/unified_radix_cache.py", suggested="timeout",
+    ),
+    Suspect(
+        "schedule_policy", Among(("random", "lof", "dfs-weight", "routing-key")), ("first_tokens", "waiting"),
+        "Requests do not start in the order in which they came, so some wait far longer than others.",
+        "the clients need that order",
+        "",
+        "srt/managers/schedule_policy.py", suggested="fcfs",
+    ),
+    Suspect(
+        "max_micro_batch_size", Above(0), ("limit", "waiting"),
+        "Under pipeline parallelism no stage runs more requests at once than this.",
+        "the KV cache is full",
+        "Each request gets its tokens more slowly as more run together.",
+        "srt/managers/scheduler.py in 0.5.2", only_with=("pp_size",),
+    ),
+    Suspect(
+        "pp_max_micro_batch_size", Above(0), ("limit", "waiting"),
+        "Under pipeline parallelism no stage runs more requests at once than this.",
+        "the KV cache is full",
+        "Each request gets its tokens more slowly as more run together.",
+        "srt/managers/scheduler.py", only_with=("pp_size",),
+    ),
+    Suspect(
+        "disable_prefill_cuda_graph", On(), ("first_tokens", "prefill"),
+        "Short prompts are launched kernel by kernel, which takes longer than computing them.",
+        "the model or the attention backend cannot be captured",
+        "Graphs take GPU memory.",
+        "srt/arg_groups/cuda_graph_hook.py", gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
+    ),
+    Suspect(
+        "disable_piecewise_cuda_graph", On(), ("first_tokens", "prefill"),
+        "Short prompts are launched kernel by kernel, which takes longer than computing them.",
+        "the model or the attention backend cannot be captured",
+        "Graphs take GPU memory.",
+        "srt/server_args.py in 0.5.13", gpu_only=True, forced_by=(("disaggregation_mode", ("decode",)),),
+    ),
+    Suspect(
+        "disable_custom_all_reduce", On(), _DECODE,
+        "NCCL is slower than SGLang's own kernel for the small messages of a decode step.",
+        "the GPUs have no fast links, or are on several machines",
+        "",
+        "srt/distributed/device_communicators/custom_all_reduce.py", only_with=("tp_size",), gpu_only=True,
+        forced_by=(("enable_deterministic_inference", ()),),
+    ),
+    Suspect(
+        "enable_deterministic_inference", On(), _ALL,
+        "Equal answers for equal requests need slower kernels, and most backends then have no radix cache.",
+        "answers must be repeatable",
+        "The same request may get slightly different answers.",
+        "srt/arg_groups/attention_hook.py", gpu_only=True,
+    ),
+    Suspect(
+        "speculative_algorithm", Other(("none", "null", "")), _DECODE,
+        "Draft tokens that are not accepted are wasted work. In large batches that work delays everybody.",
+        "most draft tokens are accepted (accept length well above 1)",
+        "Single requests get their tokens more slowly.",
+        "srt/speculative", "speculation", only_proven=True, gpu_only=True,
+    ),
+    Suspect(
+        "tokenizer_mode", Among(("slow",)), ("first_tokens", "waiting"),
+        "The slow tokenizer runs in Python, in the one process that receives all requests.",
+        "the model has no fast tokenizer",
+        "",
+        "srt/utils/hf_transformers_utils.py", suggested="auto",
+    ),
+    Suspect(
+        "disable_tokenizer_batch_decode", On(), ("tokens",),
+        "The detokenizer handles the answers of a batch one by one.",
+        "few requests run at once",
+        "",
+        "srt/managers/detokenizer_manager.py",
+    ),
+    Suspect(
+        "disable_fast_image_processor", On(), ("first_tokens",),
+        "Images are prepared by the slower processor.",
+        "requests have no images",
+        "",
+        "srt/utils/hf_transformers_utils.py",
+    ),
+    Suspect(
+        "stream_interval", Above(8), ("tokens", "first_tokens"),
+        "Tokens reach the clients in blocks of this many.",
+        "the clients do not show tokens as they come",
+        "More messages between the processes: at large batches that costs throughput.",
+        "srt/managers/scheduler_components/output_streamer.py",
+    ),
+    Suspect(
+        "skip_server_warmup", On(), ("first_tokens",),
+        "The first requests after a start then wait for kernels to be compiled and loaded.",
+        "the server started long ago",
+        "The start takes a little longer.",
+        "srt/entrypoints/http_server.py", "warmup", only_proven=True,
+    ),
+    Suspect(
+        "log_level", Among(("debug", "trace")), _ALL,
+        "Every step writes lines that the step waits for.",
+        _NEEDED, "", "srt/managers/scheduler.py", suggested="info",
+    ),
+    Suspect(
+        "decode_log_interval", Below(10), _ALL,
+        "The scheduler writes a line and refreshes its metrics every few steps.",
+        "each step takes far longer than writing a line",
+        "Figures in log and metrics are refreshed less often.",
+        "srt/managers/scheduler_components/metrics_reporter.py",
+    ),
+    Suspect(
+        "log_requests", On(), _ALL,
+        "Each request and answer is written to the log by the process that receives all requests.",
+        "few requests come, or the level is 0",
+        "Requests are not in the log.",
+        "srt/managers/tokenizer_manager.py",
+    ),
+    Suspect(
+        "enable_nan_detection", On(), _DECODE,
+        "Each step is checked for NaN, and the GPU waits for the check.",
+        _NEEDED, "NaN in the logits is not found.", "srt/layers/sampler.py in 0.5.12", gpu_only=True,
+    ),
+    Suspect(
+        "debug_cuda_graph", On(), _ALL, _DEBUGGING, _NEEDED, "", "srt/arg_groups/fields/exec_.py", gpu_only=True,
+    ),
+    Suspect(
+        "enable_layerwise_nvtx_marker", On(), _ALL, _DEBUGGING, _NEEDED, "", "srt/arg_groups/fields/exec_.py",
+        gpu_only=True,
+    ),
+    Suspect(
+        "enable_torch_compile_debug_mode", On(), _ALL, _DEBUGGING, _NEEDED, "", "srt/arg_groups/fields/exec_.py",
+        gpu_only=True,
+    ),
+    Suspect(
+        "debug_tensor_dump_output_folder", Other(("",)), _ALL, _DEBUGGING, _NEEDED, "",
+        "srt/debug_utils/tensor_dump_forward_hook.py",
+    ),
+    Suspect(
+        "kv_canary", Other(("none",)), _ALL, _DEBUGGING, _NEEDED, "", "srt/kv_canary", suggested="none",
+    ),
+    Suspect(
+        "enable_fp32_lm_head", On(), ("tokens",),
+        "The last layer is computed with 32 bits in every step.",
+        "the answers need this precision",
+        "Slightly different answers.",
+        "srt/layers/logits_processor.py", gpu_only=True,
+    ),
+    Suspect(
+        "triton_attention_reduce_in_fp32", On(), ("tokens",),
+        "Triton's attention then adds up with 32 bits.",
+        "it crashes with 16 bits, or another attention backend is used",
+        "",
+        "srt/layers/attention/triton_backend.py", gpu_only=True,
+    ),
+    Suspect(
+        "attention_backend", Among(("triton",)), ("tokens", "first_tokens"),
+        "Other backends are faster on most NVIDIA GPUs: fa3 on Hopper, trtllm_mha or trtllm_mla on Blackwell, flashinfer on Ampere and"
+        " Ada.",
+        "SGLang chose it itself, as it does on AMD GPUs and where the model works with no other",
+        "",
+        "srt/arg_groups/attention_hook.py", gpu_only=True,
+    ),
+)  # fmt: skip

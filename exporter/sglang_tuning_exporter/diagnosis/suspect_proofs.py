@@ -1,0 +1,275 @@
+"""Whether figures of a server show that a flag, set away from its default, explains what is seen. Pure.
+
+Reasons for the thresholds: docs/decisions.md, "Suspects".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, mean_prompt
+from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, steps_between
+from sglang_tuning_exporter.diagnosis.suspect import Named, Suspect
+from sglang_tuning_exporter.sglang.args.flags import flag_of
+from sglang_tuning_exporter.state.profiles import Trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+
+PROMPTS_HELD = 0.25
+SHORT_PROMPT = 64.0
+SMALL_CHUNK = 1024.0
+USUAL_CHUNK = 4096.0
+LONG_PROMPT = 1024.0
+FEW_PROMPTS = 4.0  # that fit a prefill batch
+AIR = 0.25
+IN_FORCE = 0.95  # a pool is whole pages, so a little less than its cap
+CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
+PAGE_SIZES = (64, 32, 16, 1)
+AIR_ALLOWED = 0.1
+LARGE_BATCH = 32.0
+MOST_CONSERVATIVE = 1.3  # what the guide sets against retractions
+
+_WANT_ROOM: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
+_WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
+_POOL_ROWS = _WAITING_ROWS | {"running_far_below_limit", "conservativeness_ineffective"}
+_PREFILL_ROWS = _WAITING_ROWS | {"prefill_bound", "admission_too_conservative", "latency_long_prompts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a proof looks at: the past, the trouble in it, and what was typed."""
+
+    past: Past
+    seen: frozenset[Trouble]
+    typed: Mapping[str, object]
+
+
+def usual(suspect: Suspect, release: str) -> float | str | None:
+    """Give what the flag is without being set; None where that is no value to type."""
+    if suspect.is_switch:
+        return 0.0
+    if suspect.suggested is not None:
+        return suspect.suggested
+    flag = flag_of(suspect.arg, release)
+    default = flag.default if flag is not None else None
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        return float(default)
+    return default if isinstance(default, str) else None
+
+
+def admission_share(past: Past, *states: str) -> float:
+    """Give the share of the serving time in these states of admission."""
+    return past.recent.share_of("admission", states) or 0.0
+
+
+def _held_tokens(past: Past) -> float | None:
+    """Give the tokens of the pool that one running request takes; None where that is not known."""
+    running, usage = past.recent.mean("running"), past.recent.mean("usage")
+    pools = past.facts.kv_pool_tokens.values()
+    if not running or not usage or not pools:
+        return None
+    return usage * (sum(pools) / len(pools)) / running
+
+
+def _radix_cache(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """Without the radix cache each request holds and computes its whole prompt, also what others share."""
+    prompt, held, seen = mean_prompt(load.past), _held_tokens(load.past), load.seen
+    if prompt is not None and prompt < SHORT_PROMPT:
+        return None
+    rows: frozenset[str] = frozenset()
+    gain = ""
+    share = prompt / held if prompt is not None and held else None
+    if "pool" in seen and (share is None or share >= PROMPTS_HELD):
+        rows |= _POOL_ROWS
+        if share is not None and share < 1:  # shares above it are means of different moments
+            gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
+    if "prefill" in seen or ("first_tokens" in seen and (prompt or 0.0) >= LONG_PROMPT):
+        rows |= _PREFILL_ROWS - {"admission_too_conservative"}
+        gain = gain or (f"a mean prompt has {prompt:,.0f} tokens, all computed" if prompt is not None else "")
+    return Named(suspect, current, 0.0, gain, rows) if rows else None
+
+
+def _prefill_limit(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """A prefill batch ends at this many tokens, so beside a larger chunk it is the limit."""
+    chunk = load.typed.get("chunked_prefill_size")
+    default = usual(suspect, load.past.facts.release or "")
+    if not isinstance(current, float) or not isinstance(default, float):
+        return None
+    wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
+    prompt = mean_prompt(load.past)
+    # Where many prompts fit a batch, something else holds requests back or makes answers late.
+    fit = current / (SMALL_CHUNK if prompt is None else max(prompt, 1.0))
+    late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
+    if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
+        return None
+    gain = f"a prefill batch ends at {current:,.0f} tokens, a chunk has {wanted:,.0f}"
+    return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead")
+
+
+def _small_chunk(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    ranks = _ranks(load.typed)
+    prompt, reserve = mean_prompt(load.past), load.past.facts.reserve_gb
+    if not isinstance(current, float) or (reserve is not None and reserve < load.past.profile.reserve_lower_gb):
+        return None
+    chunk, seen = current / ranks, load.seen
+    if chunk >= SMALL_CHUNK or not ({"prefill", "first_tokens"} & seen):
+        return None
+    if prompt is not None and prompt <= chunk:
+        return None
+    gain = f"a mean prompt takes {ceil(prompt / chunk)} chunks" if prompt is not None else ""
+    # Running requests pause while a prompt goes through its chunks.
+    rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
+    return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
+
+
+def _no_chunks(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """Without chunks a long prompt is computed in one piece, and every running request waits for it."""
+    prompt, seen = mean_prompt(load.past), load.seen
+    if prompt is None or prompt < LONG_PROMPT or not ({"tokens", "prefill", "first_tokens"} & seen):
+        return None
+    gain = f"running requests pause for whole prompts, {prompt:,.0f} tokens on average"
+    rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
+    return Named(suspect, current, USUAL_CHUNK * _ranks(load.typed), gain, rows)
+
+
+def _ranks(typed: Mapping[str, object]) -> float:
+    """Give the ranks of attention data parallelism, over which SGLang divides the chunk."""
+    for arg in ("attn_dp_size", "dp_size" if typed.get("enable_dp_attention") else ""):
+        ranks = typed.get(arg)
+        if isinstance(ranks, int) and ranks > 1:
+            return float(ranks)
+    return 1.0
+
+
+def air(page: float, request: float) -> float:
+    """Give the share of its pages that a request of so many tokens leaves empty, 0-1."""
+    return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
+
+
+def _pages(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    request = _request_tokens(load.past)
+    wants_room = bool(_WANT_ROOM & load.seen)
+    # At the running limit a smaller page is what lets it be raised, once usage does not.
+    if not isinstance(current, float) or request is None or not (wants_room or "limit" in load.seen):
+        return None
+    # Requests differ in length: the last page of each is half empty on average, and never less than half of one page.
+    wasted = max(air(current, request), current / 2 / (request + current / 2))
+    if wasted < AIR:
+        return None
+    smaller = [size for size in PAGE_SIZES if size < current and size / 2 / (request + size / 2) <= AIR_ALLOWED]
+    gain = (
+        f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
+    )
+    rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"} if wants_room else frozenset()
+    return Named(suspect, current, float(smaller[0] if smaller else 1), gain, rows, "instead")
+
+
+def _request_tokens(past: Past) -> float | None:
+    """Give the tokens that a running request has on average: its prompt, and half of its answer where that is known."""
+    prompt, ended = mean_prompt(past), past.finished_requests
+    answers = past.recent.counts.get("finished_answer_tokens")
+    answer = answers / ended if answers and ended else 0.0
+    return prompt + answer / 2 if prompt is not None else None
+
+
+def _pool_cap(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """The pool is as large as the flag allows, and full: of tokens, or of what requests are going to use."""
+    pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
+    is_full = "pool" in load.seen or ("held" in load.seen and _is_promised(load.past))
+    if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
+        return None
+    return Named(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
+
+
+def _is_promised(past: Past) -> bool:
+    """Say whether what is kept free for those that run is what they will use, and no more than retractions call for."""
+    kept, asking = past.facts.conservativeness, demand(past)
+    return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
+
+
+def _adapters(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """Requests of an adapter that has no slot wait, whatever room there is."""
+    paths = load.typed.get("lora_paths")
+    adapters = len(paths) if isinstance(paths, (list, dict)) else 0
+    if not isinstance(current, float) or adapters + 1 <= current or not ({"held", "waiting"} & load.seen):
+        return None
+    rows = _WAITING_ROWS | {"admission_too_conservative"}
+    gain = f"{adapters} adapters share {current:g} slots"
+    return Named(suspect, current, float(adapters + 1), gain, rows, "instead")
+
+
+def _prefill_requests(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    if not isinstance(current, float) or "held" not in load.seen:
+        return None
+    gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
+    return Named(suspect, current, None, gain, _WAITING_ROWS, "instead")
+
+
+def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """Between long prompts as many steps as the objective for tokens needs protect it, and are not the first to give up."""
+    if not isinstance(current, float) or "held" not in load.seen:
+        return None
+    if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= steps_between(load.past.profile):
+        return None
+    gain = f"after each prefill batch no request starts for {current:g} decode steps"
+    return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
+
+
+def _reserve(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """Less is kept free only where nothing is retracted. Up to 1.3 it is what the guide sets against retractions."""
+    return None if load.past.retractions else Named(suspect, current, suspect.suggested)
+
+
+def _padding(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    if "eager" not in load.seen:
+        return None
+    return Named(suspect, current, 0.0, "", frozenset({"cuda_graph_off"}), "instead")
+
+
+def _queue_limit(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    # While the running limit holds requests back, raising that one is what lets more be answered.
+    if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
+        return None
+    # Nothing else keeps requests waiting, so only bursts are refused: nobody sends too much.
+    return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
+
+
+def _watchdog(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    if "hang" not in load.seen:
+        return None
+    return Named(suspect, current, usual(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"}))
+
+
+def _speculation(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """No row of its own: only a large batch makes it a suspect."""
+    running = load.past.recent.mean("running")
+    return Named(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
+
+
+def _warmup(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+    """No row of its own: only the first requests after a start are slow for want of it."""
+    return Named(suspect, current, 0.0) if load.past.starts else None
+
+
+PROOFS: dict[str, Callable[[Suspect, float | str, Load], Named | None]] = {
+    "radix_cache": _radix_cache,
+    "prefill_limit": _prefill_limit,
+    "small_chunk": _small_chunk,
+    "no_chunks": _no_chunks,
+    "pages": _pages,
+    "pool_cap": _pool_cap,
+    "adapters": _adapters,
+    "prefill_requests": _prefill_requests,
+    "decode_interval": _decode_interval,
+    "reserve": _reserve,
+    "padding": _padding,
+    "queue_limit": _queue_limit,
+    "watchdog": _watchdog,
+    "speculation": _speculation,
+    "warmup": _warmup,
+}

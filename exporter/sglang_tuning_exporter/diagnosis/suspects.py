@@ -1,0 +1,163 @@
+"""Flags that the operator set away from SGLang's defaults, and what they can explain. Pure.
+
+A flag is a suspect where its value lies away from the default on the side that `suspect_flags` names. Where figures of this
+server show that it explains a finding, it is that finding's first advice. Where nothing explains the trouble, the suspects
+are named as a chance.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.command import typed_args
+from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
+from sglang_tuning_exporter.diagnosis.suspect import Named
+from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
+from sglang_tuning_exporter.diagnosis.suspect_proofs import PROOFS, Load, admission_share, usual
+from sglang_tuning_exporter.state.profiles import Trouble
+from sglang_tuning_exporter.state.signals import AT_LIMIT_SHARE
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.suspect import Suspect
+    from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.latency import Latency
+    from sglang_tuning_exporter.state.profiles import Trouble
+
+MOST_NAMED = 3
+OFTEN = 0.25  # of the serving time: a suspect may be named before its trouble is a finding
+
+# A latency is bad where this many times the budget of its objective is missed.
+LATE_TIMES = 10.0
+
+
+def explaining(row: str, past: Past) -> list[Named]:
+    """Give the suspects that figures show to explain a row, most likely first."""
+    return _instead([named for named in suspects(past, troubles(past)) if row in named.rows])
+
+
+def unexplained(past: Past) -> list[Named]:
+    """Give the suspects that can cause the trouble there is, most likely first; empty without trouble."""
+    seen = troubles(past)
+    if _is_served(past, seen):
+        return []
+    named = [each for each in suspects(past, seen) if each.rows or not seen.isdisjoint(each.suspect.troubles)]
+    return _instead(sorted(named, key=lambda each: not each.rows))[:MOST_NAMED]
+
+
+def _instead(named: list[Named]) -> list[Named]:
+    """Leave out what cannot work while another suspect is as it is."""
+    first = [each for each in named if each.rows and each.place == "instead"]
+    return first or named
+
+
+@lru_cache(maxsize=2)  # asked for by every row of one judgement
+def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
+    """Give every flag that was typed and lies away from its default on the suspicious side; `seen` is the trouble there is."""
+    facts = past.facts
+    typed = typed_args(facts)
+    if typed is None or facts.release is None:
+        return ()
+    found = []
+    for suspect in SUSPECTS:
+        value = typed.get(suspect.arg)
+        if not isinstance(value, (int, float, str)) or not suspect.suits(value):
+            continue
+        if _is_forced(suspect, facts) or facts.flag(suspect.arg) is None:
+            continue
+        current = value if isinstance(value, str) else float(value)
+        if suspect.proof in PROOFS:
+            proven = PROOFS[suspect.proof](suspect, current, Load(past, seen, typed))
+            if proven is not None:
+                found.append(proven)
+                continue
+        if not suspect.only_proven:
+            found.append(Named(suspect, current, usual(suspect, facts.release)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=2)  # likewise
+def troubles(past: Past) -> frozenset[Trouble]:
+    """Name what can be seen of a load that is not served well."""
+    seen: set[Trouble] = {"hang"} if past.marks.get(WATCHDOG) else set()
+    if not past.enough:
+        return frozenset(seen)
+    late: tuple[tuple[Trouble, Latency], ...] = (("first_tokens", "time_to_first_token"), ("tokens", "inter_token"))
+    for trouble, latency in late:
+        evidence = late_share(latency, past, 1.0)
+        if evidence is not None and evidence.holds:
+            seen.add(trouble)
+    profile, bound = past.profile, min(OFTEN, past.profile.frequent_share)
+    admission: tuple[tuple[Trouble, float], ...] = (
+        ("pool", admission_share(past, "pool_full")),
+        ("prefill", admission_share(past, "prefill_bound")),
+        ("held", admission_share(past, "held_back", "recovering")),
+        ("limit", admission_share(past, "running_limit")),
+    )
+    because = {trouble for trouble, share in admission if share > bound}
+    seen |= because
+    if waits_beside_room(past):
+        seen.add("held")
+    elif not because and _unhealthy_queue(past) > bound:
+        seen.add("waiting")
+    if (past.recent.share("cuda_graph", "eager") or 0.0) > bound:
+        seen.add("eager")
+    if past.retractions_per_minute > profile.retractions_tolerated:
+        seen.add("retracting")
+    if past.per_minute(past.recent.counts["rejected_requests"]) > profile.rejections_per_minute:
+        seen.add("rejected")
+    return frozenset(seen)
+
+
+def waits_beside_room(past: Past) -> bool:
+    """Say whether requests wait although more could run, where a flag limits how fast they start.
+
+    What they wait for at a moment is not known there (`ServerFacts.waits_by`), so means of the window decide.
+    """
+    running, usage = past.recent.mean("running"), past.recent.mean("usage")
+    if not past.facts.starts_slowly or running is None or usage is None or usage >= past.profile.token_usage_target:
+        return False
+    limits = [limit for dp in past.by_rank or (None,) if (limit := past.facts.running_limit(dp)) is not None]
+    waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
+    is_known = past.recent.serving_seconds("queue") > 0
+    return is_known and waited > past.profile.frequent_share and running < AT_LIMIT_SHARE * min(limits, default=inf)
+
+
+def _is_served(past: Past, seen: frozenset[Trouble]) -> bool:
+    """Say whether nothing is wrong: a full KV cache with a healthy queue is what a well-loaded server looks like."""
+    return not seen or (seen == {"pool"} and _unhealthy_queue(past) <= past.profile.frequent_share)
+
+
+def _unhealthy_queue(past: Past) -> float:
+    """Give the share of the time with a queue that the verdict does not call healthy."""
+    if not past.recent.serving_seconds("queue"):
+        return 0.0
+    return 1.0 - (past.recent.share_of("queue", past.good_queues) or 0.0)
+
+
+def how_many(past: Past) -> Evidence | None:
+    """Count the suspects for the trouble there is; None without trouble."""
+    if _is_served(past, troubles(past)):
+        return None
+    return Evidence("flags away from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
+
+
+def late_share(latency: Latency, past: Past, budgets: float = LATE_TIMES) -> Evidence | None:
+    """Give the share of a latency's observations beyond the objective against so many error budgets; None where it is not known."""
+    recent, profile = past.latency.get(latency), past.profile
+    if recent is None or recent.breach_share is None or recent.observations < profile.enough_observations:
+        return None
+    name = f"share of {latency.replace('_', ' ')} observations above the objective"
+    return Evidence(name, recent.breach_share, profile.late_bound(budgets), "share")
+
+
+def _is_forced(suspect: Suspect, facts: ServerFacts) -> bool:
+    """Say whether the server sets this by itself, so that dropping the flag changes nothing."""
+    if suspect.gpu_only and facts.is_cpu:
+        return True
+    for arg, values in suspect.forced_by:
+        value = facts.args.get(arg)
+        if (value in values) if values else bool(value):
+            return True
+    return any((facts.arg(arg) or 1.0) <= 1 for arg in suspect.only_with)

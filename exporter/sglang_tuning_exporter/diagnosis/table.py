@@ -1,0 +1,57 @@
+"""The one table of diagnoses: what is seen, how often it must be seen, what to turn, what that costs, and when it will not help.
+
+Alerts, recording rules, live findings, reports, notifications, runbooks and the README's table come from it, most urgent row
+first. `guide` names the sentence in SGLang's hyperparameter tuning guide (editions E1 oldest to E5 newest; C the Chinese one) in our
+own words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.rows.candidates import CANDIDATE_DIAGNOSES, LATENCY_DIAGNOSES
+from sglang_tuning_exporter.diagnosis.rows.data_sources import SOURCE_DIAGNOSES
+from sglang_tuning_exporter.diagnosis.rows.liveness import LIVENESS_DIAGNOSES
+from sglang_tuning_exporter.diagnosis.rows.memory import FAILURE_DIAGNOSES, GRAPH_DIAGNOSES, RESERVE_DIAGNOSES
+from sglang_tuning_exporter.diagnosis.rows.objectives import OBJECTIVE_DIAGNOSES
+from sglang_tuning_exporter.diagnosis.rows.scheduling import CLIENT_DIAGNOSES, SCHEDULING_DIAGNOSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+DIAGNOSES: tuple[Diagnosis, ...] = (
+    *LIVENESS_DIAGNOSES,
+    *FAILURE_DIAGNOSES,
+    *SCHEDULING_DIAGNOSES,
+    *GRAPH_DIAGNOSES,
+    *RESERVE_DIAGNOSES,
+    *LATENCY_DIAGNOSES,
+    *CLIENT_DIAGNOSES,
+    *CANDIDATE_DIAGNOSES,
+    *SOURCE_DIAGNOSES,
+    *OBJECTIVE_DIAGNOSES,
+)
+BY_ID: dict[str, Diagnosis] = {row.id: row for row in DIAGNOSES}
+
+
+def causes_first(rows: Iterable[str], causes_of: Callable[[str], Iterable[str]]) -> list[str]:
+    """Order rows as they come, but each after its causes."""
+    order: dict[str, None] = {}
+    begun: set[str] = set()
+
+    def add(row: str) -> None:
+        if row not in begun:
+            begun.add(row)
+            for cause in causes_of(row):
+                add(cause)
+            order[row] = None
+
+    for row in rows:
+        add(row)
+    return list(order)
+
+
+ALERTS: tuple[Diagnosis, ...] = tuple(
+    BY_ID[row] for row in causes_first(BY_ID, lambda row: BY_ID[row].causes) if BY_ID[row].alert
+)

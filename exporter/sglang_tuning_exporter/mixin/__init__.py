@@ -1,0 +1,61 @@
+"""From the one table to files: alert rules, configuration and templates, runbooks, dashboards. Everything generated is committed and checked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.mixin import alerts, boards, diagnoses, tables
+from sglang_tuning_exporter.mixin import static as carried
+from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
+
+LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, a duration would be none, or longer than Prometheus can say
+
+
+def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
+    """Every generated file: path under the output directory → text."""
+    return {
+        **alerts.files(time_scale, links),
+        **runbooks.files(),
+        **boards.files(),
+        **carried.files(),
+        "docs/sources.md": tables.sources_page(),
+        "docs/diagnoses.md": diagnoses.page(),
+    }
+
+
+def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, str]:
+    """The generated files, and those written by people that hold a generated part, where they exist."""
+    found = dict(files(time_scale, links))
+    for name, places in tables.inserts().items():
+        path = output / name
+        if path.is_file():
+            found[name] = tables.inserted(path.read_text(encoding="utf-8"), places)
+    return found
+
+
+def run(output: Path, *, check: bool, time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> int:
+    """`generate`: write the files, or with `check` compare them. 0: all is as it should be; 1: `check` found a stale file."""
+    if not LEAST_SCALE <= time_scale <= MOST_SCALE:
+        raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
+    stale = []
+    for name, text in _with_inserts(output, time_scale, links).items():
+        path = output / name
+        try:
+            if path.is_file() and path.read_text(encoding="utf-8") == text:
+                continue
+            stale.append(name)
+            if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written"
+            ) from None
+    for name in stale:
+        print(f"{'stale' if check else 'written'}: {name}", file=sys.stderr if check else sys.stdout)
+    if check and stale:
+        print("run: sglang-tuning-exporter generate", file=sys.stderr)
+    return 1 if check and stale else 0

@@ -1,0 +1,100 @@
+"""The table as Prometheus rules and as Alertmanager's configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sglang_tuning_exporter.diagnosis.alerting import query
+from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
+from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Advice, Links, description, in_force
+from sglang_tuning_exporter.mixin.inhibition import inhibitions
+from sglang_tuning_exporter.mixin.records import records
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
+
+# Go templates own the curly braces, so ours are square.
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("sglang_tuning_exporter.mixin"),
+    autoescape=False,  # noqa: S701 # nosec B701 # YAML, made from the table alone
+    undefined=StrictUndefined,
+    variable_start_string="[[",
+    variable_end_string="]]",
+    block_start_string="[%",
+    block_end_string="%]",
+    comment_start_string="[#",
+    comment_end_string="#]",
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One alert rule as the template needs it. Durations are divided by `time_scale`."""
+
+    row: Diagnosis
+    time_scale: float = 1.0
+    links: Links = DEFAULT_LINKS
+
+    @property
+    def expression(self) -> str:
+        """The PromQL, lines joined by newlines."""
+        return scaled(query(self.row, SERVING_SECONDS / self.time_scale), self.time_scale)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What it tells people, by the annotation's name; those without words are left out."""
+        turn, advice = self.row.turn.told(in_force()), Advice(self.row)
+        told = {
+            "summary": self.row.summary,
+            "description": description(self.row),
+            "flag": advice.flag,
+            "current": advice.current,
+            "suggested": advice.suggested,
+            "direction": advice.direction,
+            "why": turn.why,
+            "cost": turn.cost,
+            "will_not_help_if": turn.will_not_help_if,
+            "guide": self.row.guide,
+            "runbook_url": self.links.runbook(self.row),
+            "dashboard_url": self.links.dashboard(self.row),
+        }
+        return {name: text for name, text in told.items() if text}
+
+
+def scaled(text: str, time_scale: float) -> str:
+    """`text` with every duration in it divided by `time_scale`, in whole milliseconds where seconds do not divide."""
+    if time_scale == 1:
+        return text
+
+    def shorter(match: re.Match[str]) -> str:
+        milliseconds = round(1000 * int(match[1]) * SECONDS_IN[match[2]] / time_scale)
+        return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
+
+    return _DURATION.sub(shorter, text)
+
+
+def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
+    """Rules, Alertmanager's configuration and notification templates: repository path → text."""
+    values = {
+        "records": tuple(records()),
+        "rules": [Rule(row, time_scale, links) for row in ALERTS],
+        "rows": ALERTS,
+        "inhibitions": tuple(inhibitions()),
+        "scaled": lambda text: scaled(text, time_scale),
+    }
+    targets = {
+        "alerts/rules/sglang-tuning.rules.yml": "rules.yml.j2",
+        "alerts/alertmanager.yml": "alertmanager.yml.j2",
+        "alerts/templates/sglang-tuning.tmpl": "notification.tmpl.j2",
+    }
+    return {path: _ENVIRONMENT.get_template(template).render(values) for path, template in targets.items()}

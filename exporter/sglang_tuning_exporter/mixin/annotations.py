@@ -1,0 +1,172 @@
+"""What an alert tells people: what is seen, which flag to turn, from what, to what, and where to look."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
+from sglang_tuning_exporter.mixin.boards.common import FLEET, SERVER
+from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
+
+# The exporter that saw it serves its runbooks, so a notification's link needs no internet.
+RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
+GRAFANA_URL = "http://localhost:3000"
+_MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
+_SWITCHED = frozenset({"add", "drop"})  # a switch has no value
+_OWN = "{{ $labels.instance }}"
+# What is in force where an argument was left to its default.
+_IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
+
+
+# Of Prometheus's templates those that fail for no alert: a slip in one has Prometheus refuse all rules, or tell an error as an address.
+_TEMPLATE = re.compile(
+    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
+)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and (parts.port or 1) > 0
+            and text.isprintable()
+            and " " not in text
+        )
+    except ValueError:  # an IPv6 address or a port that is none
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where notifications send people. `runbooks` holds the pages (`{alert}` in it is the alert's name, else that is added), `grafana` the boards.
+
+    Both may hold Prometheus templates over the alert's labels.
+    """
+
+    runbooks: str = RUNBOOK_URL
+    grafana: str = GRAFANA_URL
+
+    def __post_init__(self) -> None:
+        for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
+            plain = _TEMPLATE.sub("x", url)
+            if "{{" in plain or "}}" in plain:
+                raise UsageError(
+                    f"{key}={url}: give templates over the alert's labels alone, such as {{{{ $labels.instance }}}}"
+                )
+            if not _is_address(plain.replace("{alert}", "x")):
+                raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
+
+    def runbook(self, row: Diagnosis) -> str:
+        """Give the address of an alert's page."""
+        has_place = "{alert}" in self.runbooks
+        url = self.runbooks.replace("{alert}", row.alert) if has_place else f"{self.runbooks.rstrip('/')}/{row.alert}"
+        # An exporter that is away serves nothing: any other one has the same pages.
+        if row.about == "exporter":
+            living = 'printf "sglang_tuning_build_info{job=%q}" $labels.job | query'
+        elif row.about == "job":
+            living = 'query "sglang_tuning_build_info"'
+        else:
+            return url
+        return url.replace(_OWN, otherwise(living, '{{ . | first | label "instance" }}', _OWN))
+
+    def dashboard(self, row: Diagnosis) -> str:
+        """Give the address of the board of the server that an alert is about, or of its job's servers."""
+        boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
+        if row.about == "job":
+            return f"{boards}/{FLEET}?{job}"
+        return f"{boards}/{SERVER}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}"
+
+
+DEFAULT_LINKS = Links()
+
+
+@cache
+def in_force() -> dict[str, str]:
+    """Give each threshold as a template: the one that the exporter shows, else the default profile's."""
+    shown = {
+        "token_usage_target": ("", "token_usage", "target"),
+        "reserve_least_gb": (_IN_GB, _MEMORY, "least"),
+        "reserve_lower_gb": (_IN_GB, _MEMORY, "lower"),
+    }
+    figures = DEFAULT.figures
+    return figures | {
+        name: otherwise(
+            asked("sglang_tuning_threshold", scale, signal=signal, bound=bound),
+            "{{ . | first | value }}",
+            figures[name],
+        )
+        for name, (scale, signal, bound) in shown.items()
+    }
+
+
+def description(row: Diagnosis) -> str:
+    """Write what is seen, with the figure of the moment."""
+    seen = row.sentence(row.condition.seen_as, in_force())
+    return f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}."
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do, as annotations: the exporter's advice while it sees the same, else the guide's words.
+
+    All of it comes from one series, so that the flag, its present value and the value to try belong together.
+    """
+
+    row: Diagnosis
+
+    @property
+    def flag(self) -> str:
+        """The flag to turn, spelled as the running version wants it; empty when the advice is to people."""
+        arg = self.row.turn.arg
+        if not arg and not self.row.borrows:
+            return ""
+        return self._told("flag", "--" + arg.replace("_", "-") if arg else "")
+
+    @property
+    def current(self) -> str:
+        """The flag's present value."""
+        arg = self.row.turn.arg
+        if not self.flag or not self._computed:
+            return ""
+        return self._told("current", self._set if arg and self.row.turn.direction not in _SWITCHED else "")
+
+    @property
+    def _set(self) -> str:
+        """What the row's own argument is set to, or what is in force without it."""
+        arg, value = self.row.turn.arg, "{{ . | first | value }}"
+        default = "not set"
+        if arg in _IN_FORCE:
+            default = otherwise(asked(_IN_FORCE[arg]), value + " (default)", default)
+        return otherwise(asked("sglang_tuning_server_arg", arg=arg), value, default)
+
+    @property
+    def suggested(self) -> str:
+        """The value to try, or what people should do."""
+        return self._told("suggested", self.row.turn.told(in_force()).fallback)
+
+    @property
+    def direction(self) -> str:
+        """Which way to turn it."""
+        return self._told("direction", self.row.turn.direction)
+
+    @property
+    def _computed(self) -> bool:
+        """Whether the exporter can have advice of its own for the row."""
+        return not self.row.condition.is_advice_fixed
+
+    def _told(self, label: str, words: str) -> str:
+        if not self._computed:
+            return words
+        # The newest, where the advice changed within the minutes for which a series is known.
+        series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
+        return otherwise(series, f'{{{{ . | first | label "{label}" }}}}', words)

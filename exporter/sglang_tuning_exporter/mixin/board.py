@@ -1,0 +1,245 @@
+"""Builders of whole Grafana boards: rows and shelves of panels, what people choose, marks in time, ways to other boards. Pure.
+
+No board's content is known here. The JSON is that of schema 39, which Grafana 10.4 and newer read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang_tuning_exporter.mixin.panels import DATASOURCE, Json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA_VERSION = 39  # Grafana 10.4
+COLUMNS = 24  # width of Grafana's grid
+TAG = "sglang-tuning"  # what the boards of this project can be searched by
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Panels side by side, `height` grid units tall. Without `widths` (of 24 columns) they are equally wide."""
+
+    height: int
+    panels: tuple[Json, ...]
+    widths: tuple[int, ...] = ()
+
+    def places(self) -> list[tuple[int, int]]:
+        """Return column and width of each panel. ValueError when they do not fill the 24 columns exactly."""
+        widths = self.widths or (COLUMNS // len(self.panels),) * len(self.panels)
+        if len(widths) != len(self.panels) or sum(widths) != COLUMNS:
+            raise ValueError(f"widths={widths}: give {len(self.panels)} widths that add up to {COLUMNS}")
+        return [(sum(widths[:index]), width) for index, width in enumerate(widths)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A titled row of the board and the shelves under it; `closed` until somebody opens it."""
+
+    title: str
+    shelves: tuple[Shelf, ...]
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to another board of ours that takes the chosen time and these variables along."""
+
+    title: str
+    uid: str
+    variables: tuple[str, ...]
+
+
+def choice(
+    name: str,
+    label: str,
+    query: str,
+    description: str,
+    *,
+    all_value: str | None = None,
+    multi: bool = False,
+    numeric: bool = False,
+    first: str = "",
+) -> Json:
+    """Build a variable filled from Prometheus; with `all_value` (a regular expression) it starts at All, else at `first`."""
+    everything = (
+        {"selected": True, "text": "All", "value": "$__all"}
+        if not multi
+        else {"selected": True, "text": ["All"], "value": ["$__all"]}
+    )
+    chosen = {"selected": True, "text": first, "value": first} if first else {}
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "description": description,
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": f"variable-{name}"},
+        "refresh": 2,
+        "sort": 3 if numeric else 1,
+        "regex": "",
+        "multi": multi,
+        "includeAll": all_value is not None,
+        "options": [],
+        "hide": 0,
+        "skipUrlSync": False,
+        "current": everything if all_value is not None else chosen,
+    } | ({"allValue": all_value} if all_value is not None else {})
+
+
+def picker(name: str, label: str, values: Sequence[str], chosen: str, description: str) -> Json:
+    """Build a variable of fixed values."""
+    options = [{"selected": value == chosen, "text": value, "value": value} for value in values]
+    return {
+        "type": "custom",
+        "name": name,
+        "label": label,
+        "description": description,
+        "query": ",".join(values),
+        "multi": False,
+        "includeAll": False,
+        "options": options,
+        "hide": 0,
+        "skipUrlSync": False,
+        "current": {"selected": True, "text": chosen, "value": chosen},
+    }
+
+
+def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "") -> Json:
+    """Mark the times at which `expr` has a sample, with a title made of its labels (`{{label}}`)."""
+    return {
+        "name": name,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": colour,
+        "target": {"refId": "Anno", "expr": expr},
+        "titleFormat": title,
+        "tagKeys": tags,
+    }
+
+
+def _way(way: Way) -> Json:
+    kept = "&".join(f"${{{name}:queryparam}}" for name in way.variables)
+    return {
+        "type": "link",
+        "title": way.title,
+        "url": f"/d/{way.uid}?{kept}",
+        "icon": "dashboard",
+        "keepTime": True,
+        "includeVars": False,  # the variables are in the address: a fleet's "All" servers make no sense on one server's board
+        "targetBlank": False,
+        "tooltip": "",
+        "tags": [],
+        "asDropdown": False,
+    }
+
+
+def _document(title: str, url: str) -> Json:
+    return {
+        "type": "link",
+        "title": title,
+        "url": url,
+        "icon": "doc",
+        "keepTime": False,
+        "includeVars": False,
+        "targetBlank": True,
+        "tooltip": "",
+        "tags": [],
+        "asDropdown": False,
+    }
+
+
+def _source() -> Json:
+    return {
+        "type": "datasource",
+        "name": "datasource",
+        "label": "Data source",
+        "query": "prometheus",
+        "regex": "",
+        "refresh": 1,
+        "multi": False,
+        "includeAll": False,
+        "options": [],
+        "hide": 0,
+        "skipUrlSync": False,
+        "current": {},
+    }
+
+
+def _laid_out(chapters: Sequence[Chapter]) -> list[Json]:
+    """Give ids in reading order and places; the panels of a closed row lie inside it, as Grafana keeps them."""
+    panels: list[Json] = []
+    number, top = 0, 0
+    for chapter in chapters:
+        number += 1
+        row: Json = {
+            "id": number,
+            "type": "row",
+            "title": chapter.title,
+            "collapsed": chapter.closed,
+            "gridPos": {"x": 0, "y": top, "w": COLUMNS, "h": 1},
+            "panels": [],
+        }
+        panels.append(row)
+        inside = row["panels"] if chapter.closed else panels
+        top += 1
+        below = top
+        for shelf in chapter.shelves:
+            for panel, (left, width) in zip(shelf.panels, shelf.places(), strict=True):
+                number += 1
+                place = {"x": left, "y": below, "w": width, "h": shelf.height}
+                inside.append({"id": number, "gridPos": place, **panel})
+            below += shelf.height
+        top = top if chapter.closed else below
+    return panels
+
+
+def _exactly(node: Any, names: Sequence[str]) -> Any:
+    """Match variables of one value with `=`: Grafana escapes no such value, and `[2001:db8::1]:9741` is another pattern."""
+    if isinstance(node, dict):
+        return {key: _exactly(value, names) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_exactly(value, names) for value in node]
+    if isinstance(node, str):
+        for name in names:
+            node = node.replace(f'{name}=~"${name}"', f'{name}="${name}"')
+    return node
+
+
+def board(
+    uid: str,
+    title: str,
+    *,
+    description: str,
+    chapters: Sequence[Chapter],
+    variables: Sequence[Json],
+    annotations: Sequence[Json] = (),
+    ways: Sequence[Way] = (),
+    documents: Sequence[tuple[str, str]] = (),
+) -> Json:
+    """Build a whole board: ids count from 1 in reading order, positions follow from chapters and shelves."""
+    single = [choice["name"] for choice in variables if not (choice["multi"] or choice["includeAll"])]
+    made: Json = {
+        "uid": uid,
+        "title": title,
+        "description": description,
+        "tags": [TAG, "sglang"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "timepicker": {},
+        "fiscalYearStartMonth": 0,
+        "liveNow": False,
+        "links": [*(_way(way) for way in ways), *(_document(*document) for document in documents)],
+        "annotations": {"list": list(annotations)},
+        "templating": {"list": [_source(), *variables]},
+        "panels": _laid_out(chapters),
+    }
+    exact: Json = _exactly(made, single)
+    return exact

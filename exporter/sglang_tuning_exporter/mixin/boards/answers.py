@@ -1,0 +1,259 @@
+"""The top of a server's board: what limits it in words, what to change, and the guide's figures as tiles."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin.board import Shelf
+from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
+from sglang_tuning_exporter.mixin.boards.words import LEVELS, STATE_WORDS, changes, verdict_looks, verdicts
+from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NOT_TOLD, WATCH, Json, Query, painted, stat, table, texts
+from sglang_tuning_exporter.mixin.queries import (
+    ON,
+    every_advice,
+    known,
+    own,
+    ranked,
+    retractions,
+    threshold,
+    verdict,
+    words,
+)
+from sglang_tuning_exporter.state.profiles import ONE_MORE
+from sglang_tuning_exporter.state.signals import Signal
+
+
+def answer() -> Shelf:
+    """Give the verdict, the changes it asks for, and what is running."""
+    tile = stat(
+        "What limits it now",
+        Query(verdict(), "{{verdict}}"),
+        text="name",
+        fill=True,
+        unit="none",
+        no_value=NO_EXPORTER,
+        names=verdict_looks(),
+        mappings=texts(LEVELS),
+        sizes={"titleSize": 22, "valueSize": 22},
+        metric="sglang_tuning_verdict",
+        description="The most urgent diagnosis of the tuning guide that holds now. The guide acts on what happens"
+        " frequently; here that is more than half of the last ten minutes of serving time. Green: nothing to change."
+        " Grey: the server is idle, or too little was seen of it.",
+    )
+    return Shelf(6, (tile, _advice(), _server()), (5, 12, 7))
+
+
+def _advice() -> Json:
+    # what limits the server comes before what could be better besides
+    limits = f'label_replace({verdict()} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
+    holds = f"{known(own('sglang_tuning_diagnosis_active'))} == 1"
+    found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) {holds})"
+    # What turns no figure stands in `advice` by its name; the column's mapping makes words of it.
+    in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
+    because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
+    turned = f"{every_advice()} * on ({ON}, diagnosis) group_left () {found}"
+    return table(
+        "What to change",
+        Query(f"{turned} or on ({ON}, diagnosis) {in_words}"),
+        worst_first="Value",
+        no_value=NO_EXPORTER,
+        metric="sglang_tuning_recommendation_timestamp_seconds",
+        description="Each diagnosis that holds now and the server argument it turns: its value now and the value to"
+        " try next. The guide moves one flag at a time, in small steps; where no figure follows from what is"
+        " known, it says in words what to do.",
+        columns={
+            "diagnosis": {"displayName": "Because", "mappings": texts(because), "custom.width": 215},
+            "advice": {
+                "displayName": "Change",
+                "mappings": texts(changes()),
+                "custom.cellOptions": {"type": "auto", "wrapText": True},
+            },
+        },
+    )
+
+
+def _server() -> Json:
+    info = f"group by (version, model_name, profile) ({known(own('sglang_tuning_server_info'))})"
+    sources = f"group by (metrics, log) ({known(own('sglang_tuning_sources_info'))})"
+    labels: dict[str, tuple[str, str | None]] = {
+        "version": ("SGLang", None),
+        "model_name": ("Model", None),
+        "profile": ("Profile", None),
+        "metrics": ("Metrics", None),
+        "log": ("Log", None),
+    }
+    return table(
+        "Server",
+        Query(f"{info} * on () group_left (metrics, log) {sources} or on () {info}"),
+        no_value="Not known yet",
+        header=False,
+        labels_as_rows=True,
+        metric="sglang_tuning_server_info",
+        description="What is running, what it is judged as, and what the exporter reads of it. The same figure means"
+        " different things for different uses: the guide's queue of a hundred is good for a batch job and"
+        " bad for a chat.",
+        columns={"label": {"mappings": texts(labels), "custom.width": 84}, "value": {}},
+    )
+
+
+# --- the figures as tiles --------------------------------------------------------------------------------------------
+
+_COLOURS = dict(STATE_WORDS.values()) | {
+    "covered": GOOD,
+    "not covered": WATCH,
+    "too little": BAD,
+    "more than needed": WATCH,
+    "as it should be": GOOD,
+    "too often": WATCH,
+    "none": GOOD,
+    "tolerated": GOOD,
+}
+
+
+def _state(signal: Signal, state: str) -> str:
+    return known(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
+
+
+def _is(signal: Signal, state: str) -> tuple[str, str]:
+    return f"max({_state(signal, state)}) == 1", STATE_WORDS[state][0]
+
+
+def _figure(
+    title: str, expr: str, description: str, metric: str, *, unit: str, decimals: int, no_value: str = NOT_TOLD
+) -> Json:
+    looks = {text: painted(colour) for text, colour in _COLOURS.items() if f'"{text}"' in expr}
+    return stat(
+        title,
+        Query(expr, "{{verdict}}"),
+        description=description,
+        metric=metric,
+        unit=unit,
+        no_value=no_value,
+        names=looks,
+        decimals=decimals,
+        sizes=SMALL,
+    )
+
+
+def figures() -> Shelf:
+    """Give the guide's five figures of this moment, each with its judgement, and who answers."""
+    return Shelf(4, (_queue(), _usage(), _retractions(), _graphs(), _memory(), _answers()))
+
+
+def _queue() -> Json:
+    states = ("above_range", "in_range", "below_range", "empty", "idle")
+    return _figure(
+        "Queued requests",
+        words(
+            f"sum({known(ranked('sglang_tuning_queued_requests'))})",
+            *(_is("queue", state) for state in states),
+            otherwise="waiting",
+        ),
+        f"Requests that wait to run. The guide wants {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f} of"
+        " them when throughput counts: fewer, and the client is too slow; more, and scheduling costs too"
+        " much. An online server is judged by the wait it means.",
+        "sglang_tuning_queued_requests",
+        unit="locale",
+        decimals=0,
+    )
+
+
+def _usage() -> Json:
+    return _figure(
+        "Token usage",
+        words(
+            f"max({known(ranked('sglang_tuning_token_usage_ratio'))})",
+            _is("token_usage", "at_target"),
+            _is("admission", "held_back"),
+            _is("token_usage", "below_target"),
+            _is("token_usage", "idle"),
+            otherwise="used",
+        ),
+        f"Share of the KV cache in use, of the fullest pool. Above {GUIDE.token_usage_target} the pool is"
+        " well used; the guide calls admission too cautious when it stays below while requests wait.",
+        "sglang_tuning_token_usage_ratio",
+        unit="percentunit",
+        decimals=0,
+    )
+
+
+def _graphs() -> Json:
+    covered = f"avg({known(ranked('sglang_tuning_cuda_graph_coverage_ratio'))})"
+    # Not the state of this moment: that is idle when nothing runs.
+    without = {
+        state: ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state="{state}"')
+        for state in ("disabled", "unsupported")
+    }
+    return _figure(
+        "CUDA graphs used",
+        words(
+            covered,
+            (f"{covered} >= {threshold('cuda_graph', 'lower')}", "covered"),
+            *((f"sum(increase({seconds}[$__range])) > 0", STATE_WORDS[state][0]) for state, seconds in without.items()),
+            (f"{covered} < {threshold('cuda_graph', 'lower')}", "not covered"),
+            otherwise="replayed",
+        ),
+        "Share of decode batches that replayed a captured graph. The guide wants nearly all; a batch"
+        " larger than the largest captured one runs without and slower. Whether graphs are disabled is"
+        " judged in the time shown.",
+        "sglang_tuning_cuda_graph_coverage_ratio",
+        unit="percentunit",
+        decimals=0,
+    )
+
+
+def _memory() -> Json:
+    memory = f"min({known(ranked('sglang_tuning_available_gpu_memory_bytes'))})"
+    low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
+    return _figure(
+        "GPU memory left",
+        words(
+            memory,
+            (f"{memory} < {low}", "too little"),
+            (f"{memory} > {high}", "more than needed"),
+            (f"{memory} >= {low}", "as it should be"),
+            otherwise="left",
+        ),
+        f"GPU memory free after start-up, of the rank with the least. Below {GUIDE.reserve_lower_gb:.0f}"
+        f" GB the guide expects it to run out; above {GUIDE.reserve_upper_gb:.0f} GB it could have held"
+        " more KV cache. Reported at a start that the exporter saw, on a GPU.",
+        "sglang_tuning_available_gpu_memory_bytes",
+        unit="bytes",
+        decimals=1,
+        no_value="Not reported",
+    )
+
+
+def _retractions() -> Json:
+    per_minute = f"({retractions()})"
+    # `increase` stretches ten events in ten minutes to more than one a minute: the rule allows for one event
+    tolerated = f"{threshold('retractions_per_minute', 'upper')} + {ONE_MORE}"
+    return _figure(
+        "Retractions",
+        words(
+            per_minute,
+            (f"{per_minute} > {tolerated}", "too often"),
+            (f"{per_minute} == 0", "none"),
+            (f"{per_minute} <= {tolerated}", "tolerated"),
+            otherwise="last 10 minutes",
+        ),
+        "How often running requests were put back into the queue because the KV cache was full, over"
+        f" the last 10 minutes and all DP ranks; without a log, the requests. The guide tolerates about"
+        f" {GUIDE.retractions_per_minute:.0f} a minute.",
+        "sglang_tuning_retraction_events_total",
+        unit="suffix: /min",
+        decimals=1,
+    )
+
+
+def _answers() -> Json:
+    return stat(
+        "Who answers",
+        Query(f"min({known(own('sglang_tuning_up'))})", "metrics"),
+        Query(f"min({known(own('sglang_tuning_log_up'))})", "log"),
+        unit="none",
+        no_value=NO_EXPORTER,
+        mappings=texts({"1": ("answers", GOOD), "0": ("away", BAD)}),
+        sizes={"titleSize": 14, "valueSize": 20},
+        metric="sglang_tuning_up",
+        description="Whether the last scrape of SGLang worked and its log can be read. Without them the other figures"
+        " say nothing; the guide reads the log alone.",
+    )

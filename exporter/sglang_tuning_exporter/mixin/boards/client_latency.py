@@ -1,0 +1,123 @@
+"""What clients feel: the latencies that SGLang measures, as lines, as maps, and against the objective."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin.board import Shelf
+from sglang_tuning_exporter.mixin.panels import (
+    GOOD,
+    NO_TRAFFIC,
+    WATCH,
+    Json,
+    Query,
+    bound_line,
+    heatmap,
+    painted,
+    timeseries,
+)
+from sglang_tuning_exporter.mixin.queries import buckets, quantile, threshold
+
+QUANTILES = (("0.5", "p50", GOOD), ("0.9", "p90", "yellow"), ("0.99", "p99", "purple"))
+
+FIRST = ("sglang:time_to_first_token_seconds",)
+BETWEEN = ("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds")  # the older name: until 0.4.3
+WHOLE = ("sglang:e2e_request_latency_seconds",)
+QUEUED = ("sglang:queue_time_seconds",)
+
+
+def _quantiles(
+    title: str, metric: tuple[str, ...], says: str, *, objective: str = "", no_value: str = NO_TRAFFIC
+) -> Json:
+    queries = [
+        Query(quantile(share, *metric), name, painted(colour, fillOpacity=0)) for share, name, colour in QUANTILES
+    ]
+    if objective:
+        # no line where nothing can be held against it: the panel then says so in words
+        told = f"{threshold(objective, 'upper')} and on () ({buckets(*metric)})"
+        queries.insert(0, Query(told, "objective", bound_line(WATCH)))
+    return timeseries(title, *queries, unit="s", metric=metric[0], description=says, no_value=no_value)
+
+
+def first_token() -> Json:
+    """Quantiles of the time to the first token."""
+    return _quantiles(
+        "Time to first token",
+        FIRST,
+        "Wait until the first token, queue included. When it is long the guide looks at the queue first, then at long"
+        " prompts.",
+        objective="time_to_first_token_seconds",
+    )
+
+
+def between_tokens() -> Json:
+    """Quantiles of the time between two tokens."""
+    return _quantiles(
+        "Time between tokens",
+        BETWEEN,
+        "Time from one token to the next. It grows with the running batch: the guide lowers the running limit when it"
+        " is too long.",
+        objective="inter_token_latency_seconds",
+    )
+
+
+def whole_request() -> Json:
+    """Quantiles of whole requests."""
+    return _quantiles(
+        "Whole request",
+        WHOLE,
+        "From arrival to the last token. The guide trades this for throughput: more running requests finish more, each"
+        " one later.",
+    )
+
+
+def time_queued() -> Json:
+    """Quantiles of the time in the queue."""
+    return _quantiles(
+        "Time in the queue",
+        QUEUED,
+        "Measured wait of the requests that left the queue; those still waiting do not count. The guide's healthy"
+        " queue is one that this wait allows.",
+        no_value="No traffic, or not reported by this version",
+    )
+
+
+def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAFFIC) -> Json:
+    return heatmap(
+        title, Query(buckets(*metric), "{{le}}"), unit="s", metric=metric[0], description=says, no_value=no_value
+    )
+
+
+def first_token_map() -> Json:
+    """Every first token as a spot in a map."""
+    return _map(
+        "Time to first token, all requests",
+        FIRST,
+        "Requests per second by how long their first token took. Two separate bands are two kinds of requests, often"
+        " short and long prompts, which the guide treats apart.",
+    )
+
+
+def between_tokens_map() -> Json:
+    """Every gap between tokens as a spot in a map."""
+    return _map(
+        "Time between tokens, all tokens",
+        BETWEEN,
+        "Tokens per second by how long they took after the one before. A faint upper band is where a prompt was"
+        " computed in between: the guide's --chunked-prefill-size.",
+    )
+
+
+def whole_request_map() -> Json:
+    """Every request as a spot in a map."""
+    return _map(
+        "Whole requests",
+        WHOLE,
+        "Requests per second by how long they took. It follows the length of the answers, so that the guide does not judge it.",
+    )
+
+
+def shelves() -> tuple[Shelf, ...]:
+    """Give what clients feel, for the server's board."""
+    return (
+        Shelf(7, (first_token(), between_tokens(), whole_request())),
+        Shelf(7, (first_token_map(), between_tokens_map(), time_queued())),
+    )

@@ -1,0 +1,96 @@
+"""What the boards share: how to choose a server, the ways between the boards, marks in time."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin.board import Way, annotation, choice
+from sglang_tuning_exporter.mixin.panels import BAD, NEUTRAL, WATCH, Json
+from sglang_tuning_exporter.mixin.queries import own
+from sglang_tuning_exporter.state.profiles import PROFILES
+
+GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
+DOCUMENTS = (("The tuning guide", GUIDE_URL),)
+GUIDE = PROFILES["offline"]  # the profile the guide speaks of; its figures appear in descriptions, never in queries
+
+SMALL = {"titleSize": 14, "valueSize": 30}
+NO_EXPORTER = "No answer from the exporter"
+NO_WORK = "No requests in this time"
+
+FLEET, SERVER = "sglang-tuning-fleet", "sglang-tuning-server"
+SCHEDULING, LATENCY = "sglang-tuning-scheduling", "sglang-tuning-latency"
+TITLES = {
+    FLEET: "SGLang tuning / Fleet",
+    SERVER: "SGLang tuning / Server",
+    SCHEDULING: "SGLang tuning / KV cache and scheduling",
+    LATENCY: "SGLang tuning / Latency and SLO",
+}
+
+
+def ways(here: str) -> tuple[Way, ...]:
+    """Give the ways from this board to the others. A chosen server goes along between boards that show one."""
+    found = []
+    for uid, title in TITLES.items():
+        if uid != here:
+            both_one = FLEET not in (uid, here)
+            kept = ("datasource", "job", "instance", "model", "dp_rank") if both_one else ("datasource", "job")
+            found.append(Way(title.rpartition(" / ")[2], uid, kept))
+    return tuple(found)
+
+
+def variables(*, fleet: bool = False) -> tuple[Json, ...]:
+    """Build what every board lets people choose: job, exporter (and so server), model, DP rank."""
+    build = "sglang_tuning_build_info"
+    of_job = f'label_values({build}{{job=~"$job"}}, instance)'
+    return (
+        choice(
+            "job",
+            "Job",
+            f"label_values({build}, job)",
+            "Prometheus job that scrapes the exporters",
+            all_value=".+",
+            multi=True,
+        ),
+        choice("instance", "Instance", of_job, "Exporters, each beside one SGLang server", all_value=".+", multi=True)
+        if fleet
+        else choice("instance", "Instance", of_job, "One exporter, and so one SGLang server"),
+        choice(
+            "model",
+            "Model",
+            f"label_values({own('sglang_tuning_server_info')}, model_name)",
+            "For the latencies and request rates that SGLang counts by model",
+            all_value=".*",
+        ),
+        choice(
+            "dp_rank",
+            "DP rank",
+            f"label_values({own('sglang_tuning_queued_requests')}, dp_rank)",
+            "Empty where the server has no data-parallel ranks; latencies, requests and alerts are those of all ranks",
+            all_value=".*",
+            multi=True,
+        ),
+    )
+
+
+def marks() -> tuple[Json, ...]:
+    """Mark alerts, starts, changed arguments and memory failures on every graph."""
+    alerts = 'ALERTS{alertstate="firing", alertname=~"SGLang.+", job=~"$job", instance=~"$instance"}'
+    return (
+        annotation("Alerts", alerts, WATCH, title="{{alertname}}", tags="severity,diagnosis"),
+        annotation(
+            "Starts",
+            f"increase({own('sglang_tuning_server_starts_total')}[$__rate_interval]) > 0",
+            NEUTRAL,
+            title="SGLang started on {{instance}}",
+        ),
+        annotation(
+            "Changed arguments",
+            f"changes({own('sglang_tuning_server_arg')}[$__rate_interval]) > 0",
+            "purple",
+            title="{{arg}} was changed",
+        ),
+        annotation(
+            "Out of memory",
+            f"increase({own('sglang_tuning_out_of_memory_total')}[$__rate_interval]) > 0",
+            BAD,
+            title="Out of memory in {{phase}}",
+        ),
+    )

@@ -1,0 +1,180 @@
+"""The guide's figures over time, each with the band that the profile in force calls healthy."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin.board import Shelf
+from sglang_tuning_exporter.mixin.boards.common import GUIDE
+from sglang_tuning_exporter.mixin.panels import (
+    BAD,
+    GOOD,
+    NOT_TOLD,
+    WATCH,
+    Json,
+    Query,
+    bound_line,
+    measured,
+    painted,
+    timeseries,
+)
+from sglang_tuning_exporter.mixin.queries import own, per_rank, ranked, rate, ratio, threshold
+from sglang_tuning_exporter.mixin.queries import retractions as every_retraction
+
+NO_LOG = "No log is read"
+
+
+def shelves() -> tuple[Shelf, Shelf]:
+    """Give the five figures and, beside them, the wait that a queue means."""
+    return Shelf(7, (queue(), wait(), usage())), Shelf(7, (retractions(), coverage(), _memory()))
+
+
+def _band(low: str, high: str, lower: str, upper: str) -> tuple[Query, Query]:
+    """Two bounds and the healthy band between them; without a lower one there is the upper line alone."""
+    return (
+        Query(low, lower, bound_line(GOOD)),
+        Query(high, upper, bound_line(GOOD) | {"custom.fillBelowTo": lower, "custom.fillOpacity": 12}),
+    )
+
+
+def _edge(expr: str, name: str) -> Query:
+    """Draw nothing: the end of the scale, for a band to reach to."""
+    hidden = {"legend": True, "tooltip": True, "viz": False}
+    return Query(expr, name, painted(GOOD, lineWidth=0, fillOpacity=0) | {"custom.hideFrom": hidden})
+
+
+def queue() -> Json:
+    """Queued requests against the range."""
+    return timeseries(
+        "Queued requests",
+        *_band(threshold("queue", "lower"), threshold("queue", "upper"), "healthy from", "healthy up to"),
+        Query(per_rank(ranked("sglang_tuning_queued_requests")), "queued{{rank}}", measured(fillOpacity=0)),
+        unit="short",
+        log_scale=True,
+        metric="sglang_tuning_queued_requests",
+        no_value=NOT_TOLD,
+        description="Requests that wait, against the range of the profile in force (the guide's"
+        f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f} where throughput counts). Below the lower"
+        " line the client is the bottleneck; above the upper one scheduling costs too much. A profile for clients that"
+        " wait has no band here: it judges the wait.",
+    )
+
+
+def usage() -> Json:
+    """Token usage of every pool against the target."""
+    target = threshold("token_usage", "target")
+    return timeseries(
+        "Token usage by pool",
+        Query(target, "well used from", bound_line(GOOD)),
+        Query(
+            f"{target} * 0 + 1",
+            "all of it",
+            painted(GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="well used from")
+            | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
+        ),
+        Query(per_rank(ranked("sglang_tuning_token_usage_ratio"), by=("pool",)), "{{pool}}{{rank}}", measured()),
+        unit="percentunit",
+        ceiling=1,
+        metric="sglang_tuning_token_usage_ratio",
+        no_value=NOT_TOLD,
+        description=f"Share of each KV pool in use. The guide wants it above {GUIDE.token_usage_target} while requests"
+        " wait; below it, look for what holds them back.",
+    )
+
+
+def retractions() -> Json:
+    """Retractions per minute against what is tolerated."""
+    return timeseries(
+        "Retractions per minute",
+        Query(threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH)),
+        Query(
+            f"sum(increase({own('sglang_tuning_retracted_requests_total')}[10m])) / 10",
+            "requests",
+            painted("purple", lineWidth=1),
+        ),
+        Query(every_retraction(), "retractions", painted(BAD)),
+        unit="short",
+        metric="sglang_tuning_retraction_events_total",
+        no_value=NO_LOG,
+        description="Times the KV cache was full and running requests went back to the queue, and how many requests"
+        f" that were, over 10 minutes and all DP ranks. The guide tolerates about {GUIDE.retractions_per_minute:.0f} a minute; when more,"
+        " admit more cautiously.",
+    )
+
+
+def coverage() -> Json:
+    """Share of decode batches that replayed a graph, against the least that is healthy."""
+    batches = ranked("sglang_tuning_decode_batches_total")
+    replayed = ranked("sglang_tuning_decode_batches_total", 'graph="replayed"')
+    lower = threshold("cuda_graph", "lower")
+    return timeseries(
+        "CUDA graph coverage",
+        Query(lower, "covered from", bound_line(GOOD)),
+        Query(
+            f"{lower} * 0 + 1",
+            "all of it",
+            painted(GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="covered from")
+            | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
+        ),
+        Query(ratio(rate(replayed), rate(batches)), "replayed", measured()),
+        unit="percentunit",
+        ceiling=1,
+        metric="sglang_tuning_decode_batches_total",
+        no_value=NOT_TOLD,
+        description="Share of decode batches that replayed a captured graph. The guide raises the largest captured"
+        " batch when batches outgrow it, and lowers the static memory share with it.",
+    )
+
+
+def _memory() -> Json:
+    low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
+    free = per_rank(ranked("sglang_tuning_available_gpu_memory_bytes"), of="min")
+    shown = f"min({ranked('sglang_tuning_available_gpu_memory_bytes')})"
+    return timeseries(
+        "GPU memory left after start-up",
+        Query(f"{low} and on () {shown}", "enough from", bound_line(GOOD)),
+        Query(
+            f"{high} and on () {shown}",
+            "too much from",
+            bound_line(GOOD) | {"custom.fillBelowTo": "enough from", "custom.fillOpacity": 12},
+        ),
+        Query(free, "left{{rank}}", measured(fillOpacity=0)),
+        unit="bytes",
+        metric="sglang_tuning_available_gpu_memory_bytes",
+        no_value="Not reported: no GPU, or no start seen",
+        description=f"GPU memory free when the server had started. The guide wants {GUIDE.reserve_lower_gb:.0f} to 8"
+        f" GB: less, and it may run out; above {GUIDE.reserve_upper_gb:.0f} GB the KV cache could have more.",
+    )
+
+
+def wait() -> Json:
+    """The wait that the queue means, against the profile's objective."""
+    objective = threshold("queue", "wait_seconds")
+    return timeseries(
+        "Estimated wait in the queue",
+        _edge(f"0 * {objective}", "at once"),
+        Query(
+            objective,
+            "in time up to",
+            bound_line(GOOD) | {"custom.fillBelowTo": "at once", "custom.fillOpacity": 12},
+        ),
+        Query(per_rank(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", measured()),
+        unit="s",
+        metric="sglang_tuning_queue_wait_seconds",
+        no_value=NOT_TOLD,
+        description="Requests waiting divided by requests admitted per second. The guide counts requests; an online"
+        " server is judged by this wait. A gap means that requests wait and none is admitted.",
+    )
+
+
+def running() -> Json:
+    """Running requests against their limit."""
+    return timeseries(
+        "Running requests and their limit",
+        Query(per_rank(ranked("sglang_tuning_running_requests_limit")), "limit{{rank}}", bound_line(WATCH)),
+        Query(per_rank(ranked("sglang_tuning_running_requests")), "running{{rank}}", measured()),
+        unit="short",
+        metric="sglang_tuning_running_requests",
+        no_value=NOT_TOLD,
+        description="Requests in the running batch against the most that may run. Where the guide sees usage below"
+        " its target with a queue, a batch at this line means that the limit holds them back, not"
+        " admission.",
+    )

@@ -1,0 +1,317 @@
+"""The board of all servers: one row each, the worst first, and the way to each server's own board."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.boards.common import (
+    DOCUMENTS,
+    FLEET,
+    GUIDE,
+    NO_EXPORTER,
+    SERVER,
+    SMALL,
+    TITLES,
+    marks,
+    variables,
+    ways,
+)
+from sglang_tuning_exporter.mixin.boards.words import LEVELS, changes, verdicts
+from sglang_tuning_exporter.mixin.panels import (
+    GOOD,
+    NEUTRAL,
+    NO_TRAFFIC,
+    NOT_TOLD,
+    QUIET,
+    WATCH,
+    Json,
+    Query,
+    Style,
+    named,
+    stat,
+    state_timeline,
+    steps,
+    table,
+    texts,
+    timeseries,
+)
+from sglang_tuning_exporter.mixin.queries import (
+    EVER,
+    ON,
+    PLACE,
+    advice,
+    by_server,
+    generated_tokens,
+    known,
+    once,
+    own,
+    ranked,
+    rate,
+    ratio,
+    retractions,
+    verdict,
+)
+from sglang_tuning_exporter.state.profiles import ONE_MORE
+
+OPEN = (
+    f"/d/{SERVER}?var-instance=${{__data.fields.instance}}"
+    "&${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
+)
+
+
+def board() -> Json:
+    """Build the board of the whole fleet."""
+    return layout.board(
+        FLEET,
+        TITLES[FLEET],
+        description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
+        chapters=(
+            Chapter("How the fleet is doing", (_summary(), Shelf(9, (_servers(),)))),
+            Chapter("Since when", (Shelf(7, (_since(),)),)),
+            Chapter("Server by server", (_load(), _strain())),
+        ),
+        variables=variables(fleet=True),
+        annotations=marks(),
+        ways=ways(FLEET),
+        documents=DOCUMENTS,
+    )
+
+
+# --- how the fleet is doing ------------------------------------------------------------------------------------------
+
+
+def _servers_by_level() -> Json:
+    counted = f'count_values("level", topk by (instance) (1, {verdict()}))'
+    # every level has its tile, in this order, unless no exporter was ever seen
+    seen = f"max_over_time({own('sglang_tuning_build_info')}[{EVER}])"
+    tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
+    counted = f"sum by (level) ({tiles} or {counted})"
+    return stat(
+        "Servers",
+        Query(counted, "{{level}}"),
+        unit="none",
+        decimals=0,
+        sizes=SMALL,
+        no_value=NO_EXPORTER,
+        mappings=texts({"0": ("none", QUIET)}),
+        names={level: named(said, colour or QUIET) for level, (said, colour) in LEVELS.items()},
+        metric="sglang_tuning_verdict",
+        description="Critical: down, stuck, out of memory, far too slow for the objective, or the exporter does not answer."
+        " Limited: by one of the guide's figures; the table says by which. As it should be: healthy or idle. No verdict:"
+        " starting, not ready, too little seen, or nothing that the guide knows of. An instance that two jobs scrape counts once, two"
+        " exporters beside one server count twice.",
+    )
+
+
+def _summary() -> Shelf:
+    return Shelf(
+        3,
+        (
+            _servers_by_level(),
+            stat(
+                "Requests waiting",
+                Query(once(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")), "waiting"),
+                text="value",
+                unit="locale",
+                decimals=0,
+                sizes=SMALL,
+                no_value=NOT_TOLD,
+                metric="sglang_tuning_queued_requests",
+                description="Requests in all queues. What the guide calls healthy depends on the server, so that it is"
+                " judged by server and not here.",
+            ),
+            stat(
+                "Generated tokens",
+                Query(once(generated_tokens("5m")), "generated"),
+                text="value",
+                unit="suffix: tok/s",
+                decimals=0,
+                sizes=SMALL,
+                no_value=NO_TRAFFIC,
+                metric="sglang_tuning_generation_tokens_per_second",
+                description="Tokens that all servers together generate in a second, over the last 5 minutes. The guide"
+                " tunes for this figure. Two exporters beside one server count it twice.",
+            ),
+        ),
+        (16, 4, 4),
+    )
+
+
+def _advised() -> str:
+    """Each server's verdict and the change it turns: a label `advice`, which is the verdict where no figure is known."""
+    advised = f'label_replace({advice()}, "verdict", "$1", "diagnosis", "(.*)")'
+    one = f"topk by ({ON}, verdict) (1, {advised})"
+    # What stands in the verdict is turned into words by the column's mapping.
+    in_words = f'label_replace({verdict()}, "advice", "$1", "verdict", "(.*)")'
+    return f"{verdict()} * on ({ON}, verdict) group_left (advice) {one} or on ({ON}) {in_words}"
+
+
+def _servers() -> Json:
+    said: dict[str, tuple[str, str | None]] = {**verdicts()}
+    fields: dict[str, Style] = {
+        "instance": {
+            "displayName": "Server",
+            "custom.width": 170,
+            "links": [{"title": "What limits this server", "url": OPEN, "targetBlank": False}],
+        },
+        "verdict": {
+            "displayName": "What limits it",
+            "custom.width": 215,
+            "mappings": texts(said),
+            "custom.cellOptions": {"type": "color-background", "mode": "basic"},
+        },
+        "advice": {
+            "displayName": "What to change",
+            "mappings": texts(changes()),
+            "custom.cellOptions": {"type": "auto", "wrapText": True},
+        },
+        "Value #B": {"displayName": "Waiting", "custom.width": 78, "unit": "locale", "decimals": 0},
+        "Value #C": {"displayName": "Running", "custom.width": 78, "unit": "locale", "decimals": 0},
+        "Value #D": {
+            "displayName": "Usage",
+            "custom.width": 110,
+            "unit": "percentunit",
+            "min": 0,
+            "max": 1,
+            "decimals": 0,
+            "custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
+            "color": {"mode": "fixed", "fixedColor": NEUTRAL},
+        },
+        "Value #E": {
+            "displayName": "Graphs",
+            "custom.width": 80,
+            "unit": "percentunit",
+            "decimals": 0,
+            "custom.cellOptions": {"type": "color-text"},
+            "thresholds": steps(QUIET, (0, WATCH), (1 - GUIDE.frequent_share, GOOD)),
+        },
+        "Value #F": {
+            "displayName": "Retractions",
+            "custom.width": 100,
+            "unit": "suffix: /min",
+            "decimals": 1,
+            "custom.cellOptions": {"type": "color-text"},
+            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute + ONE_MORE + 0.001, WATCH)),
+        },
+        "Value #G": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
+    }
+    return table(
+        "Servers, the worst first",
+        Query(_advised()),
+        Query(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")),
+        Query(by_server(known(ranked("sglang_tuning_running_requests")), "sum")),
+        Query(by_server(known(ranked("sglang_tuning_token_usage_ratio")))),
+        Query(by_server(known(ranked("sglang_tuning_cuda_graph_coverage_ratio")), "min")),
+        Query(retractions(*PLACE)),
+        Query(generated_tokens("5m")),
+        no_value="unknown",
+        worst_first="Value #A",
+        metric="sglang_tuning_verdict",
+        description="What limits each server and the flag to turn, as the tuning guide would say it; click on a"
+        " server for the whole story. Usage is that of the fullest pool, graphs the share of decode batches that"
+        f" replayed one, tokens those of the last 5 minutes, retractions those of the last 10 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
+        " a minute). What a server does not report is unknown.",
+        columns=fields,
+    )
+
+
+# --- since when ------------------------------------------------------------------------------------------------------
+
+
+def _since() -> Json:
+    return state_timeline(
+        "How each server was doing",
+        Query(f"max by (instance) ({verdict()})", "{{instance}}"),
+        metric="sglang_tuning_verdict",
+        no_value=NO_EXPORTER,
+        mappings=texts(LEVELS),
+        description="One line for each server: red is down, stuck or out of memory, orange is limited by one of the"
+        " guide's figures, blue could be better, green needs nothing, grey is without a verdict.",
+    )
+
+
+# --- server by server ------------------------------------------------------------------------------------------------
+
+
+def _lines(
+    title: str, expr: str, metric: str, says: str, *, unit: str, no_value: str = NOT_TOLD, ceiling: float | None = None
+) -> Json:
+    return timeseries(
+        title,
+        Query(expr, "{{instance}}"),
+        unit=unit,
+        ceiling=ceiling,
+        metric=metric,
+        description=says,
+        no_value=no_value,
+        fill=0,
+        colour_by_name=True,
+    )
+
+
+def _load() -> Shelf:
+    return Shelf(
+        7,
+        (
+            _lines(
+                "Requests waiting",
+                by_server(ranked("sglang_tuning_queued_requests"), "sum"),
+                "sglang_tuning_queued_requests",
+                "One long queue beside empty ones is a matter of routing, not of the guide's flags.",
+                unit="short",
+            ),
+            _lines(
+                "Estimated wait in the queue",
+                by_server(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"),
+                "sglang_tuning_queue_wait_seconds",
+                "Requests waiting divided by requests admitted per second. The guide counts requests; a person waits"
+                " seconds.",
+                unit="s",
+            ),
+            _lines(
+                "Generated tokens per second",
+                generated_tokens(),
+                "sglang_tuning_generation_tokens_per_second",
+                "What the guide tunes for. Servers of one model under one load should lie close together.",
+                unit="short",
+                no_value=NO_TRAFFIC,
+            ),
+        ),
+    )
+
+
+def _strain() -> Shelf:
+    breaches = own("sglang_tuning_latency_breaches_total")
+    seen = own("sglang_tuning_latency_observations_total")
+    by = f" by ({ON}, latency)"
+    return Shelf(
+        7,
+        (
+            _lines(
+                "Token usage of the fullest pool",
+                by_server(ranked("sglang_tuning_token_usage_ratio")),
+                "sglang_tuning_token_usage_ratio",
+                f"Above {GUIDE.token_usage_target} a pool is well used, says the guide; far below it while requests"
+                " wait, something else holds them back.",
+                unit="percentunit",
+                ceiling=1,
+            ),
+            _lines(
+                "Retractions per minute",
+                retractions(*PLACE),
+                "sglang_tuning_retraction_events_total",
+                f"Times the KV cache was full and running requests went back, over 10 minutes. The guide tolerates about"
+                f" {GUIDE.retractions_per_minute:.0f} a minute.",
+                unit="short",
+            ),
+            _lines(
+                "Slower than the objective",
+                by_server(ratio(rate(breaches), rate(seen), by)),
+                "sglang_tuning_latency_breaches_total",
+                "Share of first tokens or of gaps between tokens, whichever is worse, that took longer than the objective"
+                " of the profile. The guide trades this for throughput.",
+                unit="percentunit",
+                no_value=NO_TRAFFIC,
+            ),
+        ),
+    )

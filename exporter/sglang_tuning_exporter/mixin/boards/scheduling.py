@@ -1,0 +1,320 @@
+"""The board of one server's insides: pools, admission, retractions, prefill, ranks, and the queues of a disaggregated server."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.boards import figures
+from sglang_tuning_exporter.mixin.boards.common import (
+    DOCUMENTS,
+    GUIDE,
+    NO_WORK,
+    SCHEDULING,
+    TITLES,
+    marks,
+    variables,
+    ways,
+)
+from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
+from sglang_tuning_exporter.mixin.panels import (
+    BAD,
+    NEUTRAL,
+    NOT_TOLD,
+    QUIET,
+    WATCH,
+    Json,
+    Query,
+    Style,
+    bars,
+    bound_line,
+    measured,
+    named,
+    painted,
+    timeseries,
+)
+from sglang_tuning_exporter.mixin.queries import (
+    is_,
+    is_not,
+    known,
+    own,
+    per_rank,
+    prompt_tokens,
+    ranked,
+    rate,
+    retractions,
+)
+from sglang_tuning_exporter.state.signals import STATES, Signal
+
+NO_RANKS = "No DP ranks here"
+QUEUES = {
+    "bootstrap": "bootstrap (prefill side)",
+    "inflight": "in flight (prefill side)",
+    "prealloc": "pre-allocation (decode side)",
+    "transfer": "transfer (decode side)",
+    "retracted": "retracted (decode side)",
+}
+
+
+def board() -> Json:
+    """Build the board of KV cache and scheduling."""
+    return layout.board(
+        SCHEDULING,
+        TITLES[SCHEDULING],
+        description="Why requests wait or come back: KV pools, admission, retractions, prefill, ranks, disaggregation.",
+        chapters=(
+            Chapter(
+                "What holds requests back", (_shares(), Shelf(7, (figures.queue(), figures.running(), figures.wait())))
+            ),
+            Chapter("KV cache", (_pools(),)),
+            Chapter("Admission and retractions", (_admission(),)),
+            Chapter("Prefill", (_prefill(),)),
+            Chapter("Balance of the DP ranks", (_balance(),), closed=True),
+            Chapter("Disaggregated prefill and decode", (_disaggregated(),), closed=True),
+        ),
+        variables=variables(),
+        annotations=marks(),
+        ways=ways(SCHEDULING),
+        documents=DOCUMENTS,
+    )
+
+
+# --- what holds requests back ----------------------------------------------------------------------------------------
+
+
+def _share(signal: Signal, title: str, says: str) -> Json:
+    seconds = ranked("sglang_tuning_state_seconds_total", f'signal="{signal}"', 'state!~"idle|unknown"')
+    spent = f"increase({seconds}[$__rate_interval])"
+    seen = f"sum by (state) (increase({seconds}[$__range])) > 0"  # no legend for what never was
+    share = f"sum by (state) ({spent}) / on () group_left () (sum({spent}) > 0)"
+    looks: dict[str, Style] = {
+        state: named(*STATE_WORDS[state]) for state in STATES[signal] if state not in ("idle", "unknown")
+    }
+    return timeseries(
+        title,
+        Query(f"{share} and on (state) ({seen})", "{{state}}"),
+        stacked=True,
+        ceiling=1,
+        unit="percentunit",
+        no_value=NO_WORK,
+        names=looks,
+        metric="sglang_tuning_state_seconds_total",
+        description=f"{says} Only what was seen in the time shown.",
+    )
+
+
+def _shares() -> Shelf:
+    return Shelf(
+        8,
+        (
+            _share(
+                "admission",
+                "Serving time by what admission waited for",
+                "Why waiting requests did not run: the pool was full (good: the guide wants that), the running"
+                " limit was reached, prompts filled every batch, another queue holds them, or none of these (held"
+                " back: admission is too cautious).",
+            ),
+            _share(
+                "queue",
+                "Serving time by length of the queue",
+                "How the serving time was divided; idle time does not count. The guide acts on what happens"
+                " frequently: more than half of it.",
+            ),
+        ),
+        (14, 10),
+    )
+
+
+# --- KV cache --------------------------------------------------------------------------------------------------------
+
+
+def _pools() -> Shelf:
+    tokens = timeseries(
+        "Tokens in the KV cache",
+        Query(per_rank(ranked("sglang_tuning_kv_pool_tokens")), "room{{rank}}", bound_line(QUIET)),
+        Query(
+            per_rank(
+                f"{ranked('sglang_tuning_token_usage_ratio', is_('pool', 'full'))} * ignoring (pool)"
+                f" {ranked('sglang_tuning_kv_pool_tokens')}"
+            ),
+            "used{{rank}}",
+            measured(),
+        ),
+        unit="short",
+        metric="sglang_tuning_kv_pool_tokens",
+        no_value=NOT_TOLD,
+        description="Tokens that the pool holds and has room for. The guide's --mem-fraction-static buys room, in"
+        " steps of 0.01; twice the room is twice the requests that fit.",
+    )
+    memory = bars(
+        "Where the GPU memory went",
+        Query(f"max({known(own('sglang_tuning_weights_bytes'))})", "weights", painted("purple")),
+        Query(f"max({known(own('sglang_tuning_kv_pool_bytes'))})", "KV cache", painted(NEUTRAL)),
+        Query(f"max({known(own('sglang_tuning_cuda_graph_memory_bytes'))})", "CUDA graphs", painted("light-blue")),
+        Query(f"min({known(own('sglang_tuning_available_gpu_memory_bytes'))})", "left for the work", painted(QUIET)),
+        unit="bytes",
+        decimals=1,
+        no_value="Not reported: no GPU, or no start seen",
+        metric="sglang_tuning_kv_pool_bytes",
+        description="Memory of one GPU after start-up. The guide: memory = weights + KV cache + CUDA graphs +"
+        " activations; the first two are --mem-fraction-static, the last must fit into what is left.",
+    )
+    return Shelf(7, (figures.usage(), tokens, memory))
+
+
+# --- admission and retractions ---------------------------------------------------------------------------------------
+
+
+def _admission() -> Shelf:
+    conservativeness = own("sglang_tuning_server_arg", 'arg="schedule_conservativeness"')
+    start = f"clamp_max(0.7 * max({conservativeness}), 1)"  # SGLang's init_new_token_ratio
+    estimate = timeseries(
+        "New token ratio",
+        Query(start, "starts at", bound_line(QUIET)),
+        Query(per_rank(ranked("sglang_tuning_new_token_ratio")), "ratio{{rank}}", measured()),
+        unit="percentunit",
+        ceiling=1,
+        metric="sglang_tuning_new_token_ratio",
+        no_value=NOT_TOLD,
+        description="Share of its max_new_tokens for which each running request is budgeted: what the guide's"
+        " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
+        " last one, it holds requests back.",
+    )
+    thrown = timeseries(
+        "Retractions per minute by rank",
+        Query(per_rank(retractions("dp_rank")), "retractions{{rank}}", painted(BAD)),
+        unit="short",
+        metric="sglang_tuning_retraction_events_total",
+        no_value=NOT_TOLD,
+        description="Times the KV cache of a rank was full and running requests went back, over 10 minutes. The guide tolerates about"
+        f" {GUIDE.retractions_per_minute:.0f} a minute; one rank alone is a matter of routing.",
+    )
+    others = timeseries(
+        "Other queues",
+        Query(
+            f"sum({ranked('sglang_tuning_waiting_requests', is_('queue', 'grammar'))})",
+            "grammar",
+            painted(WATCH),
+        ),
+        Query(f"sum({rate(own('sglang_tuning_rejected_requests_total'))}) * 60", "rejected a minute", painted(BAD)),
+        Query(f"sum({rate(own('sglang_tuning_aborted_requests_total'))}) * 60", "aborted a minute", painted("yellow")),
+        unit="short",
+        metric="sglang_tuning_waiting_requests",
+        no_value=NOT_TOLD,
+        description="Requests whose grammar is being compiled, and requests that never reached the queue. They wait"
+        " although the pool has room; the guide's flags do not help them.",
+    )
+    return Shelf(7, (estimate, thrown, others))
+
+
+# --- prefill ---------------------------------------------------------------------------------------------------------
+
+
+def _prefill() -> Shelf:
+    backlog = timeseries(
+        "Prompt tokens waiting",
+        Query(per_rank(ranked("sglang_tuning_pending_tokens")), "waiting{{rank}}", measured()),
+        unit="short",
+        metric="sglang_tuning_pending_tokens",
+        no_value=NOT_TOLD,
+        description="Tokens of the prompts in the queue. High with few decode batches, the server is bound by prompts:"
+        " the guide raises --chunked-prefill-size, memory allowing.",
+    )
+    prompts = timeseries(
+        "Prompt tokens per second",
+        Query(prompt_tokens("computed"), "computed", painted(NEUTRAL)),
+        Query(prompt_tokens("cached"), "from the prefix cache", painted("light-blue")),
+        unit="short",
+        metric="sglang_tuning_prompt_tokens_total",
+        no_value=NOT_TOLD,
+        description="Prompt tokens that were computed and that were found in the prefix cache. Where prompts share"
+        " prefixes, the guide's --schedule-policy lpm moves tokens from the one line to the other.",
+    )
+    batches = ranked("sglang_tuning_decode_batches_total")
+    decode = timeseries(
+        "Decode batches per second",
+        Query(
+            f"sum by (graph) ({rate(batches)})",
+            "{{graph}}",
+        ),
+        names={"replayed": named("graph replayed", NEUTRAL), "eager": named("without graph", WATCH)},
+        unit="short",
+        metric="sglang_tuning_decode_batches_total",
+        no_value=NOT_TOLD,
+        description="Decode batches with and without a captured CUDA graph; where the server does not count them, one in"
+        " 40. Few of them beside a long backlog mean that prompts take the time; the guide cares for both.",
+    )
+    return Shelf(7, (backlog, prompts, decode))
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _balance() -> Shelf:
+    def each(title: str, metric: str, says: str, unit: str = "short", ceiling: float | None = None) -> Json:
+        return timeseries(
+            title,
+            Query(f"max by (dp_rank) ({ranked(metric, is_not('dp_rank', ''))})", "rank {{dp_rank}}"),
+            unit=unit,
+            ceiling=ceiling,
+            metric=metric,
+            description=says,
+            no_value=NO_RANKS,
+            fill=0,
+        )
+
+    return Shelf(
+        7,
+        (
+            each(
+                "Queue of each rank",
+                "sglang_tuning_queued_requests",
+                "One rank that queues beside others with room is a matter of routing. The guide prefers the router to"
+                " --dp-size for that reason.",
+            ),
+            each(
+                "Running on each rank",
+                "sglang_tuning_running_requests",
+                "Each rank has its share of --max-running-requests. The guide wants batches close to it under load.",
+            ),
+            each(
+                "Token usage of each rank",
+                "sglang_tuning_token_usage_ratio",
+                "Each rank has its own KV cache. The guide's figures hold for each of them alone.",
+                "percentunit",
+                1,
+            ),
+        ),
+    )
+
+
+# --- disaggregation --------------------------------------------------------------------------------------------------
+
+
+def _disaggregated() -> Shelf:
+    names: dict[str, Style] = {queue: {"displayName": said} for queue, said in QUEUES.items()}
+    kinds = "|".join(QUEUES)
+    waiting = ranked("sglang_tuning_waiting_requests", f'queue=~"{kinds}"')
+    queues = timeseries(
+        "Requests in the queues of prefill and decode",
+        Query(f"sum by (queue) ({waiting})", "{{queue}}"),
+        names=names,
+        unit="short",
+        metric="sglang_tuning_waiting_requests",
+        no_value="Not disaggregated",
+        description="Where requests wait between the two sides. Bootstrap and in flight on the prefill side,"
+        " pre-allocation and transfer on the decode side: the other side or the network is the limit, and the guide's"
+        " flags on this one do not help.",
+        fill=0,
+    )
+    shares = timeseries(
+        "All requests of this side",
+        Query(f"sum({ranked('sglang_tuning_queued_requests')})", "main queue", painted(NEUTRAL)),
+        Query(f"sum({waiting})", "between the sides", painted(WATCH)),
+        Query(f"sum({ranked('sglang_tuning_running_requests')})", "running", painted("light-blue")),
+        unit="short",
+        metric="sglang_tuning_running_requests",
+        no_value=NOT_TOLD,
+        description="Requests that run, wait for this side, and wait between the sides. The guide's queue figure means"
+        " the main queue alone.",
+    )
+    return Shelf(8, (queues, shares))

@@ -1,0 +1,215 @@
+"""The board of one server: what limits it, the guide's figures against their healthy band, since when, what clients feel."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.boards import answers, figures
+from sglang_tuning_exporter.mixin.boards import client_latency as felt
+from sglang_tuning_exporter.mixin.boards.common import (
+    DOCUMENTS,
+    NO_EXPORTER,
+    SERVER,
+    SMALL,
+    TITLES,
+    marks,
+    variables,
+    ways,
+)
+from sglang_tuning_exporter.mixin.boards.words import LEVELS, SIGNAL_TITLES, STATE_WORDS, verdict_looks
+from sglang_tuning_exporter.mixin.panels import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOT_TOLD,
+    QUIET,
+    WATCH,
+    Json,
+    Query,
+    measured,
+    painted,
+    stat,
+    state_timeline,
+    texts,
+    timeseries,
+)
+from sglang_tuning_exporter.mixin.queries import (
+    generated_tokens,
+    is_,
+    known,
+    native,
+    own,
+    per_rank,
+    prompt_tokens,
+    ranked,
+    rate,
+    verdict,
+)
+from sglang_tuning_exporter.state.signals import STATES, Signal
+
+
+def board() -> Json:
+    """Build the board of one server."""
+    return layout.board(
+        SERVER,
+        TITLES[SERVER],
+        description="What limits this SGLang server now, and which flag to change: the figures of SGLang's tuning"
+        " guide, read all the time.",
+        chapters=(
+            Chapter("What limits it now", (answers.answer(), answers.figures())),
+            Chapter("The guide's figures and what is healthy", figures.shelves()),
+            Chapter("Since when", (_since(),)),
+            Chapter("Throughput and prefix cache", (_throughput(),)),
+            Chapter("What clients feel", felt.shelves()),
+            Chapter("Data sources", (_health(),)),
+        ),
+        variables=variables(),
+        annotations=marks(),
+        ways=ways(SERVER),
+        documents=DOCUMENTS,
+    )
+
+
+# --- since when ------------------------------------------------------------------------------------------------------
+
+
+def _since() -> Shelf:
+    numbers = {state: index for index, state in enumerate(STATE_WORDS)}
+
+    def row(signal: Signal) -> Query:
+        cases = (
+            f"({ranked('sglang_tuning_state', is_('signal', signal), is_('state', state))} == 1) * {numbers[state]}"
+            for state in STATES[signal]
+        )
+        return Query(per_rank(" or ".join(cases)), SIGNAL_TITLES[signal] + "{{rank}}")
+
+    limits = state_timeline(
+        "What limited it",
+        Query(verdict(), "{{verdict}}"),
+        no_value=NO_EXPORTER,
+        metric="sglang_tuning_verdict",
+        mappings=texts({level: (" ", colour) for level, (_, colour) in LEVELS.items()}),
+        names=verdict_looks(),
+        words_inside=False,
+        description="One line for each verdict of the time shown: what the guide would change, and from when to when."
+        " Red must be seen to now, orange is limited, blue could be better, green is healthy.",
+    )
+    states = state_timeline(
+        "What it was doing",
+        *(row(signal) for signal in STATES),
+        no_value=NO_EXPORTER,
+        metric="sglang_tuning_state",
+        mappings=texts({str(number): STATE_WORDS[state] for state, number in numbers.items()}),
+        description="One line for each thing the guide looks at. Green is what the guide wants, orange what it would"
+        " change, blue is neither, grey is idle.",
+    )
+    return Shelf(7, (limits, states), (10, 14))
+
+
+# --- throughput ------------------------------------------------------------------------------------------------------
+
+
+def _throughput() -> Shelf:
+    computed, cached = prompt_tokens("computed"), prompt_tokens("cached")
+    tokens = timeseries(
+        "Tokens per second",
+        Query(computed, "prompt, computed", painted(NEUTRAL)),
+        Query(cached, "prompt, from the cache", painted("light-blue")),
+        Query(f"sum({generated_tokens()})", "generated", painted(GOOD)),
+        unit="short",
+        metric="sglang_tuning_generation_tokens_per_second",
+        no_value=NOT_TOLD,
+        description="Tokens read and written: what every change of a flag should be judged by. The guide tunes for"
+        " throughput, and this is it.",
+    )
+    requests = timeseries(
+        "Requests per second",
+        Query(f"sum({rate(native('sglang:num_requests_total'))})", "finished", painted(NEUTRAL)),
+        Query(f"sum({rate(own('sglang_tuning_aborted_requests_total'))})", "aborted", painted(WATCH)),
+        Query(f"sum({rate(own('sglang_tuning_rejected_requests_total'))})", "rejected", painted(BAD)),
+        unit="short",
+        metric="sglang:num_requests_total",
+        no_value=NOT_TOLD,
+        description="Requests that ended, were aborted by their clients, or were turned away because the queue was"
+        " full. The guide slows the clients down before it comes to that.",
+    )
+    cache = timeseries(
+        "Prompt tokens found in the prefix cache",
+        Query(f"{cached} / (({computed} + {cached}) > 0)", "cached", measured()),
+        unit="percentunit",
+        ceiling=1,
+        no_value="No prompts in this time",
+        metric="sglang_tuning_prompt_tokens_total",
+        description="Share of prompt tokens that need no prefill. Where many requests share a prefix and this is low,"
+        " the guide tries --schedule-policy lpm.",
+    )
+    return Shelf(7, (tokens, requests, cache))
+
+
+# --- data sources -------------------------------------------------------------------------------------
+
+
+def _health() -> Shelf:
+    scrape = timeseries(
+        "Scrape of SGLang",
+        Query(f"max({own('sglang_tuning_scrape_duration_seconds')})", "duration", measured()),
+        unit="s",
+        no_value="SGLang is not scraped",
+        metric="sglang_tuning_scrape_duration_seconds",
+        description="How long SGLang took to answer the exporter. The guide needs no scrape; a slow one means a busy"
+        " or stuck HTTP server.",
+    )
+    unknown, read = own("sglang_tuning_log_unrecognised_total"), own("sglang_tuning_log_lines_total")
+    kinds = f"sum by (kind) ({rate(read)})"
+    seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for what never was
+    lines = timeseries(
+        "Log lines per second",
+        Query(f"{kinds} and on (kind) ({seen})", "{{kind}}"),
+        Query(f"sum({rate(unknown)})", "not recognised", painted(BAD)),
+        unit="short",
+        no_value="No log is read",
+        metric="sglang_tuning_log_lines_total",
+        description="Lines read, by kind; only kinds that were seen in the time shown. The guide's figures are in the decode and prefill lines; lines that look"
+        " like them and are not recognised mean a newer SGLang than this exporter knows.",
+    )
+    age = stat(
+        "Last log line",
+        Query(f"time() - max({known(own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
+        unit="s",
+        text="value",
+        sizes=SMALL,
+        no_value="No log is read",
+        decimals=0,
+        metric="sglang_tuning_log_last_line_timestamp_seconds",
+        description="Time since the last line. The guide reads the log as it grows: silent for minutes under load,"
+        " and the file is the wrong one or the server is stuck.",
+    )
+    failed = f"sum by (phase) (increase({own('sglang_tuning_out_of_memory_total')}[$__range]))"
+    never = f'label_replace(sum({failed}) == 0, "verdict", "in this time", "", "")'
+    memory = stat(
+        "Out of memory",
+        Query(f'label_replace({failed} > 0, "verdict", "in $1", "phase", "(.*)") or on () {never}', "{{verdict}}"),
+        unit="none",
+        sizes=SMALL,
+        decimals=0,
+        no_value="No log is read",
+        mappings=texts({"0": ("never", GOOD)}),
+        metric="sglang_tuning_out_of_memory_total",
+        names={f"in {phase}": painted(BAD) for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
+        description="Times the server ran out of GPU memory in the time shown. The guide answers prefill with smaller"
+        " chunks, decode with fewer running requests.",
+    )
+    starts = stat(
+        "Starts of the server",
+        Query(f"sum(increase({own('sglang_tuning_server_starts_total')}[$__range]))", "starts"),
+        unit="none",
+        decimals=0,
+        text="value",
+        sizes=SMALL,
+        no_value=NO_EXPORTER,
+        mappings=texts({"0": ("none", QUIET)}),
+        metric="sglang_tuning_server_starts_total",
+        description="Starts seen in the time shown, after the first. Every change the guide advises needs one; one"
+        " that nobody made is a crash.",
+    )
+    return Shelf(6, (scrape, lines, age, memory, starts), (6, 6, 4, 4, 4))

@@ -1,0 +1,112 @@
+"""The words and colours of states and diagnoses, the same on every panel of every board."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.diagnosis.row import Severity
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, named
+from sglang_tuning_exporter.state.profiles import DEFAULT
+from sglang_tuning_exporter.state.signals import Signal
+
+SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
+
+# state -> words and colour. A state's number on the timeline is its place in this table.
+STATE_WORDS: dict[str, tuple[str, str]] = {
+    "idle": ("idle", QUIET),
+    "unknown": ("not known", "#3f434d"),
+    "serving": ("serving", NEUTRAL),
+    "empty": ("nobody waits", "light-blue"),
+    "below_range": ("below the range", NEUTRAL),
+    "in_range": ("in range", GOOD),
+    "above_range": ("too many wait", WATCH),
+    "below_target": ("room in the pool", NEUTRAL),
+    "at_target": ("pool well used", GOOD),
+    "no_queue": ("nobody waits", "light-blue"),
+    "held_back": ("held back", WATCH),
+    "running_limit": ("at the running limit", "yellow"),
+    "pool_full": ("pool full", GOOD),
+    "prefill_bound": ("prompts fill the batches", "light-orange"),
+    "replayed": ("graph replayed", GOOD),
+    "beyond_captured": ("batch beyond the graphs", WATCH),
+    "eager": ("without graph", "yellow"),
+    "disabled": ("graphs disabled", "light-blue"),
+    "stuck": ("stuck", BAD),
+    "recovering": ("recovering from retractions", "purple"),
+    "hybrid_pool_full": ("a smaller pool is full", "dark-orange"),
+    "grammar_queue": ("grammars compile", "light-yellow"),
+    "pd_queue": ("other side or transfer", "dark-yellow"),
+    "unsupported": ("no graphs here", "light-blue"),
+}
+SIGNAL_TITLES: dict[Signal, str] = {
+    "activity": "server",
+    "queue": "queue",
+    "token_usage": "token usage",
+    "admission": "admission",
+    "cuda_graph": "CUDA graph",
+}
+
+# Urgency of a verdict, as `queries.verdict` gives it -> words and colour, the most urgent first.
+LEVELS: dict[str, tuple[str, str | None]] = {
+    "4": ("Critical", BAD),
+    "3": ("Limited", WATCH),
+    "2": ("Could be better", NEUTRAL),
+    "1": ("No verdict", QUIET),
+    "0": ("As it should be", GOOD),
+}
+
+HEALTHY = "Nothing to change"
+# Verdicts that are no diagnosis -> words and colour.
+OTHER_VERDICTS: dict[str, tuple[str, str]] = {
+    "healthy": (HEALTHY, GOOD),
+    "idle": ("Idle: nothing to judge", QUIET),
+    "no_clear_bottleneck": ("No clear bottleneck", QUIET),
+    "starting": ("Starting", QUIET),
+    "not_enough_data": ("Not enough seen yet", QUIET),
+}
+# Where the id alone would be a riddle.
+_HEADLINES = {
+    "latency_queue": "First tokens late: queue",
+    "latency_batch_too_large": "Slow because of large batches",
+    "latency_prefill_between": "Tokens late: prompts in between",
+    "latency_long_prompts": "Slow because of long prompts",
+    "grammar_queue": "Grammars hold requests up",
+    "pd_queue": "The other side holds requests up",
+    "hybrid_pool_full": "A smaller pool is full",
+    "exporter_down": "Exporter down",
+}
+_NAMES = {"cuda": "CUDA", "dp": "DP", "pd": "PD", "sglang": "SGLang"}
+
+
+def headline(diagnosis: str) -> str:
+    """Say a diagnosis in a few words: cuda_graph_off becomes "CUDA graph off"."""
+    if diagnosis in _HEADLINES:
+        return _HEADLINES[diagnosis]
+    said = diagnosis.removesuffix("_any").replace("_", " ").capitalize().split(" ")
+    return " ".join(_NAMES.get(word.lower(), word) for word in said)
+
+
+def verdicts() -> dict[str, tuple[str, str]]:
+    """Every verdict there can be -> words and colour, the most urgent first."""
+    return {row.id: (headline(row.id), SEVERITIES[row.severity]) for row in DIAGNOSES} | OTHER_VERDICTS
+
+
+def verdict_looks() -> dict[str, Style]:
+    """Overrides by name for series that are called as their verdict; their colour is that of their urgency."""
+    looks: dict[str, Style] = {name: {"displayName": said} for name, (said, _) in verdicts().items()}
+    return looks | {"idle": named(*verdicts()["idle"])}
+
+
+def changes() -> dict[str, tuple[str, str | None]]:
+    """Say for each verdict what to do where no figure follows from what is known: "raise --flag: words"."""
+    said: dict[str, tuple[str, str | None]] = {}
+    for row in DIAGNOSES:
+        turn = row.turn.told(DEFAULT.figures)
+        flag = f"{turn.direction} --{turn.arg.replace('_', '-')}: " if turn.arg else ""
+        said[row.id] = (flag + turn.fallback, None)
+    return said | {
+        "healthy": ("leave it as it is", None),
+        "idle": ("nothing before there is load", None),
+        "no_clear_bottleneck": ("nothing that the guide knows of", None),
+        "starting": ("wait until the model is loaded", None),
+        "not_enough_data": ("wait a few minutes", None),
+    }

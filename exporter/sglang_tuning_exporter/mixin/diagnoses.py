@@ -1,0 +1,76 @@
+"""docs/diagnoses.md: each row of the table, from what is seen to the state, the alert, the advice and the test, as Markdown."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
+from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
+
+
+def page() -> str:
+    """Write the page."""
+    lines = [
+        "# Every diagnosis",
+        "",
+        "Made by `sglang-tuning-exporter generate` from the table of diagnoses (`diagnosis/`). A share is of the serving time of the last ten minutes, ",
+        "more than `frequent_share`. Thresholds are the profile's; each can be set: `--threshold NAME=VALUE`. Rows are in order of urgency:",
+        "the first that holds is the verdict. Every row has its tests: `pytest tests/test_guide_rows.py -k ID`, and its rule's in `alerts/tests/`.",
+        "",
+        "| diagnosis | what must be seen | alert | what to turn | it costs | not while |",
+        "|---|---|---|---|---|---|",
+        *(_row(row) for row in DIAGNOSES),
+        "",
+        "## Why some rows have no alert",
+        "",
+        *(f"- `{row.id}`: {row.no_alert}." for row in DIAGNOSES if not row.alert),
+        "",
+        "## Thresholds by profile",
+        "",
+        "A server older than 0.4.3 gets the guide's first edition: a queue of 50 to 500 is healthy there.",
+        "",
+        "| threshold | " + " | ".join(PROFILES) + " |",
+        "|---" * (len(PROFILES) + 1) + "|",
+        *(
+            f"| `{name}` | " + " | ".join(_figure(getattr(of, name)) for of in PROFILES.values()) + " |"
+            for name in THRESHOLDS
+        ),
+        "",
+        "## Settings by profile",
+        "",
+        "What SGLang's tuning guide sets for each workload. A server that is set otherwise is not wrong; where **needed** stands, it defeats what the",
+        "profile is for.",
+        "",
+        "| profile | setting | it |",
+        "|---|---|---|",
+        *(_setting(name, setting) for name, of in PROFILES.items() for setting in of.settings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Diagnosis) -> str:
+    turn = row.turn.told(DEFAULT.figures)
+    advice = f"{turn.direction} `--{turn.arg.replace('_', '-')}`: {turn.fallback}" if turn.arg else turn.fallback
+    alert = (
+        f"[{row.alert}](../alerts/runbooks/{row.alert}.md) ({row.severity})" if row.alert else f"none ({row.severity})"
+    )
+    profiles = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
+    others = ", ".join(f"`{other}`" for other in row.unless)
+    return f"| `{row.id}` | {row.condition.described}{profiles} | {alert} | {advice} | {turn.cost or '-'} | {others or '-'} |"
+
+
+def _setting(profile: str, setting: Setting) -> str:
+    flag = "--" + setting.arg.replace("_", "-")
+    if setting.is_switch:
+        typed = f"`{flag}`" if setting.value else f"no `{flag}`"
+    else:
+        typed = f"`{flag} {setting.value if isinstance(setting.value, str) else f'{setting.value:g}'}`"
+    return f"| {profile} | {typed}{' (**needed**)' if setting.needed else ''} | {setting.why} |"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+assert all(other in BY_ID for row in DIAGNOSES for other in (*row.unless, *row.causes)), (
+    "a row speaks of one that is not there"
+)

@@ -1,0 +1,41 @@
+"""Which alert is not notified while another one is: a consequence while its cause fires."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
+
+_URGENCY = {"info": 0, "warning": 1, "critical": 2}
+
+
+def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
+    """Whether `row` is not notified while `other` fires for the same server.
+
+    Only by its cause, or by what explains everything else of a server (`Diagnosis.hides`); never by its own consequence;
+    and never an alert by one that is less urgent: who is called for critical ones alone would not be called. An alert about a
+    job has no server, and hides and is hidden by none.
+    """
+    if "job" in {row.about, other.about}:
+        return False
+    if row is other or row.id in other.causes or _URGENCY[other.severity] < _URGENCY[row.severity]:
+        return False
+    if other.id in row.causes:
+        return not row.notified_beside
+    return other.hides is not None and row.hides is None and _URGENCY[row.severity] <= _URGENCY[other.hides]
+
+
+def inhibitions() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Give the alerts that hide, and those that they hide, so that each pair is given once."""
+    hidden: dict[tuple[str, ...], list[str]] = {}
+    for row in ALERTS:
+        sources = tuple(other.alert for other in ALERTS if is_hidden_by(row, other))
+        if sources:
+            hidden.setdefault(sources, []).append(row.alert)
+    for sources, targets in hidden.items():
+        yield sources, tuple(targets)

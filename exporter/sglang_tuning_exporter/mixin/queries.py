@@ -1,0 +1,255 @@
+"""PromQL as the boards need it: selectors for the chosen servers, sums by rank, words for a figure. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis import promql
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PLACE = ("job", "instance")  # what tells one exporter, and so one server, from another
+ON = ", ".join(PLACE)
+# No scrape worked for so long: the exporter is down. Where scrapes are two minutes apart, that is one of them.
+SILENT = "2m"
+EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked at every five minutes
+# Severities of a diagnosis, the urgency of a verdict that is none, and of one that says that all is well.
+URGENCY = {"critical": 4, "warning": 3, "info": 2}
+NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
+_WELL = "healthy|idle"
+_EXPORTER_DOWN = next(row for row in DIAGNOSES if row.about == "exporter")
+_LONGEST_NAME = 5  # underscores in the longest argument that is ever advised
+
+
+# --- selectors -------------------------------------------------------------------------------------------------------
+
+
+def is_(label: str, value: str) -> str:
+    """Match a label that has this value."""
+    return f'{label}="{value}"'
+
+
+def is_not(label: str, value: str) -> str:
+    """Match a label that has another value; the empty one: a label that is there."""
+    return f'{label}!="{value}"'
+
+
+def own(metric: str, *matchers: str) -> str:
+    """Select a series of the exporter for the chosen servers."""
+    chosen = ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers))
+    return f"{metric}{{{chosen}}}"
+
+
+def ranked(metric: str, *matchers: str) -> str:
+    """Select a series that carries `dp_rank` where there are DP ranks; "All" also matches one without the label."""
+    return own(metric, *matchers, 'dp_rank=~"$dp_rank"')
+
+
+def native(metric: str, *matchers: str) -> str:
+    """Select a series of SGLang that the exporter passes through, for the chosen model."""
+    return own(metric, *matchers, 'model_name=~"$model"')
+
+
+def threshold(signal: str, bound: str) -> str:
+    """Ask what the profile in force calls healthy, as last known; no sample where the profile has no such bound."""
+    series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
+    return f"max({promql.known(series)})"
+
+
+def rate(selector: str, window: str = "$__rate_interval") -> str:
+    """Give a counter's rate per second, by default over the interval that Grafana proposes."""
+    return f"rate({selector}[{window}])"
+
+
+def known(selector: str) -> str:
+    """Select a gauge as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
+    return f"({selector} or ({promql.known(selector)} unless on ({ON}) sglang_tuning_build_info))"
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def by_server(expr: str, of: str = "max") -> str:
+    """Bring `expr` down to one sample for each server."""
+    return f"{of} by ({ON}) ({expr})"
+
+
+def once(expr: str) -> str:
+    """Sum `expr`, one sample a server, over the fleet; a server that two jobs scrape counts once."""
+    return f"sum(max by (instance) ({expr}))"
+
+
+def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
+    """Split `expr` by DP rank, with a label `rank` for legends that stays away where the server has no ranks."""
+    labels = ", ".join((*by, "dp_rank"))
+    return f'label_replace({of} by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
+
+
+def words(value: str, *cases: tuple[str, str], otherwise: str) -> str:
+    """Give `value` a label `verdict`: the words of the first case (condition, words) whose condition has a sample."""
+    said = [f'label_replace(group({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
+    said.append(f'label_replace(vector(1), "verdict", "{otherwise}", "", "")')
+    return f"({value}) * on () group_left (verdict) ({' or on () '.join(said)})"
+
+
+def ratio(part: str, whole: str, by: str = "") -> str:
+    """Divide two sums of rates; no point, and not NaN, where the whole is nothing."""
+    return f"sum{by} ({part}) / (sum{by} ({whole}) > 0)"
+
+
+# --- latency ---------------------------------------------------------------------------------------------------------
+
+
+def buckets(metric: str, *older: str, window: str = "$__rate_interval") -> str:
+    """Sum the rates of a histogram of SGLang, under the first of its names that this release exposes.
+
+    Last comes the histogram without `_bucket`: so it is called where Prometheus converts classic histograms to native ones.
+    """
+    names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
+    return " or on () ".join(f"sum by (le) ({rate(native(name), window)})" for name in names)
+
+
+def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interval") -> str:
+    """Give a quantile in the histogram's unit; `>= 0` drops the NaN of a time without requests."""
+    return f"histogram_quantile({share}, {buckets(metric, *older, window=window)}) >= 0"
+
+
+# --- retractions -----------------------------------------------------------------------------------------------------
+
+
+def retractions(*by: str) -> str:
+    """Give retractions per minute over 10 minutes, by these labels, as the rule that notifies counts them.
+
+    Events where the log tells them, requests thrown back where only the metrics do, or the log is dead. Without the rules,
+    and by DP rank, which the rule does not know, they are counted here.
+    """
+    ranks = "dp_rank" in by
+    sum_ = f"sum by ({', '.join(by)})"
+    events, requests = (
+        f"{sum_} (increase({ranked(counter) if ranks else own(counter)}[10m]) / 10)"
+        for counter in ("sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total")
+    )
+    told = [] if ranks else [f"{sum_} ({own('instance:sglang_tuning_retractions:rate10m')})"]
+    return f" or on ({', '.join(by)}) ".join((*told, f"{events} > 0", requests, events))
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+# Where every TP and PP rank has its own series they tell the same tokens, so that the first speaks for all.
+_FIRST_RANK = ('tp_rank=~"0|"', 'pp_rank=~"0|"', 'dp_rank=~"$dp_rank"')
+
+
+def prompt_tokens(source: str) -> str:
+    """Prompt tokens per second that were "computed" or "cached": as counted by the server (0.5.7 on), else by the log."""
+    mode = {"computed": "prefill_compute", "cached": "prefill_cache"}[source]
+    counted = rate(native("sglang:realtime_tokens_total", is_("mode", mode), *_FIRST_RANK))
+    logged = rate(ranked("sglang_tuning_prompt_tokens_total", is_("source", source)))
+    return f"(sum({counted}) or on () sum({logged}))"
+
+
+def generated_tokens(window: str = "$__rate_interval") -> str:
+    """Tokens generated per second, by server: as counted for all ranks, or by rank (0.5.7 on), else what the log last said.
+
+    That last figure stands still on an idle server and has no model: it counts only while a rank serves, and for no
+    server that counts its tokens or is known to serve another model.
+    """
+    total = "sglang:generation_tokens_total"
+    of_rank = 'dp_rank=~"$dp_rank"'  # no series of all ranks has it where one rank is chosen
+    counted = by_server(rate(native(total, of_rank), window), "sum")
+    steps = by_server(rate(native("sglang:realtime_tokens_total", is_("mode", "decode"), *_FIRST_RANK), window), "sum")
+    serving = ranked("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
+    others = own("sglang_tuning_server_info", 'model_name!~"$model"')
+    logged = (
+        f"{known(ranked('sglang_tuning_generation_tokens_per_second'))}"
+        f" and on ({ON}, dp_rank) {known(serving)} == 1"
+        f" unless on ({ON}) present_over_time({own(total, of_rank)}[1h])"
+        f" unless on ({ON}) {others}"
+    )
+    return f"({counted} or on ({ON}) {steps} or on ({ON}) {by_server(logged, 'sum')})"
+
+
+# --- what limits a server --------------------------------------------------------------------------------------------
+
+
+def down() -> str:
+    """Ask for the exporters that do not answer: targets that were seen to be exporters, and whose scrapes fail."""
+    up, alert = own("up"), is_("alertname", _EXPORTER_DOWN.alert)
+    firing = own("ALERTS", alert, is_("alertstate", "firing"))
+    return (
+        f"({up} == 0 unless on ({ON}) max_over_time({up}[{SILENT}]) > 0"
+        f" and on ({ON}) (max_over_time({own('sglang_tuning_build_info')}[{EVER}]) or on ({ON}) {firing}))"
+    )
+
+
+def verdict() -> str:
+    """Ask for what limits each chosen server now: a label `verdict`, one sample a server; the value is its urgency.
+
+    The exporter tells it. A dead exporter, and an alert that fires for what no verdict speaks of (a burn rate, a server
+    that is not ready for too long), are worse than what was said.
+    """
+    urgent = {is_("severity", severity): urgency for severity, urgency in URGENCY.items()}
+    # none of a diagnosis is without a severity
+    other = is_("severity", "none")
+    levels = urgent | {f'{other}, verdict!~"{_WELL}"': NO_VERDICT, f'{other}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
+    told = {own("sglang_tuning_verdict", matchers): level for matchers, level in levels.items()}
+    said = " or ".join(f"{series} * {level}" for series, level in told.items())
+    last = " or ".join(f"{promql.known(series)} * {level}" for series, level in told.items())
+    firing = ('alertname=~"SGLang.+"', is_("alertstate", "firing"))
+    fired = " or ".join(  # a tenth less: of two that are as urgent, the exporter's own word is shown
+        f"{own('ALERTS', *firing, matcher)} * {urgency - 0.1:g}" for matcher, urgency in urgent.items()
+    )
+    every = (
+        f"{said} or ({last}) unless on ({ON}) sglang_tuning_build_info"
+        f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
+        f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
+    )
+    return f"ceil(topk by ({ON}) (1, max by ({ON}, verdict) ({every})))"
+
+
+# --- what to change --------------------------------------------------------------------------------------------------
+
+
+def flagged(expr: str) -> str:
+    """Turn the label `arg` into `flag`, as it is typed: schedule_policy becomes --schedule-policy."""
+    expr = f'label_replace({expr}, "flag", "--$1", "arg", "(.*)")'
+    for _ in range(_LONGEST_NAME):  # RE2 replaces one underscore at a time
+        expr = f'label_replace({expr}, "flag", "$1-$2", "flag", "(.*)_(.*)")'
+    return expr
+
+
+def _in_words(rows: str) -> str:
+    """Join the labels flag, current and suggested to one, `advice`: `--flag: now 0.1, try 1.3`, or advice to people."""
+    rows = f'label_replace({rows}, "a", ": now $1", "current", "(.+)")'
+    for words, label, pattern in ((", try ", "current", ".+"), (": try ", "current", ""), ("", "flag", "")):
+        rows = f'label_replace({rows}, "b", "{words}", "{label}", "{pattern}")'
+    return f'group by ({ON}, diagnosis, advice) (label_join({rows}, "advice", "", "flag", "a", "b", "suggested"))'
+
+
+def _recommended() -> str:
+    said = known(own("sglang_tuning_recommendation_timestamp_seconds"))
+    return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
+
+
+def advice() -> str:
+    """Ask for the first change that each diagnosis advises now, in words: labels job, instance, diagnosis and `advice`."""
+    return _in_words(_recommended())
+
+
+def every_advice() -> str:
+    """Ask for every change that is advised now: some diagnoses change two flags together."""
+    on = f"{ON}, diagnosis, arg"
+    # A figure becomes a label by being counted.
+    tried, now = (
+        f'count_values by ({on}) ("{label}", {known(own(gauge))})'
+        for label, gauge in (
+            ("suggested", "sglang_tuning_recommended_arg"),
+            ("current", "sglang_tuning_recommended_arg_current"),
+        )
+    )
+    figure = f"{tried} * on ({on}) group_left (current) ({now} or on ({on}) {tried})"
+    word = known(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
+    setting = f'label_replace(max by ({on}, value) ({word}), "suggested", "$1", "value", "(.*)")'
+    more = flagged(f"({figure} or on ({on}) {setting})")
+    return _in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})")

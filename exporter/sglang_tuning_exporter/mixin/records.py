@@ -1,0 +1,147 @@
+"""What the rules record: thresholds as last known, and shares, rates and ratios over the windows that alerts and boards ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.diagnosis.promql import KNOWN, LATELY, LONG, SHORT, known, widened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_SECONDS = "sglang_tuning_state_seconds_total"
+_SERVING = 'state!~"idle|unknown"'
+_REJECTED = (
+    ("sglang_tuning_rejected_requests_total", "rejected"),
+    ("sglang_tuning_aborted_requests_total", "given_up"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One recording rule; `comment` is for whoever reads the file."""
+
+    name: str
+    lines: list[str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    comment: str = ""
+
+    @property
+    def expression(self) -> str:
+        """The PromQL, lines joined by newlines."""
+        return "\n".join(self.lines)
+
+
+def records() -> Iterator[Record]:
+    """Give every recording rule, each after those that it asks."""
+    yield Record(
+        "instance:sglang_tuning_threshold:last5m",
+        [f"max by (job, instance, signal, bound) ({known('sglang_tuning_threshold')})"],
+        comment=f"As last known: a missed scrape ends nothing for {KNOWN}. One for each server, whatever other labels its target has had meanwhile.",
+    )
+    yield Record(
+        "instance:sglang_tuning_server_arg:last5m",
+        [f"max by (job, instance, arg) ({known('sglang_tuning_server_arg')})"],
+    )
+    for windows, comment in (
+        (LONG, "Shares of serving time. Where a window has fewer than two samples, the next longer one is taken."),
+        (LATELY, ""),
+    ):
+        yield from _shares(windows, comment)
+    yield from _rates()
+    yield from _latencies()
+
+
+def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
+    name = windows[0]
+    yield Record(
+        f"instance:sglang_tuning_state_seconds:increase{name}",
+        widened(f"sum without (dp_rank) (increase({_SECONDS}[{{window}}]))", windows),
+        comment=comment,
+    )
+    serving = f"instance:sglang_tuning_state_seconds:increase{name}{{{_SERVING}}}"
+    yield Record(
+        f"instance:sglang_tuning_state:share{name}",
+        [serving, f"/ ignoring (state) group_left () (sum without (state) ({serving}) > 0)"],
+    )
+    if windows == LONG:
+        yield Record(
+            f"instance:sglang_tuning_serving_seconds:increase{name}",
+            widened(
+                f"max without (dp_rank) (sum without (state) (increase({_SECONDS}{{{_SERVING}}}[{{window}}])))", windows
+            ),
+            comment="Seconds in which the busiest DP rank served: eight ranks that are busy for eight seconds are no minute of load.",
+        )
+    # Nothing watched is 0 / 0, which is no number and above no limit; left out, it would be asked of the next longer window.
+    waited = f'{_SECONDS}{{dp_rank!="", signal="queue", state!~"empty|idle|unknown"}}[{{window}}]'
+    watched = f'{_SECONDS}{{dp_rank!="", signal="queue", state!="unknown"}}[{{window}}]'
+    of_rank = "sum by (job, instance, dp_rank)"
+    yield Record(
+        f"rank:sglang_tuning_waiting:share{name}",
+        widened(f"{of_rank} (increase({waited})) / {of_rank} (increase({watched}))", windows),
+        comment="Share of the time watched in which requests of a DP rank waited, idle time included: an idle rank has room.",
+    )
+
+
+def _rates() -> Iterator[Record]:
+    events, requests = "sglang_tuning_retraction_events_total", "sglang_tuning_retracted_requests_total"
+    for windows, comment in (
+        (
+            LONG,
+            "Per minute. Retraction events where the log tells them; retracted requests where only the metrics do, or the log is dead.",
+        ),
+        (SHORT, ""),
+        (LATELY, ""),
+    ):
+        by_counter = [
+            widened(f"sum without (dp_rank) (increase({counter}[{{window}}])) / {{minutes}}", windows)
+            for counter in (events, requests)
+        ]
+        yield Record(
+            f"instance:sglang_tuning_retractions:rate{windows[0]}",
+            [
+                "(",
+                *("  " + line for line in by_counter[0]),
+                ") > 0",
+                *("or " + line.removeprefix("or ") for each in reversed(by_counter) for line in each),
+            ],
+            comment=comment,
+        )
+        for counter, kind in _REJECTED if windows != SHORT else ():
+            yield Record(
+                f"instance:sglang_tuning_rejections:rate{windows[0]}",
+                widened(f"increase({counter}[{{window}}]) / {{minutes}}", windows),
+                {"kind": kind},
+                "Refusals (503) are read off the access log, requests given up are counted by the server."
+                if comment and kind == "rejected"
+                else "",
+            )
+    given_up = "increase(sglang_tuning_aborted_requests_total[{window}])"
+    started = "increase(sglang_tuning_started_requests_total[{window}])"
+    yield Record(
+        "instance:sglang_tuning_given_up:ratio10m",
+        widened(f"{given_up} / ({given_up} + ({started} or 0 * {given_up}))", LONG),
+        comment="Part of the requests that their clients gave up: of those, and of the ones that got a first token (none, where that is not counted).",
+    )
+
+
+def _latencies() -> Iterator[Record]:
+    comment = (
+        "Observations above the profile's objective, over the two windows of each burn rate and those of a finding. No ratio of nothing while"
+        " nobody asks; a profile without an objective has no breaches and so no ratio."
+    )
+    for windows in (SHORT, LONG, ("30m",), ("1h",), ("6h",)):
+        name = windows[0]
+        for counted in ("observations", "breaches"):
+            yield Record(
+                f"instance:sglang_tuning_latency_{counted}:increase{name}",
+                widened(f"increase(sglang_tuning_latency_{counted}_total[{{window}}])", windows),
+                comment=comment,
+            )
+            comment = ""
+        observed = f"(instance:sglang_tuning_latency_observations:increase{name} > 0)"
+        yield Record(
+            f"instance:sglang_tuning_latency_breaches:ratio{name}",
+            [f"instance:sglang_tuning_latency_breaches:increase{name} / {observed}"],
+        )

@@ -1,0 +1,111 @@
+"""`demo`: a recorded real server, the real exporter, and Prometheus and Alertmanager where they are installed, until the notification arrives."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.recordings import recording as recordings
+from sglang_tuning_exporter.recordings.notifications import as_text
+from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
+from sglang_tuning_exporter.recordings.stack import Stack, program
+from sglang_tuning_exporter.state.profiles import PROFILES
+
+ALERT = "SGLangRetractingTooOften"
+
+
+def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
+    """Run the demo until Ctrl-C, or for `seconds` when above 0. Raises `UsageError`."""
+    if not 0 < speed <= 60:
+        raise UsageError(f"--speed={speed:g}: give a number above 0 and up to 60")
+    if profile not in PROFILES:
+        raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
+    recorded = recordings.load(Path(directory) if Path(directory).is_dir() else packaged(directory))
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    arrived: list[float] = []
+    begin = time.monotonic()
+
+    def show(message: Any) -> None:
+        arrived.append(time.monotonic() - begin)
+        _clear()
+        print(f"\nNotification after {arrived[-1]:.0f} s:\n\n{as_text(message)}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="sglang-tuning-demo-") as scratch:
+        log = Path(scratch) / "server.log"
+        log.touch()
+        replay = ReplayServer(recorded, log_path=log, speed=speed, loop=True)
+        print(
+            f"Replaying a recorded SGLang ({directory}) {speed:g} times as fast; every clock of the rules runs as fast.",
+            flush=True,
+        )
+        replay.start()
+        stack = Stack(
+            Path(scratch), sglang_url=replay.url, log_file=log, profile=profile, time_scale=speed, on_message=show
+        )
+        try:
+            stack.start()
+            _addresses(replay, stack, log)
+            _wait(stack, replay, ended, begin, seconds)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            _clear()
+            print("Ending everything that was started.", flush=True)
+            stack.stop()
+            replay.stop()
+    return 0
+
+
+def _addresses(replay: ReplayServer, stack: Stack, log: Path) -> None:
+    rows = [
+        ("SGLang (recorded)", f"{replay.url}/metrics"),
+        ("its log", str(log)),
+        ("exporter", stack.exporter_url),
+        (
+            "Prometheus",
+            f"{stack.prometheus_url}/alerts"
+            if stack.prometheus_url
+            else "not installed (Debian: apt install prometheus)",
+        ),
+        ("Alertmanager", stack.alertmanager_url or "not installed (Debian: apt install prometheus-alertmanager)"),
+    ]
+    for name, address in rows:
+        print(f"  {name:<18} {address}", flush=True)
+    if not (program("prometheus") and program("alertmanager")):
+        print("  Without both there is no notification; the exporter's page shows the same finding.", flush=True)
+
+
+def _wait(stack: Stack, replay: ReplayServer, ended: threading.Event, begin: float, seconds: float) -> None:
+    while not ended.wait(1.0):
+        elapsed = time.monotonic() - begin
+        if seconds and elapsed >= seconds:
+            return
+        try:
+            state = stack.alerts().get(ALERT, "not yet") if stack.prometheus_url else "no Prometheus"
+            retractions = _figure(stack, "sglang_tuning_retraction_events_total")
+        except (requests.RequestException, KeyError, ValueError):
+            state, retractions = "unknown", "?"
+        words = f"{elapsed:4.0f} s  replay at {replay.position_seconds:.0f} of {replay.length_seconds:.0f} s, retractions {retractions}, {ALERT}: {state}"
+        if sys.stdout.isatty():
+            print(f"\r\033[K{words}", end="", flush=True)
+        elif int(elapsed) % 5 == 0:
+            print(words, flush=True)
+
+
+def _figure(stack: Stack, name: str) -> str:
+    lines = stack.page().splitlines()
+    return next((line.rsplit(" ", 1)[1].removesuffix(".0") for line in lines if line.startswith(name + " ")), "0")
+
+
+def _clear() -> None:
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)

@@ -1,0 +1,295 @@
+"""`record`: a live server's log and scrapes as a directory that `replay` serves, fit to be shown to others.
+
+Everything goes through `scrub` before it is written, and is written as it comes: whatever ends the recording, the
+directory is one that `recording.load` reads. Its clock is the log's own, as printed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
+from sglang_tuning_exporter.collect.tail import LogFollower
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
+from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
+from sglang_tuning_exporter.sglang.log.forms import find
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.vocabulary import is_known
+from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+SCRAPE_SECONDS = 2.0
+POLL_SECONDS = 0.1
+# What `recording.load` takes, with room to spare.
+MOST_SCRAPES, MOST_SCRAPED_BYTES = 9_000, 900 << 20
+MOST_LOG_BYTES = MAX_FILE_BYTES - (1 << 20)
+_TIMEOUT_SECONDS = 10.0
+_STOP_SECONDS = 1.0
+# Printed times have whole seconds: the latest line of the last so many seconds tells best how the log's clock goes.
+_CLOCK_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What was recorded."""
+
+    lines: int
+    left_out: int
+    scrapes: int
+    full: bool  # it ended because no more fits
+
+
+class Recorder:
+    """Writes one recording. Raises `UsageError` for a directory that is not new."""
+
+    def __init__(
+        self,
+        sglang_url: str,
+        metrics_url: str,
+        log_file: str,
+        output: Path,
+        *,
+        api_key: str | None = None,
+        keep_request_text: bool = False,
+        every: float = SCRAPE_SECONDS,
+    ) -> None:
+        self._client = Client(sglang_url, metrics_url, api_key)
+        self._scrubber = Scrubber()
+        for name in (socket.gethostname(), urlsplit(sglang_url).hostname or ""):
+            if name != "localhost":
+                self._scrubber.learn(name, HOST)
+        if api_key:
+            self._scrubber.learn(api_key, "<redacted>")
+        self._lines = LogScrubber(self._scrubber, keep_request_text=keep_request_text)
+        self._log_file, self._output, self._every = log_file, output, every
+        self._stopping = threading.Event()
+        self._kept_lines = self._scrapes = self._log_bytes = self._scraped_bytes = 0
+        self._ahead: list[tuple[float, float]] = []  # when a line came, and how far the log's clock was ahead then
+        self._version: str | None = None
+        self._last_printed: float | None = None  # before the recording
+        self._is_up: bool | None = None
+        self._last_ms = 0
+        self._log: IO[bytes] | None = None
+
+    def stop(self) -> None:
+        """End the recording soon, whatever the server does meanwhile."""
+        self._stopping.set()
+        self._client.end()
+
+    def run(self, seconds: float | None = None) -> Summary:
+        """Record for so long, or until `stop`. Raises `UsageError` when the directory cannot be written or the log cannot be read."""
+        _make(self._output)
+        try:
+            with (self._output / "server.log").open("ab") as self._log:
+                self._record(seconds)
+            self._pack()
+        except OSError as error:
+            raise UsageError(f"--output={self._output}: {error.strerror or error}; give a new directory") from None
+        return Summary(self._kept_lines, self._lines.left_out, self._scrapes, self._is_full)
+
+    @property
+    def _is_full(self) -> bool:
+        return (
+            self._log_bytes >= MOST_LOG_BYTES
+            or self._scrapes >= MOST_SCRAPES
+            or self._scraped_bytes >= MOST_SCRAPED_BYTES
+        )
+
+    def _record(self, seconds: float | None) -> None:
+        # A thread, because nothing ends a connection that is being made before its own time is over.
+        asking = threading.Thread(target=self._ask, name="record-ask", daemon=True)
+        asking.start()
+        while asking.is_alive() and not self._stopping.is_set():
+            asking.join(timeout=POLL_SECONDS)
+        if asking.is_alive():
+            return
+        follower = LogFollower([self._log_file])
+        scraper = threading.Thread(target=self._keep_scraping, name="record-scrapes", daemon=True)
+        try:
+            for status in follower.status():
+                if not status.up:
+                    raise UsageError(
+                        f"--log-file={self._log_file}: {status.reason}; give the log of the running server"
+                    )
+            self._take_log(follower)  # what is there now is history: only how the server was started
+            self._ahead = self._by_file()
+            self._note("ready")
+            scraper.start()
+            until = None if seconds is None else time.monotonic() + seconds
+            while not self._stopping.wait(POLL_SECONDS) and not self._is_full:
+                self._take_log(follower)
+                if until is not None and time.monotonic() >= until:
+                    break
+            self._take_log(follower)
+        finally:
+            self.stop()
+            if scraper.ident is not None:
+                scraper.join(timeout=_STOP_SECONDS)
+            follower.close()
+
+    def _ask(self) -> None:
+        """Ask the server about itself: its secrets and names are learned before anything is written."""
+        for name, paths in (("server_info", ("/server_info", "/get_server_info")), ("loads", ("/v1/loads",))):
+            for path in paths:
+                try:
+                    told = json.loads(self._client.answer(path, _TIMEOUT_SECONDS))
+                except (ScrapeError, ValueError, RecursionError):
+                    continue
+                told = told if isinstance(told, dict) else {"loads": told}
+                if name == "server_info" and isinstance(told.get("version"), str):
+                    self._version = told["version"] if is_known(told["version"]) else None
+                text = json.dumps(self._scrubber.arguments(told), indent=1)
+                (self._output / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+                break
+        about = {
+            "sglang_version": self._version,
+            "log_utc_offset_seconds": 0,
+            "one_clock": True,
+            "note": "Recorded by sglang-tuning-exporter record.",
+        }
+        (self._output / "recording.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+    def _take_log(self, follower: LogFollower) -> None:
+        for block in follower.poll():
+            now = time.time()
+            for line in block.data.splitlines(keepends=True):
+                kept = self._lines.line(line)
+                if block.historical:
+                    self._keep_history(kept, line)
+                    continue
+                printed = _printed(line)
+                if printed is not None:
+                    self._ahead = [(at, ahead) for at, ahead in self._ahead if now - at < _CLOCK_SECONDS]
+                    self._ahead.append((now, printed - now))
+                self._write(kept)
+        if self._log is not None:
+            self._log.flush()
+
+    def _keep_history(self, kept: bytes | None, line: bytes) -> None:
+        """Of what was printed before the recording, keep how the server was last started."""
+        assert self._log is not None
+        self._last_printed = _printed(line) or self._last_printed
+        if self._lines.starts:
+            self._log.truncate(0)
+            self._log_bytes = self._kept_lines = 0
+        if kept is not None and self._lines.kind in {"startup", "liveness"}:
+            self._write(kept)
+
+    def _by_file(self) -> list[tuple[float, float]]:
+        """How far the log's clock is ahead of ours by its last line: the file was written when that was printed."""
+        try:
+            written = os.stat(self._log_file).st_mtime  # noqa: PTH116 - it may be no path at all
+        except OSError:
+            return []
+        return [] if self._last_printed is None else [(0.0, self._last_printed - written)]
+
+    def _write(self, kept: bytes | None) -> None:
+        if kept is not None and self._log is not None and self._log_bytes + len(kept) <= MOST_LOG_BYTES:
+            self._log.write(kept)
+            self._log_bytes += len(kept)
+            self._kept_lines += 1
+
+    def _keep_scraping(self) -> None:
+        while not self._stopping.is_set():
+            begin = time.monotonic()
+            self._scrape()
+            self._stopping.wait(max(0.0, self._every - (time.monotonic() - begin)))
+
+    def _scrape(self) -> None:
+        try:
+            page = self._client.metrics(_TIMEOUT_SECONDS)
+        except ScrapeError as error:
+            if self._is_up and not self._stopping.is_set() and error.reason in {"connection_refused", "unreachable"}:
+                self._is_up = False
+                self._note("exit")
+            return
+        if self._is_up is False:
+            self._note("start", early=0.002)
+        data = self._scrubber.page(page).encode("utf-8", "replace")
+        if self._is_full:
+            return
+        self._scrapes += 1
+        self._scraped_bytes += len(data)
+        self._last_ms = max(self._last_ms + 1, round(1000 * self._clock()))
+        whole = self._output / f"metrics-{self._scrapes:04}-{self._last_ms}.prom.gz"
+        part = whole.with_suffix(".part")
+        part.write_bytes(gzip.compress(data, mtime=0))
+        part.rename(whole)
+        if self._is_up is False:
+            self._note("ready")
+        self._is_up = True
+
+    def _clock(self) -> float:
+        """The time of the log's clock, seconds."""
+        now = time.time()
+        ahead = self._ahead
+        latest = ahead[-1][0] if ahead else 0.0
+        return now + max((told for at, told in ahead if latest - at < _CLOCK_SECONDS), default=0.0)
+
+    def _note(self, event: str, early: float = 0.0) -> None:
+        with (self._output / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"t": round(self._clock() - early, 3), "event": event}) + "\n")
+
+    def _pack(self) -> None:
+        """Pack the log; the unpacked one goes only when the packed one is whole."""
+        plain = self._output / "server.log"
+        part = self._output / "server.log.part"
+        with (
+            plain.open("rb") as source,
+            part.open("wb") as sink,
+            gzip.GzipFile("", "wb", fileobj=sink, mtime=0) as packed,
+        ):
+            while data := source.read(1 << 20):
+                packed.write(data)
+        part.rename(self._output / "server.log.gz")
+        plain.unlink()
+
+
+def _printed(line: bytes) -> float | None:
+    prefix = parse_plain_prefix(line)
+    if prefix is None and (found := find(strip_terminal(line))) is not None:
+        prefix = parse_plain_prefix(found.text)
+    return None if prefix is None else prefix.time
+
+
+def _make(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if any(output.iterdir()):
+            raise UsageError(f"--output={output}: is not empty; give a new directory")
+    except OSError as error:
+        raise UsageError(f"--output={output}: {error.strerror or error}; give a new directory") from None
+
+
+def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
+    """Record until the time is over, Ctrl-C or SIGTERM; 0. For the main thread only: it handles the signals. Raises `UsageError`."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        recorder.stop()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        told = recorder.run(seconds)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    ended = "; it ended because no more fits" if told.full else ""
+    sys.stderr.write(
+        f"{output}: {told.lines} lines ({told.left_out} left out), {told.scrapes} scrapes{ended}."
+        f" Look through it before you share it: sglang-tuning-exporter replay {output}\n"
+    )
+    return 0

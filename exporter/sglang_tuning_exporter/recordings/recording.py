@@ -1,0 +1,358 @@
+"""A recorded SGLang server as a timeline: what its log printed, what its `/metrics` said, when it was ready or away.
+
+A recording is a directory:
+
+- `server.log` or `server.log.gz`: the log as printed;
+- `metrics-<n>-<unix ms>.prom[.gz]`: the text of one scrape each;
+- `server_info*.json[.gz]` (optional): the answer of `/server_info`;
+- `events.jsonl` (optional): one JSON object per line, `{"t": unix seconds, "event": name}` with the names `start`,
+  `ready`, `load_begin`, `burst`, `load_end`, `exit` and `SIGKILL…`;
+- `recording.json` (optional): `{"sglang_version": "…", "log_utc_offset_seconds": 0, "note": "…"}`; the offset is what
+  the printed times are ahead of UTC.
+
+Positions are seconds since the server was first ready; everything before that stands at position 0.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import io
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.sglang.log.batch_lines import is_retraction
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+Condition = Literal["starting", "ready", "away"]
+
+# A recording is small; a file beyond this was not made by recording a scrape, and unpacking it could take all memory.
+MAX_FILE_BYTES = 64 * 1024 * 1024
+MAX_FILES = 10_000
+MAX_TOTAL_BYTES = 1024 * 1024 * 1024
+# Clocks of one machine agree; when log and scrapes lie further apart, the log was printed in another time zone.
+MAX_APART_SECONDS = 600.0
+
+_SCRAPE_NAME = re.compile(r"metrics-\d+-(?P<ms>\d{1,15})\.prom(?:\.gz)?")
+_INFO_NAME = re.compile(r"server_info[^/]*\.json(?:\.gz)?")
+_READY_LINE = b"The server is fired up and ready to roll!"
+_PREFILL = b"Prefill batch"
+_DECODE = b"Decode batch"
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of the log with its own line end, at its position in seconds."""
+
+    at: float
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The exact text of one scrape of `/metrics`, at its position in seconds."""
+
+    at: float
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """From this position in seconds on, the server is in this condition."""
+
+    at: float
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class RateSummary:
+    """How much there is to see: the number of retraction lines, and the seconds under load at recorded speed."""
+
+    retraction_lines: int
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded server; all positions are seconds since it was first ready.
+
+    `lines`, `scrapes`, `turns` and `loads` (begin, end) are in order of position; `server_info` is JSON text.
+    """
+
+    name: str
+    sglang_version: str | None
+    note: str
+    lines: tuple[LogLine, ...]
+    scrapes: tuple[Scrape, ...]
+    turns: tuple[Turn, ...]
+    loads: tuple[tuple[float, float], ...]
+    server_info: bytes | None
+
+    @property
+    def length_seconds(self) -> float:
+        """The position of the last line or scrape."""
+        return max(self.lines[-1].at if self.lines else 0.0, self.scrapes[-1].at if self.scrapes else 0.0)
+
+    @property
+    def start_of_load(self) -> float:
+        """The position where the first load begins; the length of the recording when there is none."""
+        return self.loads[0][0] if self.loads else self.length_seconds
+
+    @property
+    def end_of_load(self) -> float:
+        """The position where the last load ends; the length of the recording when there is none."""
+        return self.loads[-1][1] if self.loads else self.length_seconds
+
+    def scrape_at(self, position: float) -> Scrape | None:
+        """Give the latest scrape at this position, before the first one the first one; None without any scrape."""
+        index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)
+        return self.scrapes[max(0, index - 1)] if self.scrapes else None
+
+    def condition_at(self, position: float) -> Condition:
+        """Whether the server is starting, ready, or away (its port closed) at this position."""
+        index = bisect.bisect_right(self.turns, position, key=lambda turn: turn.at)
+        return self.turns[index - 1].condition if index else "starting"
+
+    def count_lines_until(self, position: float) -> int:
+        """How many lines have been printed by this position, its own moment included."""
+        return bisect.bisect_right(self.lines, position, key=lambda line: line.at)
+
+    def rate_summary(self) -> RateSummary:
+        """Retraction lines and seconds under load of the whole recording."""
+        return RateSummary(
+            retraction_lines=sum(1 for line in self.lines if is_retraction(_message(line.text))),
+            load_seconds=sum(end - begin for begin, end in self.loads),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    at: float
+    name: str
+
+
+def load(directory: Path) -> Recording:
+    """Read a recording from its directory. Raises `UsageError` when it is missing, unreadable, or no recording."""
+    if not directory.is_dir():
+        raise UsageError(f"directory={directory}: is not a directory; give the directory of a recording")
+    files: dict[str, bytes] = {}
+    total = 0
+    try:
+        for path in sorted(directory.iterdir()):
+            if _is_part(path.name) and path.is_file():
+                files[path.name.removesuffix(".gz")] = _read(path)
+                total += len(files[path.name.removesuffix(".gz")])
+                if len(files) > MAX_FILES or total > MAX_TOTAL_BYTES:
+                    raise UsageError(
+                        f"directory={directory}: holds more than {MAX_FILES} files or a gigabyte; thin the scrapes"
+                    )
+    except OSError as error:
+        raise UsageError(f"directory={directory}: cannot be read: {error.strerror or error}") from error
+    return from_files(files, name=str(directory))
+
+
+def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
+    """Build a recording from the unpacked bytes of its files by name (without `.gz`).
+
+    `name` stands in the messages. Raises `UsageError` when there is no log with SGLang's timestamps, or when a file
+    contradicts its format.
+    """
+    if "server.log" not in files:
+        raise UsageError(f"directory={name}: has no server.log or server.log.gz; give the directory of a recording")
+    about = _about(files.get("recording.json", b"{}"), name)
+    moments = _log_moments(
+        files["server.log"], _number(about.get("log_utc_offset_seconds", 0), "log_utc_offset_seconds", name)
+    )
+    if not moments:
+        raise UsageError(
+            f"directory={name}: no line of server.log has a time such as [2025-01-31 12:00:00]; is it an SGLang log?"
+        )
+    scrapes = sorted(
+        (int(match["ms"]) / 1000, files[file]) for file in files if (match := _SCRAPE_NAME.fullmatch(file))
+    )
+    if (
+        about.get("one_clock") is not True
+        and scrapes
+        and (scrapes[0][0] - moments[-1].at > MAX_APART_SECONDS or moments[0].at - scrapes[-1][0] > MAX_APART_SECONDS)
+    ):
+        apart = moments[0].at - scrapes[0][0]
+        raise UsageError(
+            f"directory={name}: log and scrapes are {apart:.0f} s apart; "
+            "put the log's offset from UTC into recording.json as log_utc_offset_seconds"
+        )
+    events = _events(files.get("events.jsonl", b""), name)
+    zero = _ready_moment(events, moments)
+    turns = _turns(events, zero, [at for at, _ in scrapes])
+    if zero is None:
+        zero = moments[0].at
+    return Recording(
+        name=name,
+        sglang_version=str(about["sglang_version"]) if about.get("sglang_version") is not None else None,
+        note=str(about.get("note", "")),
+        lines=tuple(LogLine(max(0.0, line.at - zero), line.text) for line in moments),
+        scrapes=tuple(Scrape(max(0.0, at - zero), text) for at, text in scrapes),
+        turns=tuple(Turn(max(0.0, turn.at - zero), turn.condition) for turn in turns),
+        loads=tuple((max(0.0, begin - zero), max(0.0, end - zero)) for begin, end in _loads(events, moments, zero)),
+        server_info=_server_info(files, name),
+    )
+
+
+def _is_part(name: str) -> bool:
+    return (
+        name.removesuffix(".gz") in {"server.log", "events.jsonl", "recording.json"}
+        or _SCRAPE_NAME.fullmatch(name) is not None
+        or _INFO_NAME.fullmatch(name) is not None
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data: bytes = file.read(MAX_FILE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path}: is not a whole gzip file; pack it again") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{path}: is larger than {MAX_FILE_BYTES // 2**20} MiB; cut the recording down")
+    return data
+
+
+def _about(text: bytes, name: str) -> dict[str, Any]:
+    about = _json(text, f"{name}/recording.json")
+    if not isinstance(about, dict):
+        raise UsageError(f"{name}/recording.json: must hold one JSON object")
+    return about
+
+
+def _json(text: bytes, file: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: is not valid JSON; mend or remove it") from error
+
+
+def _number(value: Any, key: str, name: str) -> float:
+    # The bound is a day and a bit: no time zone is further from UTC, and it keeps NaN and infinity out.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -90_000 <= value <= 90_000:
+        raise UsageError(
+            f"{name}/recording.json: {key}={value}: give the log's offset from UTC in seconds, such as 7200 for UTC+2"
+        )
+    return float(value)
+
+
+def _server_info(files: Mapping[str, bytes], name: str) -> bytes | None:
+    for file in sorted(files):
+        if _INFO_NAME.fullmatch(file):
+            if not isinstance(_json(files[file], f"{name}/{file}"), dict):
+                raise UsageError(f"{name}/{file}: must hold one JSON object")
+            return files[file]
+    return None
+
+
+def _events(text: bytes, name: str) -> list[_Event]:
+    events = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        event = _json(line, f"{name}/events.jsonl")
+        at = event.get("t") if isinstance(event, dict) else None
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e12:
+            raise UsageError(
+                f'{name}/events.jsonl: each line is {{"t": unix seconds, "event": "name"}}; mend or remove it'
+            )
+        events.append(_Event(float(at), str(event.get("event", ""))))
+    return sorted(events, key=lambda event: event.at)
+
+
+def _message(line: bytes) -> bytes:
+    prefix = parse_plain_prefix(line)
+    return line if prefix is None else line[prefix.end :]
+
+
+def _log_moments(log: bytes, offset: float) -> list[LogLine]:
+    """Place each line at its unix seconds; lines printed at the same second are spread evenly over it.
+
+    A line without a time follows its predecessor. Empty when no line has a time.
+    """
+    printed: list[tuple[float, bytes]] = []
+    untimed_head: list[bytes] = []
+    now: float | None = None
+    for line in io.BytesIO(log):
+        prefix = parse_plain_prefix(line)
+        # Several processes write into one file, so a second may come after its successor; a replay never goes back.
+        if prefix is not None and prefix.time is not None:
+            now = prefix.time - offset if now is None else max(now, prefix.time - offset)
+        if now is None:
+            untimed_head.append(line)
+        else:
+            printed.append((now, line))
+    if not printed:
+        return []
+    return list(_spread([(printed[0][0], line) for line in untimed_head] + printed))
+
+
+def _spread(printed: list[tuple[float, bytes]]) -> Iterator[LogLine]:
+    for moment, group in groupby(printed, key=lambda pair: pair[0]):
+        texts = [text for _, text in group]
+        # Under SGLANG_LOG_MS the times carry milliseconds.
+        width = 1.0 if moment.is_integer() else 0.001
+        for index, text in enumerate(texts):
+            yield LogLine(moment + width * index / len(texts), text)
+
+
+def _ready_moment(events: list[_Event], moments: list[LogLine]) -> float | None:
+    for event in events:
+        if event.name == "ready":
+            return event.at
+    for line in moments:
+        if _READY_LINE in line.text:
+            return line.at
+    return None
+
+
+def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Turn]:
+    if ready is None:
+        return []
+    turns = [Turn(ready, "ready")]
+    for index, event in enumerate(events):
+        later = events[index + 1 :]
+        again = next((other.at for other in later if other.name == "start"), None)
+        # The end of the last run is no turn: after it the last scrape stays served.
+        if event.at <= ready or again is None or not (event.name == "exit" or event.name.startswith("SIGKILL")):
+            continue
+        turns.append(Turn(event.at, "away"))
+        back = next((other.at for other in later if other.name == "ready"), None)
+        # The HTTP server answers scrapes before the model is ready; the first scrape that came back shows from when.
+        answered = next((at for at in scrapes if at > again), None)
+        if answered is not None and (back is None or answered < back):
+            turns.append(Turn(answered, "starting"))
+        if back is not None:
+            turns.append(Turn(back, "ready"))
+    return turns
+
+
+def _loads(events: list[_Event], moments: list[LogLine], zero: float) -> list[tuple[float, float]]:
+    loads: list[tuple[float, float]] = []
+    begin = None
+    for event in events:
+        if event.name in {"load_begin", "burst"} and begin is None:
+            begin = event.at
+        elif event.name == "load_end" and begin is not None:
+            loads.append((begin, event.at))
+            begin = None
+    if begin is not None:
+        loads.append((begin, max(begin, moments[-1].at)))
+    if loads:
+        return loads
+    after = [(line.at, _message(line.text)) for line in moments if line.at >= zero]
+    batches = [at for at, text in after if text.startswith((_PREFILL, _DECODE))]
+    decodes = [at for at, text in after if text.startswith(_DECODE)]
+    return [(batches[0], decodes[-1])] if decodes else []

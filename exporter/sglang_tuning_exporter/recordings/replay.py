@@ -1,0 +1,336 @@
+"""A recorded server as if live: its endpoints over HTTP, and its log growing in a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from sglang_tuning_exporter.config import UsageError, parse_address
+from sglang_tuning_exporter.recordings.recording import Recording, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+MAX_SPEED = 10_000.0
+_STEP_SECONDS = 0.02
+MOST_LOG_BYTES = (
+    32 << 20
+)  # a demo that runs for days must not fill the disk: past this a new round begins an empty file
+_JSON = "application/json"
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def packaged(name: str) -> Path:
+    """Give the directory of a recording in the package. Raises `UsageError` when there is none of this name."""
+    root = Path(str(resources.files("sglang_tuning_exporter") / "recordings"))
+    names = (
+        sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("_"))
+        if root.is_dir()
+        else []
+    )
+    if name not in names:
+        raise UsageError(f"recording={name}: is not packaged; one of: {', '.join(names)}")
+    return root / name
+
+
+class ReplayServer:
+    """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
+
+    With `loop` it goes on at the end as a server that works for hours: from the moment it was first ready, counters
+    back at their first values. Without, the last scrape stays served and the log is quiet. `on_tick` gets the position in seconds
+    after each step, on the replay's own thread.
+    Raises `UsageError` for a speed that is no speed, and from `start` when the log or the port cannot be opened.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        log_path: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        speed: float = 1.0,
+        loop: bool = False,
+        on_tick: Callable[[float], None] | None = None,
+    ) -> None:
+        if not (math.isfinite(speed) and 0 < speed <= MAX_SPEED):
+            raise UsageError(f"speed={speed}: give recorded seconds per second, above 0 and at most {MAX_SPEED:.0f}")
+        self._recording = recording
+        self._log_path = log_path
+        self._address = (host, port)
+        self._speed = speed
+        self._loop = loop
+        self._on_tick = on_tick
+        self._position = 0.0
+        self._written = 0
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._http: _HttpServer | None = None
+        self._log: IO[bytes] | None = None
+        self._threads: list[threading.Thread] = []
+        self._failure: OSError | None = None
+
+    @property
+    def url(self) -> str:
+        """`http://host:port` without a slash at the end. Only after `start`."""
+        if self._http is None:
+            raise RuntimeError("a replay has its address after start()")
+        host, port = self._http.server_address[:2]
+        name = host.decode() if isinstance(host, bytes) else str(host)
+        # A wildcard address is where to listen, not where to connect.
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104 - translated away, not bound
+        return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the recording has been played to its end; never true with `loop`."""
+        return self._ended.is_set()
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why the log could not be written any further, when it could not (a full disk, for one)."""
+        return self._failure
+
+    @property
+    def position_seconds(self) -> float:
+        """Recorded seconds since the server was ready, of this round."""
+        return self._position
+
+    @property
+    def length_seconds(self) -> float:
+        """Recorded seconds of one round."""
+        return self._recording.length_seconds
+
+    def start(self) -> None:
+        """Open the log and the port, write what was printed until the server was ready, and play on."""
+        try:
+            self._log = self._log_path.open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"log_file={self._log_path}: cannot be written: {error.strerror or error}") from error
+        try:
+            self._http = _HttpServer(self._address, self._answer)
+        except (OSError, OverflowError) as error:
+            self._log.close()
+            host, port = self._address
+            raise UsageError(
+                f"listen_address={host}:{port}: cannot listen there: {error}; give a free HOST:PORT"
+            ) from error
+        self._advance(0.0)
+        self._threads = [
+            threading.Thread(
+                target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, name="replay-http", daemon=True
+            ),
+            threading.Thread(target=self._play, name="replay-log", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Close the port and the log. A second call does nothing."""
+        self._stopping.set()
+        if self._http is not None and self._threads:
+            self._http.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        if self._http is not None:
+            self._http.server_close()
+        if self._log is not None:
+            self._log.close()
+
+    def _play(self) -> None:
+        began = time.monotonic()
+        while not self._stopping.wait(_STEP_SECONDS):
+            position = (time.monotonic() - began) * self._speed
+            if position >= self.length_seconds:
+                self._advance(self.length_seconds)
+                if not self._loop or self.failure is not None:
+                    self._ended.set()
+                    return
+                # A recording shorter than a step would otherwise restart thousands of times at once.
+                began = time.monotonic()
+                # Its start is not played again: a server that starts every few minutes is another story.
+                self._written = self._recording.count_lines_until(0.0)
+                position = 0.0
+                self._keep_log_small()
+            self._advance(position)
+
+    def _advance(self, position: float) -> None:
+        until = self._recording.count_lines_until(position)
+        text = b"".join(line.text for line in self._recording.lines[self._written : until])
+        self._written = until
+        self._write(text)
+        self._position = position
+        if self._on_tick is not None:
+            self._on_tick(position)
+
+    def _write(self, text: bytes) -> None:
+        assert self._log is not None
+        rest = memoryview(text)
+        try:
+            while rest:
+                rest = rest[self._log.write(rest) :]
+        except OSError as error:
+            self._failure = error
+
+    def _keep_log_small(self) -> None:
+        assert self._log is not None
+        if self._log.tell() > MOST_LOG_BYTES:
+            self._log.truncate(0)
+
+    def _answer(self, path: str) -> tuple[int, str, bytes] | None:
+        """Status, content type and body of a GET; None while the server was away."""
+        condition = self._recording.condition_at(self._position)
+        if condition == "away":
+            return None
+        match path:
+            case "/metrics":
+                scrape = self._recording.scrape_at(self._position)
+                return _not_found() if scrape is None else (200, _EXPOSITION, scrape.text)
+            case "/health" | "/health_generate":
+                return (200 if condition == "ready" else 503, _JSON, b"")
+            case "/server_info" | "/get_server_info":
+                info = self._recording.server_info
+                return _not_found() if info is None else (200, _JSON, info)
+            case "/v1/models":
+                return (200, _JSON, _models(self._recording))
+            case _:
+                return _not_found()
+
+
+def _not_found() -> tuple[int, str, bytes]:
+    return (404, _JSON, b'{"detail":"Not Found"}')
+
+
+def _models(recording: Recording) -> bytes:
+    info: dict[str, Any] = json.loads(recording.server_info or b"{}")
+    name = info.get("served_model_name") or info.get("model_path")
+    models = [] if name is None else [{"id": name, "object": "model", "owned_by": "sglang"}]
+    return json.dumps({"object": "list", "data": models}).encode()
+
+
+class _HttpServer(ThreadingHTTPServer):
+    def __init__(self, address: tuple[str, int], answer: Callable[[str], tuple[int, str, bytes] | None]) -> None:
+        self.answer = answer
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # The base class asks DNS for the host's full name, which takes seconds on a machine without one.
+        socket_address = self.server_address
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(socket_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet about a client that went away; show anything else as the base class does."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _HttpServer
+    # A connection per request: a stopped replay must not go on answering on a connection kept open.
+    protocol_version = "HTTP/1.0"
+    timeout = 10
+    server_version = "sglang-replay"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._reply(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._reply(with_body=False)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Say nothing: the terminal belongs to the progress line."""
+
+    def _reply(self, *, with_body: bool) -> None:
+        answer = self.server.answer(self.path.partition("?")[0])
+        if answer is None:
+            # The nearest to a refused connection that leaves the port ours: closed without a word.
+            self.close_connection = True
+            return
+        status, content_type, body = answer
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | None, loop: bool) -> int:
+    """Replay a recording until Ctrl-C or SIGTERM; returns exit status 0.
+
+    Prints one line with what to pass to `serve`. Without `log_file` the log grows in a temporary directory that goes
+    at the end. Raises `UsageError` for a directory that is no recording, and for an address or a log file that cannot
+    be used. For the main thread only: it handles the signals.
+    """
+    recording = load(directory)
+    address = parse_address("listen_address", listen_address)
+    own_directory = None if log_file is not None else Path(tempfile.mkdtemp(prefix="sglang-replay-"))
+    log_path = log_file if own_directory is None else own_directory / "server.log"
+    assert log_path is not None
+    asked_to_stop = threading.Event()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        asked_to_stop.set()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server = ReplayServer(
+            recording, log_path=log_path, host=address.host, port=address.port, speed=speed, loop=loop
+        )
+        try:
+            server.start()
+            print(f"--sglang-url {server.url} --log-file {log_path}", flush=True)  # noqa: T201 - the command's output
+            _watch(server, recording, asked_to_stop)
+        finally:
+            server.stop()
+        if server.failure is not None:
+            raise UsageError(f"log_file={log_path}: cannot be written: {server.failure.strerror or server.failure}")
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if own_directory is not None:
+            shutil.rmtree(own_directory, ignore_errors=True)
+    return 0
+
+
+def _watch(server: ReplayServer, recording: Recording, asked_to_stop: threading.Event) -> None:
+    show = sys.stderr.isatty()
+    while not asked_to_stop.wait(0.5):
+        if server.failure is not None:
+            break
+        if show:
+            sys.stderr.write(f"\r\x1b[K{_progress(server, recording)}")
+            sys.stderr.flush()
+    if show:
+        sys.stderr.write("\n")
+
+
+def _progress(server: ReplayServer, recording: Recording) -> str:
+    if server.finished:
+        return "the recording has ended; its last scrape stays served (Ctrl-C ends)"
+    position = server.position_seconds
+    what = (
+        "under load"
+        if any(begin <= position < end for begin, end in recording.loads)
+        else recording.condition_at(position)
+    )
+    return f"{position:.0f} of {server.length_seconds:.0f} recorded seconds, {what}"

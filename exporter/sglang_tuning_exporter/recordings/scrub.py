@@ -1,0 +1,294 @@
+"""What a server printed and exposed, without what is nobody's business: secrets, paths, hosts, addresses, models' names, requests.
+
+Pure. What is kept is chosen, not what is left out: lines of the kinds that the exporter reads, in words that SGLang itself
+prints (`sglang/log/vocabulary`); every other word is written as `scrubbed`. Figures stay as they are, so that what is kept is judged as the whole would be.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Any
+
+from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retraction, ServerArgs
+from sglang_tuning_exporter.sglang.log.forms import find
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.log.vocabulary import is_known, only_known
+from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, samples
+
+ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
+_SHORTEST_KNOWN = 4  # shorter words stand in too many places that mean something else
+_LONGEST_WORD = 200
+_LONGEST_FIGURES = 1000
+_DEPTH = 12
+
+_SECRET_WORD = re.compile(r"\b(?:sk|hf|ghp|gho|glpat|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{8,}|\bBearer \S+", re.IGNORECASE)
+_URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"<>)\]}]+")
+_IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\w.])")
+_IPV6 = re.compile(
+    r"\[?(?<![\w:])(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}"
+    r"|(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)(?:%\w+)?(?![\w:])\]?(?::\d{1,5})?"
+)
+_ABSOLUTE = re.compile(r"(?<![\w.)\]>/])~?/(?:[^\s/'\":,;<>(){}\[\]]+/)*[^\s/'\":,;<>(){}\[\]]+/?")
+_DOMAIN = re.compile(
+    r"\b(?:[\w-]{1,63}[.@]){1,8}(?:local|internal|lan|corp|intranet|svc|home|com|net|org|edu|gov|io|ai|dev|cloud|app|co|cn|de|uk|fr|jp|kr|in|eu|us|ru|ch|nl)\b(?:\.[a-z]{2,12})*",
+    re.IGNORECASE,
+)
+
+# Arguments that name a model.
+_MODEL_KEY = re.compile(r"model_path|model_name|tokenizer_path|draft_model|^model$|revision|weight_version")
+
+# Labels of SGLang's own, with words of its own.
+_OWN_LABELS = frozenset({
+    "le", "quantile", "tp_rank", "pp_rank", "dp_rank", "moe_ep_rank", "moe_dp_rank", "attn_cp_rank", "engine_type", "is_streaming",
+    "priority", "mode", "stage", "phase", "method", "status_code", "status", "cache_type", "cache_source", "forward_overlap", "reason",
+    "pid", "source", "state",
+})  # fmt: skip
+_OWN_WORD = re.compile(r"[\w.+-]{0,40}")
+_SERIES = re.compile(r"sglang[:_]")
+
+_ENDPOINTS = frozenset({
+    "/", "/generate", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score",
+    "/v1/rerank", "/rerank", "/encode", "/classify", "/health", "/health_generate", "/metrics", "/server_info", "/get_server_info",
+    "/model_info", "/get_model_info", "/v1/models", "/v1/loads", "/flush_cache",
+})  # fmt: skip
+_ACCESS = re.compile(
+    r'((?:INFO: +)?)(?:\S{1,80} - )?"([A-Z]{3,7}) ([^\s?"]{1,2000})[^\n"]{0,4000}" (\d{3})(?: [A-Z][\w ]{0,30})?\s*'
+)
+_KEPT = frozenset({"decode", "prefill", "retraction", "out_of_memory", "startup", "liveness", "traceback", "access"})
+_FRAME = re.compile(
+    r'\s*File "|.*Traceback \(most recent call last\)|During handling of the above|The above exception was'
+)
+_ARGUMENT = re.compile(r"""(\w{3,60})\\?['"]?\s*[:=]\s*\\?['"]([^'"\\\s]{4,400})""")
+_FIGURE = re.compile(r"#[\w-]{1,40}: ?-?[\d.]+(?: ?-> ?[\d.]+)?")
+_RETRACTION_WORDS = frozenset(
+    {"kv", "cache", "pool", "is", "full", "retract", "requests", "decode", "out", "of", "memory", "happened"}
+)
+
+
+class Scrubber:
+    """Takes words out of texts. It learns what to take out from the arguments it has seen: tell it of those first."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._numbered: dict[tuple[str, str], str] = {}
+        self._order: list[str] | None = []
+
+    def learn(self, word: str, instead: str) -> None:
+        """Write `instead` for `word` from now on, wherever it stands."""
+        if len(word) >= _SHORTEST_KNOWN and word not in (ADDRESS, PATH, HOST, MODEL, OTHER, REDACTED):
+            self._known[word] = REDACTED if self._known.get(word) == REDACTED else instead
+            self._order = None
+
+    def text(self, text: str) -> str:
+        """Give the text without secrets, addresses, hosts and absolute paths."""
+        if self._order is None:
+            self._order = sorted(self._known, key=len, reverse=True)
+        for word in self._order:
+            if word in text:
+                text = text.replace(word, self._known[word])
+        text = _SECRET_WORD.sub(REDACTED, text)
+        text = _URL.sub(f"http://{HOST}", text)
+        text = _IPV4.sub(ADDRESS, text)
+        text = _IPV6.sub(ADDRESS, text)
+        text = _ABSOLUTE.sub(PATH, text)
+        return _DOMAIN.sub(HOST, text)
+
+    def arguments(self, given: dict[str, Any]) -> dict[str, object]:
+        """Give arguments, or any JSON object, without secrets and with places and models named alike."""
+        return self._mapping(given, 0)
+
+    def _mapping(self, given: dict[str, Any], depth: int) -> dict[str, object]:
+        cleaned: dict[str, object] = {}
+        for key, value in given.items():
+            name = str(key)
+            if is_secret(name) or name == "launch_command":
+                self._forget(value)
+            elif is_known(name):
+                cleaned[name] = self._value(name, value, depth + 1)
+        return cleaned
+
+    def _forget(self, value: Any) -> None:
+        """Never let a secret's value through elsewhere."""
+        if isinstance(value, str) and " " not in value:
+            self.learn(value, REDACTED)
+        elif isinstance(value, list):
+            for inner in value:
+                self._forget(inner)
+
+    def _value(self, key: str, value: Any, depth: int) -> object:
+        if depth > _DEPTH:
+            return OTHER
+        if isinstance(value, dict):
+            return self._mapping(value, depth)
+        if isinstance(value, (list, tuple)):
+            words = " ".join(item for item in value if isinstance(item, str))
+            return REDACTED if holds_secret(words) else [self._value(key, inner, depth + 1) for inner in value]
+        return self._word(key.lower(), value) if isinstance(value, str) else value
+
+    def _word(self, key: str, value: str) -> str:
+        if not value.strip():
+            return value
+        instead = MODEL if _MODEL_KEY.search(key) else ADDRESS if key == "host" else OTHER
+        if instead == OTHER and self._is_harmless(value):
+            return value
+        if not _is_usual(value):
+            self.learn(value, instead)
+        return instead
+
+    def _is_harmless(self, value: str) -> bool:
+        known = len(value) <= _LONGEST_WORD and is_known(value) and not holds_secret(value)
+        return known and self.text(value) == value  # figures may be an address
+
+    def page(self, page: str) -> str:
+        """Give SGLang's own series of an exposition, their foreign labels numbered."""
+        kept = []
+        for line in page.splitlines():
+            if line.startswith(("# TYPE ", "# HELP ")):
+                words = line.split(" ", 3)
+                if (
+                    len(words) == 4
+                    and _SERIES.match(words[2])
+                    and is_known(words[2])
+                    and words[:2] == ["#", "TYPE"]
+                    and words[3] in TYPES
+                ):
+                    kept.append(line)
+                continue
+            for name, raw, value in samples(line):
+                if _SERIES.match(name) and is_known(name):
+                    kept.append(f"{name}{self._labels(raw)} {value!r}")
+        return "\n".join(kept).replace(" inf\n", " +Inf\n").replace(" nan\n", " NaN\n") + "\n"
+
+    def _labels(self, raw: str) -> str:
+        said = ",".join(f'{self._name(name)}="{self._label(name, value)}"' for name, value in labels(raw).items())
+        return f"{{{said}}}" if said else ""
+
+    def _name(self, name: str) -> str:
+        """Give a label's name, numbered where it is the operator's."""
+        if is_known(name):
+            return name
+        return self._numbered.setdefault(("", name), f"{OTHER}_{sum(1 for kind, _ in self._numbered if not kind) + 1}")
+
+    def _label(self, name: str, value: str) -> str:
+        if name == "model_name":
+            self.learn(value, MODEL)
+            return MODEL
+        if not value or (name in _OWN_LABELS and _OWN_WORD.fullmatch(value) and is_known(value)):
+            return value
+        number = sum(1 for other, _ in self._numbered if other == name) + 1
+        return self._numbered.setdefault((name, value), f"{OTHER}-{number}")
+
+
+def _is_usual(value: str) -> bool:
+    """Say whether a value is a word that also stands where it names nothing: `auto`, `default`, a number."""
+    return re.fullmatch(r"[a-z_]{1,12}|[\d.]+", value) is not None
+
+
+def _stamped(time: float) -> bytes:
+    return f"[{dt.datetime.fromtimestamp(time, dt.UTC):%Y-%m-%d %H:%M:%S}] ".encode()
+
+
+class LogScrubber:
+    """Takes a log line by line and keeps the lines that the exporter reads. Times stay as printed."""
+
+    def __init__(self, scrubber: Scrubber, *, keep_request_text: bool = False) -> None:
+        self._scrubber = scrubber
+        self._keep_request_text = keep_request_text
+        self._reader = LogReader()
+        self.left_out = 0
+        self.starts = False  # the last line told of a start
+        self.kind = "other"  # of the last line
+
+    def line(self, line: bytes) -> bytes | None:
+        """Give what may be written of a line, with its newline; None for nothing."""
+        before, unrecognised = self._reader.counts.copy(), sum(self._reader.unrecognised.values())
+        events = self._reader.feed(line)
+        kinds = [kind for kind, count in self._reader.counts.items() if count != before[kind]]
+        drifted = sum(self._reader.unrecognised.values()) != unrecognised
+        self.kind = kinds[0] if kinds else "other"
+        kept = self._kept(line, events, self.kind, drifted=drifted)
+        self.left_out += kept is None
+        if kept is None:
+            return None
+        return (kept if self._keep_request_text else only_known(kept)).encode("utf-8", "replace") + b"\n"
+
+    def _kept(self, line: bytes, events: list[Any], kind: str, *, drifted: bool) -> str | None:
+        given = next((event for event in events if isinstance(event, ServerArgs)), None)
+        self.starts = given is not None
+        if given is not None:
+            self._learn_secrets(line)
+            return self._server_args(given)
+        prefix = parse_plain_prefix(line)
+        raw = line if prefix is not None else strip_terminal(line.rstrip(b"\n"))
+        prefix = prefix or parse_plain_prefix(raw)
+        if prefix is None and (found := find(raw)) is not None:
+            # What surrounds a line may name hosts and people.
+            raw, prefix = found.text, parse_plain_prefix(found.text)
+            if prefix is None and found.time is not None:
+                raw = _stamped(found.time) + raw
+                prefix = parse_plain_prefix(raw)
+        text = raw.decode("utf-8", "replace").rstrip("\r\n")
+        head, message = (text[: prefix.end], text[prefix.end :]) if prefix is not None else ("", text)
+        if kind not in _KEPT and not drifted and not self._keep_request_text:
+            return None
+        if kind == "access":
+            return self._access(head, message)
+        if not self._keep_request_text and not _is_safe(events, kind, message):
+            return None
+        if holds_secret(message) and not _only_figures(events, message):
+            return None
+        return head + self._scrubber.text(message)
+
+    def _learn_secrets(self, line: bytes) -> None:
+        for name, value in _ARGUMENT.findall(line.decode("utf-8", "replace")):
+            if is_secret(name):
+                self._scrubber.learn(value, REDACTED)
+
+    def _access(self, head: str, message: str) -> str | None:
+        match = _ACCESS.match(message)
+        if match is None:
+            return None
+        level, method, path, status = match.groups()
+        return f'{head}{level}{ADDRESS}:0 - "{method} {path if path in _ENDPOINTS else PATH} HTTP/1.1" {status}'
+
+    def _server_args(self, event: ServerArgs) -> str:
+        stamp = ""
+        if event.time is not None:
+            at = dt.datetime.fromtimestamp(event.time, dt.timezone.utc)
+            ranks = "".join(
+                f" {name}{number}"
+                for name, number in (("DP", event.rank.dp), ("PP", event.rank.pp), ("TP", event.rank.tp))
+                if number is not None
+            )
+            stamp = f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] "
+        return f"{stamp}server_args={self._scrubber.arguments(event.args)!r}"
+
+
+def _is_safe(events: list[Any], kind: str, message: str) -> bool:
+    """Say whether no words of a request can be in it: they may look like a line of the server's, and exceptions quote what they stumbled over."""
+    if kind in {"decode", "prefill", "retraction", "other"}:
+        return _only_figures(events, message)
+    if kind == "traceback":
+        return _FRAME.match(message) is not None
+    return "server_args" not in message and not any(event.suspect for event in events)
+
+
+def _only_figures(events: list[Any], message: str) -> bool:
+    """Say whether the message is names and numbers throughout, and the names known or at least the server's."""
+    if len(message) > _LONGEST_FIGURES:
+        return False
+    if any(isinstance(event, Retraction) for event in events):
+        words = re.findall(r"[^\W\d_]+", _FIGURE.sub("", message).lower())
+        return set(words) <= _RETRACTION_WORDS
+    strange = any(isinstance(event, (DecodeBatch, PrefillBatch)) and event.unknown_keys for event in events)
+    return _FIGURES.fullmatch(message) is not None and not (strange and any(event.suspect for event in events))
+
+
+# `Decode batch, #running-req: 6, token usage: 0.04, cuda graph: False, gen throughput (token/s): 801.47`
+_FIGURES = re.compile(
+    r"(?:\w+ ){0,2}\w+(?: ?\[\d+\])?[.,] (?:[#\w ./()-]{1,60}: ?(?:-?[\d.]+%?|True|False|None|inf|nan)(?:, |,? *$))+"
+)

@@ -1,0 +1,219 @@
+"""A whole monitoring chain on loopback: exporter, Prometheus, Alertmanager and a webhook. For the demo and for end-to-end tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess  # nosec B404 # the demo runs Prometheus and Alertmanager
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+import yaml
+
+from sglang_tuning_exporter.config import Address, UsageError
+from sglang_tuning_exporter.mixin import alerts
+from sglang_tuning_exporter.recordings.notifications import Receiver
+
+LOOPBACK = "127.0.0.1"
+# Debian calls Alertmanager's program after its package.
+PROGRAMS = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
+
+
+def program(name: str) -> str | None:
+    """Where Prometheus or Alertmanager is installed, or None."""
+    return next((path for candidate in PROGRAMS[name] if (path := shutil.which(candidate))), None)
+
+
+def free_port() -> int:
+    """A TCP port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _ask(url: str, **parameters: str) -> requests.Response:
+    """Ask a service on loopback, past any proxy that the environment names."""
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.get(url, params=parameters, timeout=5)
+
+
+class Process:
+    """A child that is ended by us and whose output goes to a file."""
+
+    def __init__(self, name: str, command: Sequence[str], output: Path) -> None:
+        self.name, self.output = name, output
+        with output.open("wb") as sink:
+            self._child = subprocess.Popen(  # noqa: S603 # nosec B603 # programs of this machine with arguments of ours
+                list(command),
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "NO_PROXY": "*"},
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._child.poll() is not None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def last_words(self) -> str:
+        """The end of its output."""
+        return self.output.read_text(encoding="utf-8", errors="replace")[-600:].strip()
+
+    def stop(self) -> None:
+        """End it: politely, then not."""
+        self._child.terminate()
+        try:
+            self._child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+class Stack:
+    """Everything between an SGLang (real, recorded or fake) and a person.
+
+    `time_scale` divides every duration in rules and grouping, so that a recording replayed ten times as fast is judged by clocks ten times as fast.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        sglang_url: str | None,
+        log_file: Path | None,
+        profile: str,
+        time_scale: float = 1.0,
+        scrape_interval: str = "1s",
+        on_message: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        self._directory, self._profile, self._time_scale = directory, profile, time_scale
+        self._sglang_url, self._log_file, self._scrape_interval = sglang_url, log_file, scrape_interval
+        self._receiver = Receiver(Address(LOOPBACK, 0), on_message)
+        self._processes: list[Process] = []
+        self.exporter_url = f"http://{LOOPBACK}:{free_port()}"
+        self.prometheus_url: str | None = None
+        self.alertmanager_url: str | None = None
+
+    def start(self) -> None:
+        """Start all that is installed, in the order of dependence. Raises `UsageError` when one of them does not come up."""
+        self._receiver.start()
+        self._start_exporter()
+        self._write_rules()
+        if program("alertmanager"):
+            self._start_alertmanager()
+        if program("prometheus"):
+            self._start_prometheus()
+
+    def stop(self) -> None:
+        """End everything that `start` started."""
+        for process in reversed(self._processes):
+            process.stop()
+        self._processes.clear()
+        self._receiver.stop()
+
+    def process(self, name: str) -> Process:
+        """A running child by name: exporter, prometheus or alertmanager."""
+        return next(process for process in self._processes if process.name == name)
+
+    def get(self, url: str, **parameters: str) -> Any:
+        """JSON of one of the services."""
+        return _ask(url, **parameters).json()
+
+    def page(self) -> str:
+        """The exporter's exposition."""
+        return _ask(f"{self.exporter_url}/metrics").text
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """An instant query's result vector."""
+        answer = self.get(f"{self.prometheus_url}/api/v1/query", query=expression)
+        return list(answer["data"]["result"])
+
+    def alerts(self) -> dict[str, str]:
+        """Alert name → pending or firing."""
+        found = self.get(f"{self.prometheus_url}/api/v1/alerts")["data"]["alerts"]
+        return {alert["labels"]["alertname"]: alert["state"] for alert in found}
+
+    def _launch(self, name: str, command: Sequence[str], ready_url: str) -> None:
+        process = Process(name, command, self._directory / f"{name}.log")
+        self._processes.append(process)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not process.ended:
+            try:
+                if _ask(ready_url).status_code == 200:
+                    return
+            except requests.RequestException:
+                pass
+            time.sleep(0.1)
+        self.stop()
+        raise UsageError(f"{name} did not start: {process.last_words() or 'it said nothing'}")
+
+    def _start_exporter(self) -> None:
+        command = [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--profile", self._profile]
+        command += ["--listen-address", self.exporter_url.removeprefix("http://")]
+        command += ["--sglang-url", self._sglang_url] if self._sglang_url else []
+        command += ["--log-file", str(self._log_file)] if self._log_file else []
+        self._launch("exporter", command, f"{self.exporter_url}/-/ready")
+
+    def _write_rules(self) -> None:
+        for name, text in alerts.files(self._time_scale).items():
+            path = self._directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+    def _start_alertmanager(self) -> None:
+        path = self._directory / "alerts" / "alertmanager.yml"
+        configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
+        configuration["receivers"][0]["webhook_configs"][0]["url"] = self._receiver.url
+        path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
+        self.alertmanager_url = f"http://{LOOPBACK}:{free_port()}"
+        self._launch(
+            "alertmanager",
+            [
+                str(program("alertmanager")),
+                f"--config.file={path}",
+                f"--storage.path={self._directory / 'alertmanager'}",
+                f"--web.listen-address={self.alertmanager_url.removeprefix('http://')}",
+                "--cluster.listen-address=",
+            ],
+            f"{self.alertmanager_url}/-/ready",
+        )
+
+    def _start_prometheus(self) -> None:
+        interval = self._scrape_interval
+        configuration: dict[str, Any] = {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+            "rule_files": ["alerts/rules/*.yml"],
+            "scrape_configs": [
+                {"job_name": "sglang", "static_configs": [{"targets": [self.exporter_url.removeprefix("http://")]}]}
+            ],
+        }
+        if self.alertmanager_url:
+            target = self.alertmanager_url.removeprefix("http://")
+            configuration["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [target]}]}]}
+        path = self._directory / "prometheus.yml"
+        path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
+        self.prometheus_url = f"http://{LOOPBACK}:{free_port()}"
+        self._launch(
+            "prometheus",
+            [
+                str(program("prometheus")),
+                f"--config.file={path}",
+                f"--storage.tsdb.path={self._directory / 'prometheus'}",
+                f"--web.listen-address={self.prometheus_url.removeprefix('http://')}",
+                # Debian's package points these at its own folders, which are not needed for the API.
+                "--log.level=warn",
+            ],
+            f"{self.prometheus_url}/-/ready",
+        )

@@ -1,0 +1,130 @@
+"""The FastAPI application over a `Watcher`. Reads only: GET and HEAD, no parameter reaches a file or a socket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.serve.api import render as render_findings
+from sglang_tuning_exporter.serve.metrics import page as own_page
+from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.routes import reading
+from sglang_tuning_exporter.serve.security.guard import Guard
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import CollectorRegistry
+
+    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.serve.security.active_config import Door
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
+# What is kept back of the scraper's patience for rendering and the way home.
+MARGIN_SECONDS = 0.5
+MARGIN_SHARE = 0.1
+
+
+def patience(announced: str | None, most: float) -> float:
+    """Give the seconds that a scrape of SGLang may take: what the scraper announced less a margin, at most `most`.
+
+    Nonsense counts as not announced.
+    """
+    try:
+        seconds = float(announced or "")
+    except ValueError:
+        return most
+    if not seconds > 0:
+        return most
+    return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
+
+
+def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) -> bytes:
+    """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
+    native = watcher.scrape(timeout)
+    return (own_page(families) + native).encode()
+
+
+def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
+    """Make the application; with a `door`, for those alone whom it lets in.
+
+    What waits for a scrape or for the state is a plain function and holds a thread; health is told by the loop itself.
+    """
+    app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
+    families = registry(watcher)
+    if door is not None:
+        families.register(door)
+    app.add_middleware(Guard, door=door)
+
+    @reading(app, "/metrics", response_class=PlainTextResponse)
+    def metrics(request: Request) -> Response:
+        timeout = patience(request.headers.get(TIMEOUT_HEADER), watcher.config.scrape_timeout)
+        return Response(exposition(watcher, families, timeout), media_type=TEXT_FORMAT)
+
+    @reading(app, "/api/v1/findings")
+    def findings() -> Response:
+        return Response(render_findings(watcher), media_type="application/json")
+
+    @reading(app, "/-/healthy", response_class=PlainTextResponse)
+    async def healthy() -> Response:
+        # Of a plain str FastAPI would make a model, and load what Pydantic was before: a megabyte.
+        return PlainTextResponse("sglang-tuning-exporter is healthy.\n")
+
+    @reading(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
+    async def ready() -> Response:
+        if watcher.running:
+            return PlainTextResponse("sglang-tuning-exporter is ready.\n")
+        return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
+
+    app.include_router(_pages(watcher))
+    return app
+
+
+def _pages(watcher: Watcher) -> APIRouter:
+    """Make the routes that people read.
+
+    What writes them is loaded with the first reader: templates and Markdown take 5 MB, and most sidecars are only scraped.
+    """
+    routes = APIRouter()
+    # Declared here, because a parameter of the function would promise a 422 that no word can lead to.
+    named = {"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}
+    absent = {"description": "No such alert", "content": {"application/json": {}}}
+
+    @reading(routes, "/", response_class=HTMLResponse)
+    def page(request: Request) -> Response:
+        from sglang_tuning_exporter.serve.pages.page import render  # noqa: PLC0415
+
+        return _html(render(watcher, still="still" in request.query_params))
+
+    @reading(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
+    async def folder() -> Response:
+        return RedirectResponse("runbooks/")  # the links there are relative to it
+
+    @reading(routes, "/runbooks/", response_class=HTMLResponse)
+    def index(request: Request) -> Response:
+        from sglang_tuning_exporter.serve.pages.runbooks import render_index  # noqa: PLC0415
+
+        return _html(render_index(request.headers.get("Host", "")))
+
+    @reading(
+        routes,
+        "/runbooks/{alert}",
+        response_class=HTMLResponse,
+        responses={404: absent},
+        openapi_extra={"parameters": [named]},
+    )
+    def runbook(request: Request) -> Response:
+        from sglang_tuning_exporter.serve.pages.runbooks import render  # noqa: PLC0415
+
+        text = render(watcher, str(request.path_params["alert"]), request.headers.get("Host", ""))
+        if text is None:
+            raise HTTPException(404)
+        return _html(text)
+
+    return routes
+
+
+def _html(text: str) -> Response:
+    return HTMLResponse(text.encode("utf-8", "backslashreplace"))  # names and paths may hold lone surrogates

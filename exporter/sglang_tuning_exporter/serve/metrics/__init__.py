@@ -1,0 +1,74 @@
+"""State into Prometheus families: a custom collector that makes fresh families for every scrape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from sglang_tuning_exporter.serve.metrics.diagnoses import findings
+from sglang_tuning_exporter.serve.metrics.families import PREFIX, text
+from sglang_tuning_exporter.serve.metrics.ranks import schedulers
+from sglang_tuning_exporter.serve.metrics.server import failures, memory, server, thresholds
+from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from sglang_tuning_exporter.collect.sidecar import Watcher
+
+
+# Counters that no line of the log moves.
+OF_METRICS = frozenset(
+    PREFIX + name
+    for name in (
+        "aborted_requests",
+        "capped",
+        "finished_requests",
+        "latency_breaches",
+        "latency_observations",
+        "started_requests",
+    )
+)
+
+
+class WatcherCollector(Collector):
+    """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards.
+
+    While the log's past is being read its counters are left out: Prometheus would take their way up for events of now.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def collect(self) -> Iterator[Metric]:
+        """All families at one moment. A thing that this server cannot tell is absent."""
+        watcher = self._watcher
+        with watcher.view() as now:
+            families = [
+                *sources(watcher),
+                *server(watcher, now),
+                *memory(watcher),
+                *schedulers(watcher, now),
+                *failures(watcher, now),
+                *findings(watcher, now),
+                *thresholds(watcher),
+                *agreement(watcher, now),
+            ]
+            if watcher.log is not None and watcher.log.reads_the_past:
+                families = [each for each in families if each.type != "counter" or each.name in OF_METRICS]
+        return (family for family in families if family.samples)
+
+
+def page(families: CollectorRegistry) -> str:
+    """Write everything that a registry of ours collects now as Prometheus's text format 0.0.4."""
+    return text(families.collect())
+
+
+def registry(watcher: Watcher) -> CollectorRegistry:
+    """Make a registry of its own with nothing but our families (no process or platform metrics)."""
+    own = CollectorRegistry(auto_describe=False)
+    own.register(WatcherCollector(watcher))
+    return own

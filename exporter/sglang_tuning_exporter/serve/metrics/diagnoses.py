@@ -1,0 +1,81 @@
+"""Families about what limits the server: the verdict, the diagnoses that hold, and what to turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.serve.metrics.families import brief, gauge
+from sglang_tuning_exporter.state.stages import STAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
+
+    from sglang_tuning_exporter.collect.sidecar import Watcher
+
+
+def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
+    """Tell the verdict, and everything that it rests on."""
+    judgement = watcher.judge(now)
+    verdict = gauge(
+        "verdict", "1 for what limits the server now: a diagnosis, or why there is none.", "verdict", "severity"
+    )
+    verdict.add_metric([judgement.verdict, judgement.severity], 1.0)
+    yield verdict
+    stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it does nothing.", "stage")
+    for stage in STAGES:
+        stuck.add_metric([stage], float(stage == judgement.past.stage))
+    yield stuck
+    active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
+    now_set = gauge(
+        "recommended_arg_current",
+        "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
+        "arg",
+        "diagnosis",
+    )
+    advised = gauge(
+        "recommended_arg",
+        "The value to try for an argument, while a diagnosis that turns it holds.",
+        "arg",
+        "diagnosis",
+    )
+    words = gauge(
+        "recommended_setting_info",
+        "The word to try for an argument that takes words; without `arg`, what people should do in place of turning a flag.",
+        "arg",
+        "value",
+        "diagnosis",
+    )
+    found = {finding.diagnosis.id: finding for finding in judgement.findings}
+    for check in judgement.checks:
+        row = check.diagnosis
+        if not row.condition.is_measured:
+            continue
+        active.add_metric([row.id], float(row.id in found))
+        for advice in found[row.id].advice if row.id in found else ():
+            if isinstance(advice.suggested, str):
+                words.add_metric([advice.arg, advice.suggested, row.id], 1.0)
+            elif advice.arg and advice.suggested is not None:
+                advised.add_metric([advice.arg, row.id], advice.suggested)
+                if isinstance(advice.current, (int, float)):
+                    now_set.add_metric([advice.arg, row.id], advice.current)
+            elif (row.turn.arg or found[row.id].because) and not advice.arg:
+                words.add_metric(["", advice.suggestion, row.id], 1.0)
+    recommended = gauge(
+        "recommendation_timestamp_seconds",
+        "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
+        " release (empty: advice to people), its present value, the value to try.",
+        "diagnosis",
+        "flag",
+        "current",
+        "suggested",
+        "direction",
+    )
+    for words_of, at in watcher.recommended_since.items():
+        recommended.add_metric([brief(word) for word in words_of], at)
+    yield recommended
+    yield active
+    yield advised
+    yield now_set
+    yield words

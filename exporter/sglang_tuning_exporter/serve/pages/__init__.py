@@ -1,0 +1,1 @@
+"""The exporter's own pages for people. Imports `collect` and what lies below."""

@@ -1,0 +1,220 @@
+"""The guide's figures as the page shows them: a value, what would be healthy, and the last quarter of an hour. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from sglang_tuning_exporter.serve.pages.sparkline import Band, sparkline
+from sglang_tuning_exporter.state.history import LENGTH_SECONDS, added_up
+from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+    from sglang_tuning_exporter.state.history import History
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.rank import RankState
+    from sglang_tuning_exporter.state.server import ServerState
+
+    Points = Sequence[tuple[float, float | None]]
+    Words = Callable[[float], str]
+
+NOT_TOLD = "not told"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. `judgement` is good, bad or empty; `before` says in words what `spark` draws, both empty without a past.
+
+    `beside` is said in small behind the value.
+    """
+
+    name: str
+    value: str
+    healthy: str = ""
+    judgement: str = ""
+    beside: str = ""
+    spark: Markup = field(default_factory=Markup)
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What one data-parallel rank does, in words."""
+
+    name: str
+    running: str
+    limit: str
+    queued: str
+    usage: str
+
+
+def figures(state: ServerState, past: Past, history: History, now: float) -> list[Figure]:
+    """Give the figures in the order in which they are read; `now` is on the state's clock."""
+    return [
+        _queue(state.schedulers, past.profile, history, now),
+        _usage(state.schedulers, past.profile, history),
+        _running(state, history),
+        _throughput(state, history),
+        _coverage(past, history),
+        _retractions(past, history),
+        *_given_up(past),
+        _reserve(past),
+    ]
+
+
+def ranks(state: ServerState) -> list[Rank]:
+    """Give the data-parallel ranks; empty where there is one scheduler only."""
+    if len(state.schedulers) < 2:
+        return []
+    return [
+        Rank(
+            "not told" if rank.dp is None else f"DP{rank.dp}",
+            count(rank.running),
+            count(state.facts.running_limit(rank.dp)),
+            count(rank.queued),
+            _ratio(rank.usage),
+        )
+        for rank in sorted(state.schedulers, key=lambda rank: -1 if rank.dp is None else rank.dp)
+    ]
+
+
+def span(points: Points) -> str:
+    """Write how long ago the first told point of the last quarter of an hour was."""
+    told = [-at for at, value in points if value is not None and at >= -LENGTH_SECONDS]
+    seconds = max(told, default=0.0)
+    if seconds < 1:
+        return "just now"
+    return f"last {round(seconds / 60)} min" if seconds >= 90 else f"last {seconds:.0f} s"
+
+
+def count(figure: float | None) -> str:
+    """Write a number of things."""
+    return NOT_TOLD if figure is None else f"{figure:.0f}"
+
+
+def _drawn(
+    figure: Figure, points: Points, words: Words = count, *, band: Band | None = None, top: float = 0.0
+) -> Figure:
+    """Give the figure with its past."""
+    told = [value for _, value in points if value is not None and isfinite(value)]
+    if not told:
+        return figure
+    low, high = words(min(told)), words(max(told))
+    before = f"{span(points)}: {low}" + (f" to {high}" if low != high else "")
+    return replace(figure, spark=sparkline(points, f"{figure.name}, {before}", band=band, top=top), before=before)
+
+
+def _queue(schedulers: list[RankState], profile: Profile, history: History, now: float) -> Figure:
+    queued = added_up(rank.queued for rank in schedulers)
+    waits = [wait for rank in schedulers if (wait := rank.queue_wait_seconds(now)) is not None and isfinite(wait)]
+    if profile.queue_lower is not None:
+        healthy = f"{profile.queue_lower:.0f} to {profile.queue_upper:.0f}"
+    elif profile.queue_wait_seconds:
+        healthy = f"a wait up to {profile.queue_wait_seconds:g} s"
+    else:
+        healthy = f"up to {profile.queue_upper:.0f}"
+    states = {rank.states["queue"] for rank in schedulers}
+    bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
+    judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
+    # Judged by the wait that it means, a queue has no healthy length.
+    band = Band(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else None
+    figure = Figure(
+        "Queued requests",
+        count(queued),
+        healthy,
+        judgement,
+        f"~{max(waits):.0f} s wait" if queued and waits else "",
+    )
+    return _drawn(figure, history.line(lambda moment: moment.queued), band=band)
+
+
+def _usage(schedulers: list[RankState], profile: Profile, history: History) -> Figure:
+    usages = [rank.usage for rank in schedulers if rank.usage is not None]
+    states = {rank.states["admission"] for rank in schedulers} - {IDLE, UNKNOWN}
+    usage = max(usages, default=None)
+    judgement = ""
+    if usage is not None and "held_back" in states:
+        judgement = "bad"
+    elif usage is not None and states and (usage >= profile.token_usage_target or states == {"no_queue"}):
+        judgement = "good"
+    healthy = f"{profile.token_usage_target:g} or more while requests wait"
+    figure = Figure("Token usage", _ratio(usage), healthy, judgement)
+    points = history.line(lambda moment: moment.usage)
+    return _drawn(figure, points, _ratio, band=Band(profile.token_usage_target), top=1.0)
+
+
+def _running(state: ServerState, history: History) -> Figure:
+    running = added_up(rank.running for rank in state.schedulers)
+    limit = added_up(state.facts.running_limit(rank.dp) for rank in state.schedulers)
+    batches = state.facts.micro_batches
+    of = f", in one of {batches} micro batches" if batches > 1 else ""
+    beside = f"of {limit:.0f}{of}" if running is not None and limit else ""
+    figure = Figure("Running requests", count(running), "near the limit while requests wait", beside=beside)
+    return _drawn(figure, history.line(lambda moment: moment.running))
+
+
+def _throughput(state: ServerState, history: History) -> Figure:
+    generated = added_up(rank.generation_throughput for rank in state.schedulers)
+    figure = Figure("Generated tokens/s", count(generated))
+    return _drawn(figure, history.line(lambda moment: moment.throughput))
+
+
+def _coverage(past: Past, history: History) -> Figure:
+    coverage, name = past.recent.coverage, "CUDA graph coverage"
+    least = 1 - past.profile.frequent_share
+    healthy = f"above {_percent(least)} of decode batches"
+    if past.facts.without_graph == "unsupported":
+        return Figure(name, "none on this device")
+    if past.facts.without_graph:
+        return Figure(name, "off", healthy, "bad")
+    if coverage is None:
+        figure = Figure(name, NOT_TOLD, healthy)
+    else:
+        figure = Figure(name, _percent(coverage), healthy, "good" if coverage > least else "bad")
+    return _drawn(figure, history.line(lambda moment: moment.replayed), _percent, band=Band(least), top=1.0)
+
+
+def _retractions(past: Past, history: History) -> Figure:
+    rate, tolerated = past.retractions_per_minute, past.profile.retractions_per_minute
+    name, points = "Retractions a minute", history.retractions()
+    watched = history.line(lambda moment: moment.retractions)  # a step longer than what happened in its steps
+    before = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
+    return Figure(
+        name,
+        f"{rate:.1f}" if past.served_seconds or rate else NOT_TOLD,
+        f"up to about {tolerated:g}",
+        "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
+        spark=sparkline(points, f"Retractions, {before}", marks=True),
+        before=before,
+    )
+
+
+def _given_up(past: Past) -> list[Figure]:
+    """Give the part of the requests that clients gave up; nothing where the server does not count them."""
+    share = past.given_up_share
+    return [] if share is None else [Figure("Requests given up", _percent(share))]
+
+
+def _reserve(past: Past) -> Figure:
+    reserve, profile, name = past.facts.reserve_gb, past.profile, "GPU memory left at start"
+    healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
+    if reserve is None:
+        return Figure(name, "no GPU", "") if past.facts.is_cpu else Figure(name, NOT_TOLD, healthy)
+    if profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
+        return Figure(name, f"{reserve:.1f} GB", healthy)  # more than what the guide calls good, less than too much
+    good = profile.reserve_lower_gb <= reserve <= profile.reserve_good_gb
+    return Figure(name, f"{reserve:.1f} GB", healthy, "good" if good else "bad")
+
+
+def _ratio(figure: float | None) -> str:
+    return NOT_TOLD if figure is None else f"{figure:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

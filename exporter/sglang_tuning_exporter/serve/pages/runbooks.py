@@ -1,0 +1,128 @@
+"""The runbooks as pages of the exporter itself, so that the link in a notification works without the internet.
+
+The text is the package's own. Only names that the table has are served, and no word of a request reaches a file.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+
+from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.diagnosis import runbook as runbooks
+from sglang_tuning_exporter.diagnosis.findings import Finding, judge
+from sglang_tuning_exporter.sglang.clean import shown as shown_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from markdown_it.token import Token
+
+    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("sglang_tuning_exporter.serve.pages"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=shown_clean,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TONES = {"critical": "bad", "warning": "warn", "info": "info"}
+_PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def render(watcher: Watcher, alert: str, host: str) -> str | None:
+    """Write an alert's runbook as HTML, with its commands filled in for this server; None for a name the table has not.
+
+    `host` is the address that the reader asked this exporter at: what Prometheus calls `instance`.
+    """
+    row = runbooks.with_alerts().get(alert)
+    if row is None:
+        return None
+    present, absent = _now(watcher, row)
+    title, lead, body = _parts(runbooks.page(alert), _known(watcher, host))
+    return _ENVIRONMENT.get_template("runbook.html").render(
+        title=title,
+        tone=_TONES[row.severity],
+        sections=runbooks.SECTIONS,
+        lead=lead,
+        body=body,
+        present=present,
+        absent=absent,
+        version=__version__,
+    )
+
+
+def render_index(host: str) -> str:
+    """Write the list of all runbooks as HTML."""
+    title, lead, body = _parts(runbooks.index(), _known_host(host))
+    return _ENVIRONMENT.get_template("runbook.html").render(
+        title=title, tone="", sections=(), lead=lead, body=body, present=None, absent=False, version=__version__
+    )
+
+
+def _now(watcher: Watcher, row: Diagnosis) -> tuple[Finding | None, bool]:
+    """Say whether the diagnosis holds now, and else whether that is known: some are told by Prometheus alone."""
+    with watcher.view() as now:
+        judgement = judge(watcher.past(now))
+    found = next((finding for finding in judgement.findings if finding.diagnosis.id == row.id), None)
+    return found, any(check.diagnosis is row and check.passed is True for check in judgement.checks)
+
+
+def _known(watcher: Watcher, host: str) -> dict[str, str]:
+    """What the placeholders in commands stand for, as far as this exporter knows it, ready for a shell."""
+    known = _known_host(host)
+    url = watcher.config.sglang_url
+    if url is not None and "@" not in url:
+        known["SGLANG"] = url.rstrip("/")
+    paths = [file.path for file in watcher.log.files] if watcher.log is not None else []
+    if len(paths) == 1 and paths[0] != "-":
+        known["LOG"] = shlex.quote(str(Path(paths[0]).absolute()))
+    return known
+
+
+def _known_host(host: str) -> dict[str, str]:
+    return {"EXPORTER": host} if _HOST.fullmatch(host) else {}
+
+
+@cache
+def _parsed(text: str) -> tuple[Token, ...]:
+    return tuple(_MARKDOWN.parse(text))
+
+
+def _parts(text: str, known: Mapping[str, str]) -> tuple[str, str, str]:
+    """Give a page's title, its first paragraph and the rest, the last two as HTML: all text in it is escaped."""
+    tokens = [_shown(token, known) for token in _parsed(text)]
+    for heading, title in pairwise(tokens):
+        if heading.type == "heading_open" and title.content in runbooks.SECTIONS:
+            heading.attrSet("id", title.content.lower())
+    end = next(number for number, token in enumerate(tokens) if token.type == "paragraph_close") + 1
+    if tokens[end].type == "table_open":
+        tokens[end].attrSet("class", "facts")
+    return tokens[1].content, _html(tokens[3:end]), _html(tokens[end:])
+
+
+def _html(tokens: Sequence[Token]) -> str:
+    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+
+
+def _shown(token: Token, known: Mapping[str, str]) -> Token:
+    """Give a copy of a token as the page shows it: code filled in, links between pages without `.md`."""
+    children = None if token.children is None else [_shown(child, known) for child in token.children]
+    changed = token.copy(children=children, attrs=dict(token.attrs))
+    if token.type in {"fence", "code_inline"}:
+        changed.content = _PLACEHOLDER.sub(lambda match: known.get(match[1], match[1]), token.content)
+    elif token.type == "link_open":
+        changed.attrSet("href", str(token.attrs["href"]).removesuffix(".md"))
+    return changed

@@ -1,0 +1,96 @@
+"""A figure's last quarter of an hour as inline SVG: a line, the healthy band behind it, and words for who cannot see it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+from sglang_tuning_exporter.state.history import LENGTH_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+WIDTH, HEIGHT, MARGIN = 240, 44, 2
+_GAP_SECONDS = 20.0  # between two moments: then the exporter did not run, and the line breaks
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What is healthy; None: no bound on that side."""
+
+    lower: float | None = None
+    upper: float | None = None
+
+
+def sparkline(
+    points: Sequence[tuple[float, float | None]],
+    words: str,
+    *,
+    band: Band | None = None,
+    top: float | None = None,
+    marks: bool = False,
+) -> Markup:
+    """Draw points of (seconds before now, value), seconds 0 or less. `top` is the least height of the scale; `marks` draws bars.
+
+    What is no figure counts as not told. Empty without a value: an empty picture says less than none. `words` describe it.
+    """
+    shown = [
+        (min(at, 0.0), value if value is not None and isfinite(value) else None)
+        for at, value in points
+        if at >= -LENGTH_SECONDS
+    ]
+    told = [value for _, value in shown if value is not None]
+    if not told:
+        return Markup()
+    highest = max([*told, top or 0.0, *_bounds(band, told)])
+    if highest <= 0:
+        highest = 1.0
+
+    def x(at: float) -> str:
+        return f"{MARGIN + (WIDTH - 2 * MARGIN) * (1 + at / LENGTH_SECONDS):.1f}"
+
+    def y(value: float) -> str:
+        return f"{HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * min(max(value / highest, 0.0), 1.0):.1f}"
+
+    parts = [_band(band, highest, y)] if band is not None else []
+    if marks:
+        parts += [f'<path class="mark" d="M{x(at)} {y(0)}V{y(value)}"/>' for at, value in shown if value]
+        parts.append(f'<path class="base" d="M{MARGIN} {y(0)}H{WIDTH - MARGIN}"/>')
+    else:
+        parts += [_stroke([(x(at), y(value)) for at, value in piece]) for piece in _pieces(shown)]
+    return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
+        f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" preserveAspectRatio="none">'
+        f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
+    )
+
+
+def _bounds(band: Band | None, told: list[float]) -> list[float]:
+    """A bound belongs on the scale where the line comes near it; a queue of 3 is not drawn on a scale of 2000."""
+    near = 4 * max(told)
+    return [bound for bound in (band.lower, band.upper) if bound is not None and bound <= near] if band else []
+
+
+def _band(band: Band, highest: float, y: Callable[[float], str]) -> str:
+    upper = float(y(min(band.upper if band.upper is not None else highest, highest)))
+    lower = float(y(min(band.lower or 0.0, highest)))
+    return f'<rect class="band" x="{MARGIN}" y="{upper:g}" width="{WIDTH - 2 * MARGIN}" height="{max(lower - upper, 0):.1f}"/>'
+
+
+def _pieces(points: Sequence[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for at, value in points:
+        if value is None or (pieces[-1] and at - pieces[-1][-1][0] > _GAP_SECONDS):
+            pieces.append([])
+        if value is not None:
+            pieces[-1].append((at, value))
+    return [piece for piece in pieces if piece]
+
+
+def _stroke(piece: list[tuple[str, str]]) -> str:
+    if len(piece) == 1:
+        ((x, y),) = piece
+        return f'<path class="dot" d="M{x} {y}h0"/>'  # its round ends are the dot: a circle would be stretched
+    return '<path class="line" d="M' + "L".join(f"{x} {y}" for x, y in piece) + '"/>'

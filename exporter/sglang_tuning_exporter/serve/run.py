@@ -1,0 +1,181 @@
+"""`serve`: configuration in, a running sidecar until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio._backends._asyncio  # noqa: F401 - loaded at the first request otherwise, when there may be no file descriptor left
+import uvicorn
+
+from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.config import Address, Config, UsageError
+from sglang_tuning_exporter.serve import allocator
+from sglang_tuning_exporter.serve.app import make_app
+from sglang_tuning_exporter.serve.connections import MOST_CONNECTIONS, Connection
+from sglang_tuning_exporter.serve.security import uvicorn_server as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from sglang_tuning_exporter.serve.security.active_config import Door
+
+BACKLOG = 128
+MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more is answered 400
+TICK_SECONDS = 1.0
+GRACE_SECONDS = 1  # for answers under way, when it is told to end
+TROUBLE_SECONDS = 60.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+logger = logging.getLogger("sglang_tuning_exporter")
+
+
+def bind(address: Address, key: str = "--listen-address") -> socket.socket:
+    """Open a listening TCP socket, so that a taken port is one line and not a traceback. Raises `UsageError`."""
+    try:
+        listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:  # a kernel without IPv6
+        raise UsageError(f"{key}={address}: {error.strerror or error}; give another address") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+        listener.listen(BACKLOG)  # before it listens, another process can bind the same port as well
+    except (OSError, ValueError) as error:  # ValueError: a name that is none
+        listener.close()
+        raise UsageError(
+            f"{key}={address}: {getattr(error, 'strerror', None) or error}; give another port or address"
+        ) from None
+    return listener
+
+
+def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
+    """Quiet, bounded, and without uvicorn's own logging set-up; TLS as the `door` says."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # an ASGI application
+        http=Connection,
+        ws="none",  # with a library for it installed, an upgrade would go round what stands before the application
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=BACKLOG,
+        limit_concurrency=2 * MOST_CONNECTIONS,  # of requests at work: those of connections that were let go, too
+    )
+    config.load()
+    wire.set_headers(config, door)
+    config.ssl = None if door is None else door.listener_context()
+    return config
+
+
+class _Server(wire.Server):
+    """Wakes up once a second, for the Date header; uvicorn's own does ten times as often to see whether it should end."""
+
+    def __init__(self, config: uvicorn.Config, watcher: Watcher, door: Door | None) -> None:
+        super().__init__(config, door)
+        self._watcher = watcher
+        self._wake: Callable[[], object] = lambda: None
+        self._troubled_at = -math.inf
+        self._hang_up: Callable[[], None] | None = None
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            self._hang_up = partial(self._hung_up, has_terminal=_has_terminal())
+            signal.signal(signal.SIGHUP, lambda *_: self._hang_up and self._hang_up())
+
+    async def main_loop(self) -> None:
+        loop, ending = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(ending.set)
+        while not await self.on_tick(0):
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ending.wait(), TICK_SECONDS)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._wake()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._trouble)
+        if self._hang_up is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        await super().startup(sockets)
+
+    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once a minute, in a line, that no connection can be taken: asyncio tries again every second."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._troubled_at >= TROUBLE_SECONDS:
+            self._troubled_at = time.monotonic()
+            logger.warning("cannot take a connection: %s; raise the limit (ulimit -n, LimitNOFILE=)", error.strerror)
+
+    def _hung_up(self, *, has_terminal: bool) -> None:
+        """End in order where our terminal has gone; go on as a service, whose operator means it to reload."""
+        if has_terminal:
+            self.end()
+        else:
+            logger.warning(
+                "SIGHUP: settings are read at the start only, and rotated logs followed; restart to change them"
+            )
+
+    def end(self, *_: object) -> None:
+        """Have it end in order."""
+        self.should_exit = True
+        self._wake()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watcher.stop()  # first, so that no request waits for a scrape any more
+        await super().shutdown(sockets)
+
+
+def _door(config: Config) -> Door | None:
+    if config.web_config is None:
+        return None
+    from sglang_tuning_exporter.serve.security.active_config import Door  # noqa: PLC0415 - YAML and TLS are for those who ask for them
+
+    return Door(config.web_config)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def serve(config: Config) -> int:
+    """Run until SIGINT or SIGTERM. Returns the exit status."""
+    door = _door(config)
+    listener = bind(config.listen_address)
+    allocator.give_back()
+    watcher = Watcher(config)
+    server = _Server(uvicorn_config(make_app(watcher, door), door), watcher, door)
+    # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
+    # we end in order.
+    signal.signal(signal.SIGTERM, server.end)
+    watcher.start()
+    host, port = listener.getsockname()[:2]
+    sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))
+    scheme = "https" if door is not None and door.is_tls else "http"
+    logger.info("listening on %s://%s, watching %s, profile %s", scheme, Address(host, port), sources, config.profile)
+    try:
+        asyncio.run(server.serve(sockets=[listener]))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        watcher.stop()
+        listener.close()
+    return 0

@@ -1,0 +1,169 @@
+"""The web configuration in force: read at the start, and again when a file of it has changed.
+
+What replaces it must be whole and right: until then the last good one holds. A file that is being written, or was broken by a slip,
+neither opens the door nor takes the figures away; the log and `sglang_tuning_web_config_up` tell of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from prometheus_client.registry import Collector
+
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.serve.metrics.families import gauge
+from sglang_tuning_exporter.serve.security import tls
+from sglang_tuning_exporter.serve.security.web_config import Refused, WebConfig, parse
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.core import Metric
+
+LOOK_SECONDS = 1.0
+_Look: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
+
+logger = logging.getLogger("sglang_tuning_exporter")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds at one moment: the file's settings, and the context that they make; None without TLS."""
+
+    config: WebConfig
+    context: ssl.SSLContext | None
+    files: tuple[Path, ...]
+    look: _Look  # what the files were before they were read
+
+
+def read(path: Path) -> Rules:
+    """Read a web configuration file and the files that it names. Raises `Refused`."""
+    look = _look((path,))
+    try:
+        with path.open("rb") as file:
+            text = file.read(tls.MOST_BYTES).decode("utf-8")
+    except OSError as error:
+        raise Refused(f"{error.strerror or error}; give a file that this user may read") from None
+    except ValueError:  # not UTF-8
+        raise Refused("not text; give YAML") from None
+    config = parse(text)
+    if config.users:
+        _need_bcrypt()
+    if config.tls is None:
+        return Rules(config, None, (path,), look)
+    others = tls.files(config.tls, path.parent)
+    look += _look(others)
+    return Rules(config, tls.context(config.tls, path.parent), (path, *others), look)
+
+
+def _look(files: tuple[Path, ...]) -> _Look:
+    """Tell files apart from what they were without reading them; None for one that is not there."""
+    looks: list[tuple[int, ...] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+            looks.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        except (OSError, ValueError):
+            looks.append(None)
+    return tuple(looks)
+
+
+def _need_bcrypt() -> None:
+    try:
+        import bcrypt  # noqa: F401, PLC0415 - for those who have passwords alone
+    except ImportError:
+        raise Refused("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
+
+
+class Door(Collector):
+    """Gives the `rules` in force. `start` looks for changes once a second, and calls `on_change` after one."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it. Raises `UsageError`."""
+        self._path = path
+        try:
+            self.rules = read(path)
+        except Refused as refused:
+            raise UsageError(f"--web-config={path}: {refused}") from None
+        self._seen = self.rules.look
+        self._problem = ""
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether TLS is spoken, which is settled at the start."""
+        return self.rules.context is not None
+
+    def listener_context(self) -> ssl.SSLContext | None:
+        """Give what a listener needs for TLS, now and after each change; None without TLS."""
+        return tls.Renewed(self._context) if self.is_tls else None
+
+    def start(self, on_change: Callable[[], object]) -> None:
+        """Look for changes in a thread; no request ever waits for a file, or causes one to be read."""
+        config = self.rules.config
+        if config.http2:
+            logger.info("%s: http_server_config.http2: HTTP/1.1 is spoken here, as every client does too", self._path)
+        logger.info("%s: in force: %s", self._path, _told(config))
+        self._thread = threading.Thread(target=self._watch, args=(on_change,), name="web-config", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def collect(self) -> Iterator[Metric]:
+        """Say whether the file is in force as it is now."""
+        family = gauge(
+            "web_config_up", "Whether --web-config is in force as it is now; 0 while the last good one holds."
+        )
+        family.add_metric([], float(not self._problem))
+        yield family
+
+    def renew(self) -> bool:
+        """Take a change over when the files have been still for one look; True when the rules are new.
+
+        After a problem it is tried at every look: what was missing may have come.
+        """
+        look = _look(self.rules.files)
+        is_still, self._seen = look == self._seen, look
+        if not is_still or (look == self.rules.look and not self._problem):
+            return False
+        try:
+            rules = read(self._path)
+        except Refused as refused:
+            self._complain(str(refused))
+            return False
+        if (rules.context is None) is self.is_tls:
+            self._complain("tls_server_config: TLS begins and ends with a restart only")
+            return False
+        self.rules, self._seen, self._problem = rules, rules.look, ""
+        logger.info("%s: in force as it is now: %s", self._path, _told(rules.config))
+        return True
+
+    def _watch(self, on_change: Callable[[], object]) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            if self.renew():
+                on_change()
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            logger.error("%s: the last good one holds, because of the present one: %s", self._path, problem)
+        self._problem = problem
+
+    def _context(self) -> ssl.SSLContext:
+        assert self.rules.context is not None
+        return self.rules.context
+
+
+def _told(config: WebConfig) -> str:
+    words = ["no TLS" if config.tls is None else f"TLS, client_auth_type {config.tls.client_auth_type}"]
+    words.append(f"passwords for {len(config.users)}" if config.users else "no passwords")
+    return ", ".join(words)

@@ -1,0 +1,136 @@
+"""TLS as a web configuration file asks for it: its settings in, an `ssl.SSLContext` out."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, Refused, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_BYTES = 1 << 20  # a bundle of every public authority has a quarter of it
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+
+
+def files(tls: TLS, directory: Path) -> tuple[Path, ...]:
+    """Name the files that `tls` is made of; paths in it are relative to the configuration file's `directory`."""
+    return tuple(directory / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
+
+
+def context(tls: TLS, directory: Path) -> ssl.SSLContext:
+    """Make a server's context, reading the files that `tls` names. Raises `Refused`."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.set_alpn_protocols(["http/1.1"])
+    made.minimum_version, made.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
+    _choose_suites(made, tls)
+    for curve in tls.curve_preferences:
+        try:
+            made.set_ecdh_curve(CURVES[curve])
+        except (ssl.SSLError, ValueError):  # Python 3.10 asks OpenSSL for curves in a way that does not know X25519
+            raise Refused(f"curve_preferences={curve}: this Python cannot be held to it; leave it out") from None
+    _load_pair(made, _pem(tls, directory, "cert"), _pem(tls, directory, "key"))
+    if tls.client_auth_type != "NoClientCert":
+        _trust(made, _pem(tls, directory, "client_ca"))
+        is_required = tls.client_auth_type == "RequireAndVerifyClientCert"
+        made.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    if tls.client_allowed_sans:
+        made.sslobject_class = _allowing(frozenset(tls.client_allowed_sans))
+    return made
+
+
+class Renewed(ssl.SSLContext):
+    """A listener's context whose every new handshake is made by the one that `current` gives then."""
+
+    current: Callable[[], ssl.SSLContext]
+
+    def __new__(cls, current: Callable[[], ssl.SSLContext]) -> Renewed:  # noqa: PYI034 - Self came with Python 3.11
+        """Make it; what the base class holds itself is never used."""
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        made.current = current
+        return made
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """Begin a handshake."""
+        return self.current().wrap_bio(*args, **kwargs)
+
+
+def names(certificate: dict[str, Any]) -> set[str]:
+    """Give the subject's alternative names (DNS, IP, e-mail, URI) of what `getpeercert` tells."""
+    kinds = {"DNS", "IP Address", "email", "URI"}
+    return {value for kind, value in certificate.get("subjectAltName", ()) if kind in kinds}
+
+
+def _allowing(allowed: frozenset[str]) -> type[ssl.SSLObject]:
+    class Allowing(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            if allowed.isdisjoint(names(self.getpeercert() or {})):
+                raise ssl.SSLCertVerificationError("the client's certificate has none of client_allowed_sans")
+
+    return Allowing
+
+
+def _choose_suites(made: ssl.SSLContext, tls: TLS) -> None:
+    if not tls.prefer_server_cipher_suites:
+        made.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if not tls.cipher_suites:
+        return
+    older = [SUITES[name] for name in tls.cipher_suites if name in SUITES]
+    if not older:  # TLS 1.2 has nothing left that it could agree on
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        return
+    try:
+        made.set_ciphers(":".join(older))
+    except ssl.SSLError:
+        raise Refused("tls_server_config.cipher_suites: this machine's OpenSSL allows none of them") from None
+
+
+def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
+    """Give the text of a certificate, key or authority."""
+    name: str = getattr(tls, f"{kind}_file")
+    if not name:
+        return str(getattr(tls, kind)).encode("ascii", "replace")  # PEM is ASCII; what is not makes no difference
+    try:
+        with (directory / name).open("rb") as file:
+            return file.read(MOST_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or "not a path"
+        raise Refused(
+            f"tls_server_config.{kind}_file={shown(name)}: {reason}; give a PEM file that this user may read"
+        ) from None
+
+
+def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
+    """Load a certificate and its key from memory, so that both are of the moment in which they were read."""
+    # OpenSSL reads them from files only; these are in memory and have no name that another process could open.
+    held = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("cert", "key")]
+    try:
+        for descriptor, content in zip(held, (cert, key), strict=True):
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(content)
+        paths = [f"/proc/self/fd/{descriptor}" for descriptor in held]
+        made.load_cert_chain(paths[0], paths[1], password=_no_password)
+    except ssl.SSLError as error:
+        reason = (error.reason or "not PEM").lower().replace("_", " ")
+        raise Refused(
+            f"tls_server_config.cert_file and key_file: {reason}; give a certificate and its key as PEM"
+        ) from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _no_password() -> str:
+    """Answer instead of the terminal, where OpenSSL would ask and wait."""
+    raise Refused("tls_server_config.key_file: the key has a password; give one without")
+
+
+def _trust(made: ssl.SSLContext, authority: bytes) -> None:
+    try:
+        made.load_verify_locations(cadata=authority.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError):
+        raise Refused("tls_server_config.client_ca_file: no certificate in it; give the authority's as PEM") from None

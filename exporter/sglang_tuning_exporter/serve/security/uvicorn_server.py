@@ -1,0 +1,83 @@
+"""What is asked of uvicorn beyond its settings: our headers on its own answers, and TLS that is renewed while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sglang_tuning_exporter.serve.security.guard import headers
+
+if TYPE_CHECKING:
+    import socket
+
+    from sglang_tuning_exporter.serve.security.active_config import Door
+
+HANDSHAKE_SECONDS = 10.0
+REQUEST_SECONDS = 2.0
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, which answers what is not HTTP without any header of ours."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer `400` and hang up."""
+        text = msg.encode()
+        own = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
+        own += [(b"content-length", str(len(text)).encode()), (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=own, reason=b"Bad Request"),
+            h11.Data(data=text),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with a handshake that must end in time, and that takes over what the `door` reads anew."""
+
+    def __init__(self, config: uvicorn.Config, door: Door | None = None) -> None:
+        super().__init__(config)
+        self._door = door
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        loop = asyncio.get_running_loop()
+        if self.config.ssl is not None:
+            # uvicorn leaves asyncio's minute for a handshake, and hands nothing on that would shorten it.
+            create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            loop.create_server = create  # type: ignore[method-assign]
+        await super().startup(sockets)
+        if self._door is not None:
+            self._door.start(lambda: loop.call_soon_threadsafe(self._renewed))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the requests under way end, and nothing begin."""
+        if self._door is not None:
+            self._door.stop()
+        await super().shutdown(sockets)
+
+    def _renewed(self) -> None:
+        """Answer by the new rules: connections that were let in by the old ones end after the answer under way."""
+        set_headers(self.config, self._door)
+        if self.config.ssl is not None:
+            loop = asyncio.get_running_loop()
+            for connection in list(self.server_state.connections):
+                # One that has just been made is about to ask, and is not to be turned away for it.
+                is_new = getattr(connection, "cycle", None) is None
+                loop.call_later(REQUEST_SECONDS if is_new else 0.0, self._end, connection)
+
+    def _end(self, connection: asyncio.Protocol) -> None:
+        if connection in self.server_state.connections:
+            connection.shutdown()
+
+
+def set_headers(config: uvicorn.Config, door: Door | None) -> None:
+    """Have every answer carry ours, uvicorn's own 400 and 503 too."""
+    own = {} if door is None else door.rules.config.headers
+    config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]

@@ -1,0 +1,169 @@
+"""How an argument of the server is spelled on its command line, release by release, and what it is when not given.
+
+The facts lie in `flags.json` beside this file: names, kinds, defaults and odd spellings as the argument parsers and the
+declared defaults of 34 released wheels (0.3.0 to 0.5.23) give them when they are imported and asked. Nothing there was
+typed by hand. A server between two of these releases is taken for the one that its printed arguments fit best.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+
+from sglang_tuning_exporter.sglang.args.printed import is_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Kind = Literal["switch", "either", "value", "list", "json", "adapters", "none"]
+
+_KINDS: dict[str, Kind] = {
+    "s": "switch",
+    "e": "either",
+    "v": "value",
+    "l": "list",
+    "j": "json",
+    "p": "adapters",
+    "-": "none",
+}
+# DP attention multiplies --schedule-conservativeness by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
+DP_ATTENTION_FACTOR = 0.3
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?post(\d+))?")
+# A line that was cut lacks arguments by the dozen; one that was printed whole lacks none but the secrets.
+_MISSING_OF_A_WHOLE_LINE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One argument in one release. `flag` is empty where that release has no flag for it, not even a deprecated one.
+
+    `either` is a switch that has a `--no-` form too; `adapters` are LoRA adapters, `name=path` each.
+    """
+
+    arg: str
+    flag: str
+    kind: Kind
+    default: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    releases: tuple[str, ...]
+    rows: dict[str, list[tuple[int, int, Flag]]]  # first and last release, by their places
+
+    def flag(self, arg: str, place: int) -> Flag | None:
+        return next((flag for first, last, flag in self.rows.get(arg, ()) if first <= place <= last), None)
+
+
+@lru_cache(maxsize=1)
+def _table() -> _Table:
+    document: dict[str, Any] = json.loads((files(__package__) / "flags.json").read_text(encoding="utf-8"))
+    releases = tuple(document["releases"])
+    places = {release: place for place, release in enumerate(releases)} | {"": len(releases) - 1}
+    rows = {
+        arg: [(places[row[0]], places[row[1]], _flag(arg, row)) for row in spans]
+        for arg, spans in document["arguments"].items()
+    }
+    return _Table(releases, rows)
+
+
+def _flag(arg: str, row: list[Any]) -> Flag:
+    kind = _KINDS[row[2]]
+    default = row[3] if len(row) > 3 else False if kind == "switch" else None
+    flag = row[4] if len(row) > 4 else "" if kind == "none" else "--" + arg.replace("_", "-")
+    return Flag(arg, flag, kind, default)
+
+
+def argument_names() -> frozenset[str]:
+    """Give the names of all arguments that a release has, but for those of secrets."""
+    return frozenset(_names())
+
+
+@lru_cache(maxsize=1)
+def _names() -> dict[str, int]:
+    """In which releases an argument that is no secret is known, a bit each: secrets are never among what was read."""
+    table = _table()
+    return {
+        arg: sum(1 << place for place in range(len(table.releases)) if table.flag(arg, place))
+        for arg in table.rows
+        if not is_secret(arg)
+    }
+
+
+def releases() -> tuple[str, ...]:
+    """Name the releases whose flags are known, oldest first."""
+    return _table().releases
+
+
+def flag_of(arg: str, release: str) -> Flag | None:
+    """Give an argument's flag in one of `releases()`; None where that release has no such argument.
+
+    Raises ValueError for a release that is not one of them.
+    """
+    table = _table()
+    return table.flag(arg, table.releases.index(release))
+
+
+def nearest_flag(arg: str, release: str) -> Flag | None:
+    """Give an argument's flag in the release nearest to `release` that has it; None where none has."""
+    table = _table()
+    place = table.releases.index(release)
+    spans = table.rows.get(arg, ())
+    return min(spans, key=lambda span: max(span[0] - place, place - span[1], 0))[2] if spans else None
+
+
+def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
+    """Tell from the names of a server's arguments which release printed them: the oldest and the newest that fit.
+
+    The names change with nearly every release. None where hardly any name is one of SGLang's, as in a line that was
+    cut after its first words.
+    """
+    table, known = _table(), _names()
+    told = [known[arg] for arg in args if arg in known]
+    if len(told) < 5:
+        return None
+    fits = [sum(releases >> place & 1 for releases in told) for place in range(len(table.releases))]
+    fitting = [place for place, count in enumerate(fits) if count == max(fits)]
+    missing = {place: sum(releases >> place & 1 for releases in known.values()) - fits[place] for place in fitting}
+    fewest = min(missing.values())
+    if fewest <= _MISSING_OF_A_WHOLE_LINE:
+        fitting = [place for place in fitting if missing[place] == fewest]
+    return table.releases[fitting[0]], table.releases[fitting[-1]]
+
+
+def release_of(version: str | None, args: Mapping[str, object]) -> str | None:
+    """Choose the release in `releases()` whose flags a server takes; None where neither argument says.
+
+    What the running server printed goes before a version number, which may still be that of the server before an
+    upgrade. Among releases that have the same arguments the one nearest to the version is taken, or the newest.
+    """
+    all_releases = releases()
+    wanted = _version(version)
+    bracket = infer_version(args)
+    if bracket is None:
+        return None if wanted is None else _at_or_before(all_releases, wanted)
+    fitting = all_releases[all_releases.index(bracket[0]) : all_releases.index(bracket[1]) + 1]
+    if wanted is None:
+        return fitting[-1]
+    return _at_or_before(fitting, wanted)
+
+
+def _at_or_before(fitting: tuple[str, ...], wanted: tuple[int, int, int, int]) -> str:
+    # Of a release and its post releases one is in the table: it stands for all of them.
+    older = [release for release in fitting if (_version(release) or wanted)[:3] <= wanted[:3]]
+    return older[-1] if older else fitting[0]
+
+
+def _version(text: str | None) -> tuple[int, int, int, int] | None:
+    match = _VERSION.match(text or "")
+    return (int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)) if match else None
+
+
+def is_before(release: str, version: tuple[int, int, int]) -> bool:
+    """Say whether a release in `releases()` is older than a version such as (0, 4, 4)."""
+    found = _version(release)
+    return found is not None and found[:3] < version

@@ -1,0 +1,246 @@
+"""Whether a release would refuse an argument's value, or start and ignore it. Pure.
+
+The facts lie beside this file: `choices.json` has the choices of the releases' own argument parsers, `refusals.json` what
+their argument checks refuse and what their start-up code overrides, with the file in which it stands.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+
+from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Kind = Literal["refused", "ignored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a change of `arg` does not act: the server refuses it, or starts and ignores it."""
+
+    kind: Kind
+    arg: str
+    words: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that the releases from place `first` to place `last` check; all of `when` must hold."""
+
+    first: int
+    last: int
+    kind: Kind
+    arg: str
+    when: tuple[tuple[str, str, Any], ...]
+    words: str
+    source: str
+
+    def holds(self, values: _Values) -> bool:
+        """Say whether the server would object to these values."""
+        return all(_TESTS[test](values.of(arg), values.resolved(other)) for arg, test, other in self.when)
+
+    def concerns(self, arg: str) -> bool:
+        """Say whether the argument takes part in it."""
+        return arg == self.arg or any(arg in (name, *_MADE_OF.get(name, ()), other) for name, _, other in self.when)
+
+
+@lru_cache(maxsize=1)
+def _places() -> dict[str, int]:
+    known = releases()
+    return {release: place for place, release in enumerate(known)} | {"": len(known) - 1}
+
+
+@lru_cache(maxsize=1)
+def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
+    document = json.loads((files(__package__) / "choices.json").read_text(encoding="utf-8"))
+    places = _places()
+    return {
+        arg: [(places[first], places[last], tuple(values)) for first, last, values in spans]
+        for arg, spans in document["arguments"].items()
+    }
+
+
+@lru_cache(maxsize=1)
+def checks() -> tuple[Check, ...]:
+    """Give everything that any release checks."""
+    document = json.loads((files(__package__) / "refusals.json").read_text(encoding="utf-8"))
+    places = _places()
+    return tuple(
+        Check(
+            places[row["first"]],
+            places[row["last"]],
+            row["then"],
+            row["arg"],
+            tuple(
+                (arg, test, tuple(rest[0]) if rest and isinstance(rest[0], list) else rest[0] if rest else None)
+                for arg, test, *rest in row["when"]
+            ),
+            row["words"],
+            row["source"],
+        )
+        for row in document["checks"]
+    )
+
+
+@lru_cache(maxsize=1024)
+def _concerning(place: int, args: frozenset[str]) -> tuple[Check, ...]:
+    """Give what the release at `place` checks of these arguments, or of others beside them."""
+    return tuple(
+        check for check in checks() if check.first <= place <= check.last and any(check.concerns(arg) for arg in args)
+    )
+
+
+def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
+    """Give the values that a release's parser takes for a flag; None where it takes any."""
+    place = _places()[release]
+    return next((values for first, last, values in _choices().get(arg, ()) if first <= place <= last), None)
+
+
+def objection(release: str, values: Mapping[str, object], changes: Mapping[str, object]) -> Objection | None:
+    """Say what this release would object to if `changes` were made to a server with these flag values; None for nothing.
+
+    What it refuses comes before what it ignores. A check that the running server fails already is not believed: it runs.
+    None as a change's value takes the flag away.
+    """
+    for arg, value in changes.items():
+        refused = _not_taken(release, arg, value)
+        if refused is not None:
+            return refused
+    before, after = _Values(release, values), _Values(release, {**values, **changes})
+    found = None
+    for check in _concerning(_places()[release], frozenset(changes)):
+        if check.kind == "ignored" and (check.arg not in changes or found is not None):
+            continue
+        if check.holds(after) and (check.kind == "ignored" or not check.holds(before)):
+            found = Objection(check.kind, check.arg, check.words, check.source)
+            if check.kind == "refused":
+                return found
+    return found
+
+
+def _not_taken(release: str, arg: str, value: object) -> Objection | None:
+    flag = flag_of(arg, release)
+    if flag is None or not flag.flag:
+        return Objection("refused", arg, "this release has no such flag", "srt/server_args.py, add_cli_args")
+    taken = choices_of(arg, release)
+    if taken is None or value is None or value in taken:
+        return None
+    words = f"{flag.flag} takes {', '.join(str(choice) for choice in taken)} only"
+    return Objection("refused", arg, words, "srt/server_args.py, add_cli_args")
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The flag values of a server, with the release's defaults for what is not known."""
+
+    release: str
+    known: Mapping[str, object]
+
+    def of(self, arg: str) -> object:
+        """Give an argument's value, or one of the figures that are made of several."""
+        made = _MADE.get(arg)
+        if made is not None:
+            return made(self)
+        value = self.known.get(arg)
+        if value is not None:
+            return value
+        flag = flag_of(arg, self.release)
+        return None if flag is None else flag.default
+
+    def resolved(self, other: Any) -> Any:
+        """Give what a test compares with: another argument's value by its name, else what stands there."""
+        return self.of(other) if isinstance(other, str) else other
+
+    def figure(self, arg: str) -> float | None:
+        """Give an argument's figure; None where it has none."""
+        value = self.of(arg)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _attention_ranks(values: _Values) -> float:
+    return attention_ranks(values.known)
+
+
+def _ranks(values: _Values) -> float:
+    return max(attention_ranks(values.known), values.figure("dp_size") or 1.0)
+
+
+def _gpus(values: _Values) -> float:
+    return (values.figure("tp_size") or 1.0) * (values.figure("pp_size") or 1.0)
+
+
+def _chunk_of_a_rank(values: _Values) -> float | None:
+    chunk = values.figure("chunked_prefill_size")
+    return None if chunk is None else in_force("chunked_prefill_size", chunk, values.known, values.release)
+
+
+def _requests_of_a_rank(values: _Values) -> float | None:
+    requests = values.figure("max_running_requests")
+    return None if requests is None else in_force("max_running_requests", requests, values.known, values.release)
+
+
+_MADE: dict[str, Callable[[_Values], object]] = {
+    "attention_ranks": _attention_ranks,
+    "ranks": _ranks,
+    "gpus": _gpus,
+    "chunk_of_a_rank": _chunk_of_a_rank,
+    "requests_of_a_rank": _requests_of_a_rank,
+}
+_RANKS = ("enable_dp_attention", "dp_size", "attn_dp_size")
+_MADE_OF: dict[str, tuple[str, ...]] = {
+    "attention_ranks": _RANKS,
+    "ranks": _RANKS,
+    "gpus": ("tp_size", "pp_size"),
+    "chunk_of_a_rank": ("chunked_prefill_size", *_RANKS),
+    "requests_of_a_rank": ("max_running_requests", *_RANKS),
+}
+
+
+def _is_on(value: object, _: object) -> bool:
+    return bool(value)
+
+
+def _is_off(value: object, _: object) -> bool:
+    return not value
+
+
+def _is_in(value: object, among: Any) -> bool:
+    return value in among
+
+
+def _is_not_in(value: object, among: Any) -> bool:
+    return value is not None and value not in among
+
+
+def _is_above(value: object, bound: Any) -> bool:
+    return isinstance(value, (int, float)) and value > bound
+
+
+def _is_below(value: object, bound: Any) -> bool:
+    return isinstance(value, (int, float)) and value < bound
+
+
+def _is_no_multiple(value: object, of: Any) -> bool:
+    return isinstance(value, (int, float)) and isinstance(of, (int, float)) and of > 0 and value % of != 0
+
+
+_TESTS: dict[str, Callable[[object, Any], bool]] = {
+    "on": _is_on,
+    "off": _is_off,
+    "set": _is_on,
+    "in": _is_in,
+    "not in": _is_not_in,
+    "above": _is_above,
+    "not above": lambda value, bound: isinstance(value, (int, float)) and not value > bound,
+    "below": _is_below,
+    "not below": lambda value, bound: isinstance(value, (int, float)) and not value < bound,
+    "not multiple of": _is_no_multiple,
+}

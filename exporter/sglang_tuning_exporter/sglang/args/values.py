@@ -1,0 +1,71 @@
+"""What SGLang makes of a flag's value: it prints some arguments multiplied or divided, and shares others out. Pure.
+
+A flag is compared and advised in its own unit; `flag_value` gives that from what a server prints. Sources: docs/decisions.md,
+"Flags, values and command lines".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.sglang.args.flags import DP_ATTENTION_FACTOR, is_before
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Up to this release DP attention halves the chunk; from the next one on it divides it by the ranks.
+_HALVED_BEFORE = (0, 4, 4)
+
+
+def attention_ranks(args: Mapping[str, object]) -> int:
+    """Count the ranks of attention data parallelism, 1 without it.
+
+    0.5.21 to 0.5.23 give the number an argument of its own, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` beside
+    `enable_dp_attention`.
+    """
+    ranks = _count(args.get("attn_dp_size"))
+    if ranks <= 1 and args.get("enable_dp_attention"):
+        ranks = _count(args.get("dp_size"))
+    return ranks
+
+
+def made_of(arg: str, args: Mapping[str, object], release: str | None) -> float:
+    """Give the factor between a flag's value and what the server prints: printed = flag x factor."""
+    ranks = attention_ranks(args)
+    if ranks == 1 and not args.get("enable_dp_attention"):
+        return 1.0
+    if arg == "schedule_conservativeness":
+        return DP_ATTENTION_FACTOR
+    if arg == "chunked_prefill_size":
+        return 1 / 2 if release is not None and is_before(release, _HALVED_BEFORE) else 1 / ranks
+    return 1.0
+
+
+def flag_value(arg: str, args: Mapping[str, object], release: str | None) -> object:
+    """Give the value that somebody must type to get the printed one; what is no figure comes back as it is."""
+    printed, factor = args.get(arg), made_of(arg, args, release)
+    if factor == 1.0 or isinstance(printed, bool) or not isinstance(printed, (int, float)) or printed <= 0:
+        return printed
+    flag = printed / factor
+    return (
+        round(flag)
+        if isinstance(printed, int) and factor < 1 and arg != "schedule_conservativeness"
+        else round(flag, 4)
+    )
+
+
+def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | None) -> float:
+    """Give what the server makes of a flag's value on one rank; `args` are flag values."""
+    if arg == "max_running_requests":
+        return flag // attention_ranks(args)
+    factor = made_of(arg, args, release)
+    return flag * factor if factor >= 1 or arg == "schedule_conservativeness" else flag // (1 / factor)
+
+
+def _count(value: object) -> int:
+    """Read a count among the arguments, 1 where there is none."""
+    return (
+        max(int(value), 1)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9
+        else 1
+    )

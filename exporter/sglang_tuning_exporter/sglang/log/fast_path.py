@@ -1,0 +1,387 @@
+"""The usual lines of a whole block at once: access lines, and batch lines in the layouts that most servers print.
+
+What a line is does not depend on its digits: with all of them made alike, the lines of a log are a few hundred
+*shapes*, and each is read by an expression once. A shape also tells where every figure stands. What no shape is known
+for is read line by line. Between two batch lines of one scheduler with the same printed time nothing happens that time
+could weigh, so only the last one's figures are read; of the others it is enough to count.
+"""
+
+from __future__ import annotations
+
+import re
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
+Origin: TypeAlias = tuple[float, Rank]
+_Graph: TypeAlias = tuple[str | None, bool | None]  # device; whether a captured graph was replayed
+_KEPT = 4096
+_SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
+_AFTER_SECOND = (b" ", b"]")  # no fraction of the second
+_SECONDS = {b"%02d" % second: float(second) for second in range(60)}
+_SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
+_ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_NO_GRAPH: _Graph = (None, None)
+
+_PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
+# A rejected request is an event, and so not usual; its status has become zeros in a shape, its words have not.
+_ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "(?![^\n]*Service Unavailable)[^\n:]*')
+_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
+_DECODE = re.compile(
+    rb"(" + _PREFIX + rb")Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, "
+    rb"token usage: ([0-9]\.[0-9][0-9]), ((?:" + _GRAPH + rb", )?)"
+    rb"gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: ([0-9]{1,9}),? ?\r?"
+)
+_PREFILL_TEXT = (
+    rb"(" + _PREFIX + rb")(Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: %b([0-9]{1,9}), "
+    rb"#cached-token: ([0-9]{1,12}), token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), "
+    rb"#queue-req: ([0-9]{1,9})(?:, #pending-token: ([0-9]{1,12}))?(?:, " + _GRAPH + rb")?"
+    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, " + _GRAPH + rb")?)?,? ?)\r?"
+)
+_PREFILL = re.compile(_PREFILL_TEXT % b"")
+# A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
+_PROBE = re.compile(_PREFILL_TEXT % rb"(?=1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b)")
+
+_DECODE_FIGURES = re.compile(
+    rb"Decode batch[.,] #running-req: (\d+), #token: (\d+), token usage: ([\d.]+), (?:(\w+) graph: (\w+), )?"
+    rb"gen throughput \(token/s\): ([\d.]+), #queue-req: (\d+)"
+)
+_PREFILL_FIGURES = re.compile(
+    rb"Prefill batch[.,] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), token usage: ([\d.]+), "
+    rb"#running-req: (\d+), #queue-req: (\d+)(?:, #pending-token: (\d+))?(?:, \w+ graph: \w+)?"
+    rb"(?:, input throughput \(token/s\): ([\d.]+))?"
+)
+_DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
+_GRAPHS: dict[bytes, _Graph] = {b"": (None, None)} | {
+    b"%b graph: %b, " % (device, flag): (name, flag == b"True")
+    for device, name in _DEVICES.items()
+    for flag in (b"True", b"False")
+}
+_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}  # more is no usage
+
+
+class _Numbers(dict[bytes, int]):
+    """Figures without sign: the small ones are looked up faster than read."""
+
+    def __missing__(self, text: bytes) -> int:
+        return int(text)
+
+
+_NUMBERS = _Numbers({b"%d" % number: number for number in range(4096)})
+
+
+# What all lines are that differ in nothing but digits: where the prefix stands; a decode line's graph, always the same
+# object for the same graph, `None` of a prefill line; whether a prefill line's digits may make it a health probe; where
+# a prefill line tells the tokens that wait, `None` where it does not; what gives the figures that are added up: a
+# prefill line's new sequences, new tokens, cached tokens; and what gives those of which the last line's hold: running,
+# usage, queued.
+# Not a named tuple, which takes four times as long to take apart: every batch line of a log does.
+_Figures: TypeAlias = "Callable[[bytes], tuple[bytes, ...]]"
+Shape: TypeAlias = tuple[slice, "_Graph | None", bool, "slice | None", _Figures, _Figures]
+
+_NO_FIGURES: Final[_Figures] = lambda _: ()  # noqa: E731 - what is never asked
+ACCESS: Final[Shape] = (slice(0), None, False, None, _NO_FIGURES, _NO_FIGURES)  # never looked into
+
+
+class _Shapes(dict[bytes, Shape | None]):
+    """The shapes seen so far; `None` for what is read line by line."""
+
+    def __missing__(self, shape: bytes) -> Shape | None:
+        found = _shape(shape)
+        if found is not None and len(shape) <= _SHAPE_LENGTH:
+            if len(self) >= _SHAPES_KEPT:
+                self.clear()
+            self[shape] = found
+        return found
+
+
+def _shape(line: bytes) -> Shape | None:
+    if (match := _DECODE.fullmatch(line)) is not None:
+        return slice(match.end(1)), _GRAPHS[match[4]], False, None, _NO_FIGURES, _figures(match, 2, 3, 5)
+    if (match := _PREFILL.fullmatch(line)) is not None:
+        probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
+        pending = None if match[9] is None else slice(*match.span(9))
+        return slice(match.end(1)), None, probe, pending, _figures(match, 3, 4, 5), _figures(match, 7, 6, 8)
+    return None if _ACCESS.fullmatch(line) is None else ACCESS
+
+
+def _figures(match: re.Match[bytes], *groups: int) -> _Figures:
+    return itemgetter(*(slice(*match.span(group)) for group in groups))
+
+
+def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
+    """Read a decode line in its usual layout, from behind its prefix on."""
+    match = _DECODE_FIGURES.match(body)
+    assert match is not None
+    running, tokens, usage, device, graph, throughput, queued = match.groups()
+    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES.get(usage))
+    if graph:
+        event.graph = graph == b"True"
+        event.graph_device = _DEVICES[device]
+    event.generation_throughput = float(throughput)
+    return event
+
+
+def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
+    """Read a prefill line in its usual layout, from behind its prefix on."""
+    match = _PREFILL_FIGURES.match(body)
+    assert match is not None
+    sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
+    event = PrefillBatch(time, rank, int(sequences), int(new), int(cached), int(running), int(queued))
+    event.full_usage = _SHARES.get(usage)
+    if pending:
+        event.pending_tokens = int(pending)
+    if throughput:
+        event.input_throughput = float(throughput)
+    return event
+
+
+class Prefixes:
+    """Says what lines' starts mean, each of which comes again and again or differs from one known in its second only.
+
+    `admits`: whether a line of this stream may start so; asked again whenever one is not known yet.
+    """
+
+    def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
+        self._admits = admits
+        self._odd: dict[bytes, Origin] = {}
+        self._minutes: dict[bytes, float] = {}
+        self._ends: dict[bytes, Origin] = {}  # from the second on
+
+    def __len__(self) -> int:
+        return len(self._odd) + len(self._minutes) + len(self._ends)
+
+    def of(self, start: bytes) -> Origin | None:
+        """Say when and by whom a line was printed, where it starts with SGLang's own prefix and date."""
+        minute, end = self._minutes.get(start[:_SECOND]), self._ends.get(start[_SECOND:])
+        if minute is not None and end is not None:
+            return minute + end[0], end[1]
+        return self._odd.get(start) or self._read(start)
+
+    def _read(self, start: bytes) -> Origin | None:
+        prefix = parse_plain_prefix(start)
+        if prefix is None or prefix.end != len(start) or prefix.time is None:
+            return None
+        if self._admits is not None and not self._admits(start):
+            return None
+        if len(self) > _KEPT - 2:
+            self.forget()
+        second = _SECONDS.get(start[_SECOND:_RANKS])
+        if second is not None and start[_RANKS : _RANKS + 1] in _AFTER_SECOND:
+            self._ends[start[_SECOND:]] = (second, prefix.rank)
+            self._minutes[start[:_SECOND]] = prefix.time - second
+        else:
+            self._odd[start] = (prefix.time, prefix.rank)
+        return prefix.time, prefix.rank
+
+    def forget(self) -> None:
+        """Forget it all: there is no end to what a log may hold."""
+        self._odd.clear()
+        self._minutes.clear()
+        self._ends.clear()
+
+
+class BatchRun(NamedTuple):
+    """Batch lines of one scheduler in one printed second with nothing but access lines between, none a health probe.
+
+    The last line's figures are read at once, everything else when it is asked for. Nothing that is weighed by time is
+    lost: between lines of the same printed second no time passes.
+    """
+
+    time: float
+    rank: Rank
+    running: int  # of the last line, as the next four
+    queued: int
+    usage: float
+    joined_sequences: int  # 0 where the last is a decode line
+    new_tokens: int  # likewise
+    decodes: int  # lines
+    prefills: int  # lines
+    new_sequences: int  # of all prefill lines, as the next two
+    computed_tokens: int
+    cached_tokens: int
+    pending: bytes  # prompt tokens that wait, as the last prefill line printed them that did; empty where none did
+    graph_device: str | None  # of all decode lines
+    graph: bool | None  # likewise
+    prefix: bytes
+    lines: list[bytes]  # with the access lines between
+
+    def __repr__(self) -> str:
+        return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
+
+    @property
+    def decode(self) -> DecodeBatch | None:
+        """The last decode line."""
+        start = self.prefix + b"Decode batch"
+        for line in reversed(self.lines):
+            if line.startswith(start):
+                return decode_batch(line[len(self.prefix) :], self.time, self.rank)
+        return None
+
+    @property
+    def prefill(self) -> PrefillBatch | None:
+        """The last prefill line."""
+        start = self.prefix + b"Prefill batch"
+        for line in reversed(self.lines):
+            if line.startswith(start):
+                return prefill_batch(line[len(self.prefix) :], self.time, self.rank)
+        return None
+
+    @property
+    def joined(self) -> list[PrefillBatch]:
+        """The prefill lines after the last decode line: what joins the batch that it printed."""
+        found: list[PrefillBatch] = []
+        for line in self.events():
+            if isinstance(line, DecodeBatch):
+                found.clear()
+            else:
+                found.append(line)
+        return found
+
+    def events(self) -> Iterator[DecodeBatch | PrefillBatch]:
+        """Give the batch lines one by one."""
+        return _singly(self.lines, self.prefix, self.time, self.rank)
+
+
+def _singly(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
+    decode, prefill, end = prefix + b"Decode batch", prefix + b"Prefill batch", len(prefix)
+    for line in lines:
+        if line.startswith(decode):
+            yield decode_batch(line[end:], time, rank)
+        elif line.startswith(prefill):
+            yield prefill_batch(line[end:], time, rank)
+
+
+class UsualLines:
+    """Reads what is usual in a stretch of a log.
+
+    `decodes`, `prefills` and `others` are lines since `read` was last called; `time` is the last one's.
+    """
+
+    def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
+        self.lines: list[bytes] = [b""]  # of the stretch; the last is empty, and none
+        self.dull: set[bytes] = set()  # messages that mean nothing
+        self.decodes = self.prefills = self.others = 0
+        self.time: float | None = None
+        self.last_other = 0  # which of `lines` means nothing, the last one
+        self.last_other_time: float | None = None
+        self.other_after_batch = False  # whether a batch line was read before it
+        self._prefixes = Prefixes()
+        self._schedulers = self._prefixes if admits is None else Prefixes(admits)
+        self._shapes: list[Shape | None] = [None]
+        self._known = _Shapes()
+
+    def take(self, stretch: bytes) -> None:
+        """Go on to the next lines; the last may lack its newline."""
+        if stretch[-1:] != b"\n":
+            stretch += b"\n"
+        self.lines = stretch.split(b"\n")
+        self._shapes = list(map(self._known.__getitem__, stretch.translate(_ALIKE).split(b"\n")))
+
+    def read(self, begin: int, events: list[_Any], *, singly: bool) -> int:
+        """Read from the `begin`-th line on: which one must be read alone, `len(lines) - 1` when there is none.
+
+        Appends a `BatchRun`, or `singly` its lines, for what one scheduler prints in one second.
+        """
+        self.decodes = self.prefills = self.others = 0
+        lines, shapes = self.lines, self._shapes
+        index = begin
+        while True:
+            shape = shapes[index]
+            if shape is ACCESS:
+                index += 1
+            elif shape is not None:
+                its_prefix, _, may_be_probe, _, _, _ = shape
+                start = lines[index][its_prefix]
+                origin = self._schedulers.of(start)
+                if origin is None:
+                    return index
+                self.time = origin[0]
+                if may_be_probe and _PROBE.fullmatch(lines[index]) is not None:
+                    events.append(prefill_batch(lines[index][its_prefix.stop :], *origin))
+                    self.prefills += 1
+                    index += 1
+                else:
+                    index = self._read_run(index, start, origin, events, singly=singly)
+            elif self._is_dull(lines[index]):
+                self.last_other, self.last_other_time = index, self.time
+                self.other_after_batch = self.decodes + self.prefills > 0
+                index += 1
+            else:
+                return index
+
+    def _is_dull(self, line: bytes) -> bool:
+        start = line.find(b"] ") + 2
+        origin = self._prefixes.of(line[:start]) if line[start:] in self.dull else None
+        if origin is None:
+            return False
+        self.time = origin[0]
+        self.others += 1
+        return True
+
+    def _read_run(  # noqa: C901, PLR0912 - one loop, all in its own names: all batch lines of a log pass here
+        self, first: int, prefix: bytes, origin: Origin, events: list[_Any], *, singly: bool
+    ) -> int:
+        """Read the run that begins with the `first` line: which line belongs to it no more."""
+        lines, shapes = self.lines, self._shapes
+        numbers = _NUMBERS
+        last = index = first
+        decodes = prefills = sequences = computed = cached = joined = new_tokens = 0
+        pending = b""
+        graph: _Graph | None = None
+        for index in range(first, len(lines)):
+            shape = shapes[index]
+            if shape is ACCESS:
+                continue
+            if shape is None:
+                break
+            line = lines[index]
+            its_prefix, its_graph, may_be_probe, waiting, added, _ = shape
+            if line[its_prefix] != prefix:
+                break
+            if its_graph is not None:
+                if its_graph is not graph:
+                    if graph is not None:
+                        break
+                    graph = its_graph
+                decodes += 1
+            elif may_be_probe and _PROBE.fullmatch(line) is not None:
+                break
+            else:
+                prefills += 1
+                new, tokens, held = added(line)
+                joined, new_tokens = numbers[new], numbers[tokens]
+                sequences += joined
+                computed += new_tokens
+                cached += numbers[held]
+                if waiting is not None:
+                    pending = line[waiting]
+            last = index
+        self.decodes += decodes
+        self.prefills += prefills
+        shape = shapes[last]
+        assert shape is not None
+        _, its_graph, _, _, _, figures = shape
+        running, usage, queued = figures(lines[last])
+        if its_graph is not None:
+            joined = new_tokens = 0
+        time, rank = origin
+        share = _SHARES.get(usage)
+        if singly or share is None:
+            events.extend(_singly(lines[first : last + 1], prefix, time, rank))
+        else:
+            device, replayed = graph or _NO_GRAPH
+            # The fields are given by place: a call with names takes twice as long.
+            # fmt: off
+            events.append(tuple.__new__(BatchRun, (
+                time, rank, numbers[running], numbers[queued], share, joined, new_tokens, decodes, prefills,
+                sequences, computed, cached, pending, device, replayed, prefix, lines[first : last + 1],
+            )))
+            # fmt: on
+        return index

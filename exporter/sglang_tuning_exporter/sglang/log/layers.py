@@ -1,0 +1,343 @@
+"""The layers around a line: what loggers, shippers and terminals put before it, or the field of JSON or CSV that holds it.
+
+Each takes itself off any line that has it, and gives the time and whatever else stands in it. `forms` finds those of a line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from sglang_tuning_exporter.sglang.events import Rank
+from sglang_tuning_exporter.sglang.log.prefix import parse_rank
+from sglang_tuning_exporter.sglang.log.stamps import STAMP, stamp_seconds, value_seconds
+from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_BEFORE = 300
+_LEAVES = 256
+_DEPTH = 6
+
+# SGLang's prefix, or the words of a line that has none: with what follows them, so that a sentence about them is none.
+_PREFIX = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
+_WORDS = (
+    rb"(?:Decode|Prefill) batch(?: ?\[\d{1,12}\])?(?:\([^)\n]{1,40}\))?[.,] ?#|new fill batch\. #"
+    rb"|#running-req: \d|KV cache pool is full\.|[Dd]ecode out of memory happened|Testing retraction"
+    rb"|server_args=(?:ServerArgs\(|\{)|max_total_num_tokens=\d|Memory pool end\.|KV Cache is allocated\."
+    rb"|Load weight (?:begin|end)|Capture [\w -]{0,40}[Gg]raph (?:begin|end)|Mamba Cache is allocated\."
+    rb"|The server is fired up and ready to roll!|[A-Z]\w{1,40} hit an exception: Traceback"
+)
+HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
+_BARE = re.compile(_WORDS)
+_AGAIN = re.compile(_PREFIX + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+)?(?=\[20\d\d-\d\d-\d\d[ T])(?=" + _PREFIX + rb")")
+_RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
+
+# The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
+_LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
+_TOKEN = re.compile(
+    rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")"
+    rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:\t])|(?P<bracket>\[(?!"
+    + STAMP
+    + rb")[^\]\[\n]{0,120}\])"
+    rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)|(?P<curly>\{[\w./:-]{1,80}\})"
+    rb"|(?P<word>[\w./@%+:#~*-]*\w[/@%+*-]*)|(?P<space>[ \t]+)|(?P<other>[^\w\n])"
+)
+_PATTERNS = {
+    "stamp": STAMP,
+    "labels": _LABELS,
+    "quoted": rb"\"[^\"\n]*\"",
+    "apostrophes": rb"'[^'\n]*'",
+    "bracket": rb"\[[^\]\[\n]{0,120}\]",
+    "round": rb"\([^()\n]{0,120}\)",
+    "angle": rb"<[^<>\n]{0,60}>",
+    "curly": rb"\{[\w./:-]{1,80}\}",
+    "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
+    "space": rb"[ \t]+",
+}
+_WORDS_AT_MOST, _WORDS_SURE = 12, 6
+_QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\\")
+_LOGGED = (rb'="', rb'": "', rb'":"', rb'" => "')  # the line is the value of a field
+_ENDS = b" \t]:|>-\"';+`"
+LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
+
+BYTES = b'MESSAGE":['  # journald gives a message that is no UTF-8 as a list of bytes
+CRI = re.compile(rb"(" + STAMP + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
+_RAY_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")
+_DOCKERS: tuple[str | int, ...] = ("log",)
+_DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, a little before where a character would be cut
+_LINES_OF_MESSAGE = 200
+# Levels and streams differ from line to line of one program.
+_NEVER_FIXED = re.compile(
+    rb"[\[(<]?(?:trace|debug|debg|info|notice|warn|warning|error|err|critical|crit|fatal|stdout|stderr|[DIWEFCN])[\])>]?[:|]?",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(rb'(?:[^"\\]|\\.)*')
+_JSON_TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+|[^\s"{}\[\],:]+)(?=\s*(:)?)')
+
+Path: TypeAlias = tuple[str | int, ...]
+
+
+class Line(NamedTuple):
+    """A line without what surrounds it."""
+
+    text: bytes
+    time: float | None  # as the surroundings print it
+    rank: Rank
+    more: tuple[bytes, ...] = ()  # further lines of one message
+    prefixed: bool = True  # SGLang's own prefix follows what surrounds the stream's lines
+    stream: str | None = None  # of a container, whose lines are cut
+    partial: bool = False  # the stream's next line continues this one
+    fields: tuple[tuple[Any, Any], ...] = ()  # what else stands around it: hosts, programs, process ids
+
+
+def again(text: bytes) -> int:
+    """Find where SGLang's own prefix begins behind another time in brackets; 0 where it is the first."""
+    match = _AGAIN.match(text)
+    return match.end() if match is not None else 0
+
+
+def begins(text: bytes) -> bool:
+    """Say whether a text begins with a message of SGLang's, without its prefix."""
+    return _BARE.match(text) is not None
+
+
+class Cri:
+    """A container runtime's time, stream and mark of a line that goes on in the next."""
+
+    key: Any = "cri"
+    sure = True
+
+    def take_off(self, line: Line) -> Line | None:
+        """Take it off."""
+        match = CRI.match(line.text)
+        if match is None:
+            return None
+        time = stamp_seconds(match[1]) if line.time is None else line.time
+        rest = line.text[match.end() :]
+        return line._replace(text=rest, time=time, stream=match[2].decode(), partial=match[3] == b"P")
+
+    def pattern(self, _fields: dict[Any, set[Any]]) -> bytes:
+        """Give a pattern of what it takes off a whole line."""
+        return STAMP + rb" (?:stdout|stderr) F(?::\S*)? "
+
+
+class Before:
+    """A text before the line."""
+
+    def __init__(self, parts: list[tuple[str, bytes]], *, sure: bool) -> None:
+        self.sure = sure
+        self._parts = parts  # what kind of token, and its pattern
+        self.key: Any = b"".join(pattern for _, pattern in parts)
+        self._kinds = [kind for kind, _ in parts if kind in _PATTERNS]
+        self._pattern = re.compile(
+            b"".join(b"(%b)" % pattern if kind in _PATTERNS else pattern for kind, pattern in parts)
+        )
+        self._closes = parts[-1][1] == b'"'
+
+    @classmethod
+    def of(cls, before: bytes) -> Before | None:
+        """Learn it from one line's; `None` where it could be part of a request or of a sentence."""
+        if not before or len(before) > LONGEST_BEFORE or _QUOTES.search(before) or before[-1] not in _ENDS:
+            return None
+        field = before.endswith(_LOGGED)
+        parts: list[tuple[str, bytes]] = []
+        words, position, rest = 0, 0, before[:-1] if field else before
+        while position < len(rest):
+            match = _TOKEN.match(rest, position)
+            if match is None or match.lastgroup is None:
+                return None
+            position = match.end()
+            kind = match.lastgroup
+            if kind == "other" and match[0] in b"\"'{}":
+                return None
+            words += kind == "word"
+            # The last space is kept as it is: a traceback's own indentation follows it.
+            varies = kind in _PATTERNS and not (kind == "space" and position == len(rest))
+            parts.append((kind, _PATTERNS[kind]) if varies else ("fixed", re.escape(match[0])))
+        if words > _WORDS_AT_MOST:
+            return None
+        return cls(parts + [("fixed", b'"')] * field, sure=not field and words <= _WORDS_SURE)
+
+    def take_off(self, line: Line) -> Line | None:
+        """Take it off."""
+        match = self._pattern.match(line.text, 0, 2 * LONGEST_BEFORE)
+        if match is None:
+            return None
+        before, rest = match[0], line.text[match.end() :]
+        if self._closes:
+            rest = _unquoted(rest)
+        if b"pid=" in before:
+            rest = _RAY_REPEATED.sub(b"", rest)
+        if before[-1:] == b"`":
+            rest = rest.removesuffix(b"`")
+        time, fields = line.time, []
+        for place, (kind, value) in enumerate(zip(self._kinds, match.groups(), strict=True)):
+            if kind == "stamp":
+                time = stamp_seconds(value) if time is None else time
+            elif kind != "space" and _NEVER_FIXED.fullmatch(value) is None:
+                fields.append(((self.key, place), value))
+        return line._replace(text=rest, time=time, rank=_rank(before) or line.rank, fields=(*line.fields, *fields))
+
+    def pattern(self, fields: dict[Any, set[Any]]) -> bytes | None:
+        """Give a pattern of what it takes off a whole line, with these values; `None` where it changes the line."""
+        if self._closes:
+            return None
+        found, place = [], -1
+        for kind, pattern in self._parts:
+            place += kind in _PATTERNS
+            values = fields.get((self.key, place)) if kind in _PATTERNS else None
+            found.append(b"(?:%b)" % b"|".join(map(re.escape, filter(None, values))) if values else pattern)
+        return b"".join(found)
+
+
+class Json:
+    """A field of JSON."""
+
+    def __init__(self, path: Path, time: Path | None, *, sure: bool) -> None:
+        self.key: Any = (path, time)
+        self.sure = sure
+        self.path, self._time = path, time
+
+    def take_off(self, line: Line) -> Line | None:
+        """Take it off."""
+        entry = json_of(line.text)
+        text = None if entry is None else text_of(value_at(entry, self.path))
+        if text is None or entry is None:
+            return None
+        time = None if self._time is None else value_seconds(value_at(entry, self._time))
+        stream, partial = line.stream, line.partial
+        if self.path == _DOCKERS and "stream" in entry:
+            stream, partial = str(entry["stream"]), not text.endswith(b"\n") and len(text) >= _DOCKER_CUTS
+        first, *more = text.rstrip(b"\r\n").split(b"\n")[:_LINES_OF_MESSAGE]
+        return line._replace(
+            text=first,
+            time=line.time if time is None else time,
+            more=tuple(more),
+            stream=stream,
+            partial=partial,
+            fields=(*line.fields, *self._fields(entry)),
+        )
+
+    def _fields(self, entry: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+        for path, value in leaves_of(entry, ()):
+            if path not in (self.path, self._time) and path[-1] not in LEVELS and isinstance(value, (str, int)):
+                yield path, value
+
+    def pattern(self, text: bytes, fields: dict[Any, set[Any]]) -> bytes | None:
+        """Give a pattern of a line like this one, its first group the field; `None` where none could be found."""
+        wanted = json.dumps(value_at(json_of(text), self.path))
+        fixed = {value for values in fields.values() for value in values}
+        found, taken = [], False
+        for token, key in _JSON_TOKEN.findall(text):
+            value = None if key else _plain_json(token)
+            if isinstance(value, str) and not taken and json.dumps(value) == wanted:
+                found.append(rb'"([^"\\\n]*(?:\\"[^"\\\n]*)*)(?:(?:\\r)?\\n)?"')
+                taken = True
+            elif value is None or value in fixed:
+                found.append(re.escape(token))
+            else:
+                found.append(rb'"[^"\\\n]*"' if isinstance(value, str) else rb"-?[\d.eE+]+")
+        return b"".join(found) if taken else None
+
+
+class Csv:
+    """A column of CSV."""
+
+    def __init__(self, column: int, time: int | None) -> None:
+        self.key: Any = (column, time)
+        self.sure = True
+        self._column, self._time = column, time
+
+    def take_off(self, line: Line) -> Line | None:
+        """Take it off."""
+        row = row_of(line.text)
+        if len(row) <= self._column:
+            return None
+        time = None if self._time is None else value_seconds(row[self._time])
+        text = row[self._column].encode("utf-8", "surrogateescape")
+        others = [(place, value) for place, value in enumerate(row) if place not in (self._column, self._time)]
+        fields = (*line.fields, *others)
+        return line._replace(text=text, time=line.time if time is None else time, fields=fields)
+
+
+def leaves_of(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Give the texts and numbers of a JSON value, those nearest to its root first."""
+    level: list[tuple[Path, Any]] = [(path, value)]
+    given = 0
+    for _ in range(_DEPTH):
+        below: list[tuple[Path, Any]] = []
+        for place, found in level:
+            if isinstance(found, dict):
+                below += [((*place, name), inner) for name, inner in found.items()]
+            elif isinstance(found, list) and text_of(found) is None:
+                below += [((*place, number), inner) for number, inner in enumerate(found[:2])]
+            elif given < _LEAVES:
+                given += 1
+                yield place, found
+        level = below[:_LEAVES]
+
+
+def value_at(value: Any, path: Path) -> Any:
+    """Give what stands at a path; `None` where nothing does."""
+    for name in path:
+        try:
+            value = value[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def text_of(value: Any) -> bytes | None:
+    """Read a text, or a list of bytes that holds one."""
+    if isinstance(value, str):
+        return strip_terminal(value.encode("utf-8", "replace"))
+    if isinstance(value, list) and len(value) > _DEPTH and all(isinstance(byte, int) for byte in value):
+        return bytes(byte & 255 for byte in value)
+    return None
+
+
+def json_of(text: bytes) -> dict[str, Any] | None:
+    """Read a line of JSON; `None` where it is none."""
+    if text[:1] != b"{":
+        return None
+    try:
+        entry = json.loads(text.rstrip().removesuffix(b","))
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _plain_json(token: bytes) -> Any:
+    """Read a text or a number; `None` for what has no value of its own."""
+    try:
+        value = json.loads(token)
+    except ValueError:
+        return None
+    return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
+
+
+def row_of(text: bytes) -> list[str]:
+    """Read a line of CSV; empty where it is none."""
+    try:
+        return next(csv.reader([text.decode("utf-8", "surrogateescape")]), [])
+    except csv.Error:
+        return []
+
+
+def _unquoted(rest: bytes) -> bytes:
+    """Read the value of a field up to its closing quotation mark."""
+    match = _VALUE.match(rest)
+    value = rest if match is None else match[0]
+    try:
+        return str(json.loads(b'"' + value + b'"')).encode("utf-8", "replace")
+    except ValueError:
+        return value
+
+
+def _rank(before: bytes) -> Rank | None:
+    found = _RANK_TOKEN.findall(before)
+    return parse_rank(b" " + b" ".join(found)) if found else None

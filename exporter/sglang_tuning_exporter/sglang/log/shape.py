@@ -1,0 +1,140 @@
+"""The shape of a stream: what all its lines have in common, and which of it never changes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from sglang_tuning_exporter.sglang.events import NO_RANK
+from sglang_tuning_exporter.sglang.log.forms import Form, taken_off
+from sglang_tuning_exporter.sglang.log.layers import Csv, Json, Line
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+
+# So many lines, of so many sorts, tell which fields never change.
+_WATCHED, _SORTS = 64, 3
+_WATCHED_AT_MOST = 1024
+_VALUES_KEPT = 8  # of one field: more are a counter
+_LONGEST_EXAMPLE = 4096
+_PREFIXES = 16  # batch lines that tell how SGLang's own prefix looks
+# Lines of a scheduler have the ranks of all schedulers of this server in their prefix.
+_SCHEDULERS = (b"Decode batch", b"Prefill batch", b"KV cache pool is full", b"Testing retraction", b"Decode out of")
+_RANKS = re.compile(rb"[ ]+([A-Za-z_]{2,12})=?\d{1,5}")
+_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+
+Ranks: TypeAlias = tuple[bytes, ...]  # names of ranks
+
+
+class Strange(NamedTuple):
+    """In what a line differs from those before it."""
+
+    shape: Shape
+    fields: tuple[Any, ...]  # names
+    layout: bytes | None
+    ranks: Ranks | None
+
+    @property
+    def may_be_real(self) -> bool:
+        """Whether all fits but who has written it: perhaps a process that had printed nothing yet."""
+        return self.layout is None and self.ranks is None
+
+
+@dataclass(eq=False)
+class Shape:
+    """What all lines of a stream have in common."""
+
+    PASSING: ClassVar = {"pattern", "is_json", "unlike"}  # only makes it quick
+
+    form: Form
+    prefixed: bool  # SGLang's own prefix follows
+    layouts: set[bytes] = field(default_factory=set)  # of that prefix
+    ranks: set[Ranks] = field(default_factory=set)  # names of the ranks of a scheduler's lines
+    prefixes: int = 0  # seen while they were learned
+    fields: dict[Any, set[Any]] | None = (
+        None  # those with one value, while they are watched; then those that are required
+    )
+    sorts: set[bytes] = field(default_factory=set)
+    watched: int = 0
+    settled: bool = False
+    pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` takes it off
+    is_json: bool = False
+    unlike: int = 0  # stretches that the pattern did not fit
+
+    def watch(self, line: Line) -> None:
+        """See which fields keep their value."""
+        prefix = parse_plain_prefix(line.text)
+        self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
+        self.watched += 1
+        found = dict(line.fields)
+        if self.fields is None:
+            self.fields = {key: {value} for key, value in found.items()}
+        else:
+            self.fields = {key: values for key, values in self.fields.items() if found.get(key) in values}
+        self.settled = self.watched >= _WATCHED and len(self.sorts) >= _SORTS
+        if self.watched >= _WATCHED_AT_MOST and not self.settled:
+            self.settled, self.fields = True, {}
+
+    def strange(self, line: Line) -> tuple[Any, ...]:
+        """Name the fields that have another value than all lines before."""
+        found = dict(line.fields)
+        return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
+
+    def allow(self, strange: Strange, lines: list[bytes]) -> None:
+        """Take what these lines have for one more form of the same."""
+        for text in lines:
+            line = taken_off(self.form, text)
+            found = {} if line is None else dict(line.fields)
+            for name in strange.fields:
+                if self.fields is not None and name in self.fields:
+                    self.fields[name].add(found.get(name))
+        self.fields = {name: values for name, values in (self.fields or {}).items() if len(values) <= _VALUES_KEPT}
+        self.learn_prefix(strange.layout, strange.ranks)
+        self.pattern = None
+
+    def learn_prefix(self, layout: bytes | None, ranks: Ranks | None) -> None:
+        """Take a layout of SGLang's own prefix for one that it has here."""
+        if layout is not None:
+            self.layouts.add(layout)
+        if ranks is not None:
+            self.ranks.add(ranks)
+
+    def fits(self, layout: bytes | None, ranks: Ranks | None) -> bool:
+        """Say whether SGLang's own prefix is as it was before; the first ones teach it."""
+        if self.prefixes < _PREFIXES:
+            self.prefixes += ranks is not None
+            self.learn_prefix(layout, ranks)
+        return (layout is None or layout in self.layouts) and (ranks is None or ranks in self.ranks)
+
+    @property
+    def form_key(self) -> tuple[Any, ...]:
+        """What tells forms apart."""
+        return tuple(layer.key for layer in self.form)
+
+    def learn_pattern(self, text: bytes) -> None:
+        """Make the pattern of a whole line from this one, if that can be."""
+        parts, line = [], Line(text, None, NO_RANK)
+        for place, layer in enumerate(self.form):
+            last = place == len(self.form) - 1
+            if isinstance(layer, Csv) or (isinstance(layer, Json) and not last) or len(text) > _LONGEST_EXAMPLE:
+                return
+            fixed = self.fields or {}
+            part = layer.pattern(line.text, fixed) if isinstance(layer, Json) else layer.pattern(fixed)
+            found = layer.take_off(line)
+            if part is None or found is None:
+                return
+            parts.append(part)
+            line = found
+        self.is_json = isinstance(self.form[-1], Json)
+        self.pattern = re.compile(b"^" + b"".join(parts) + (b"$" if self.is_json else b""), re.MULTILINE)
+
+
+def layout_of(text: bytes, *, scheduler: bool | None = None) -> tuple[bytes | None, Ranks | None]:
+    """Give the layout of SGLang's own prefix, and the names of its ranks where a scheduler has printed it."""
+    prefix = parse_plain_prefix(text)
+    if prefix is None or (prefix.time is None and prefix.clock is None):
+        return None, None
+    start, end = text[: prefix.end], prefix.end
+    if scheduler is None:
+        scheduler = text.startswith(_SCHEDULERS, end)
+    layout = _RANKS.sub(b"", start).translate(_DIGITS).rstrip()
+    return layout, tuple(_RANKS.findall(start)) if scheduler else None

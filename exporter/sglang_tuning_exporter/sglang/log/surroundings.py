@@ -1,0 +1,293 @@
+"""What surrounds the lines of one stream: its *shapes*, learned from the lines with SGLang's own heads.
+
+The first line teaches its form at once where that looks like nobody's words. Where it does not, and where the stream
+already has a form, it must come again: lines that wait meanwhile are given back and read.
+
+Of a log that is followed (`strict`) a later line must have the shape of the lines before it: the same layers around it,
+the same host, container, program and process id where those were the same for all lines so far, and SGLang's own prefix
+in the same layout. A text inside a message has none of it. Another shape is believed once many lines have had it.
+Where only a host, a program or a process id is new, and no more lines come, those that wait are given back as doubtful.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from sglang_tuning_exporter.sglang.events import NO_RANK
+from sglang_tuning_exporter.sglang.log.forms import Form, form_of, taken_off
+from sglang_tuning_exporter.sglang.log.layers import BYTES, HEAD, LONGEST_BEFORE, Csv, Json, Line
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.shape import Shape, Strange, layout_of
+from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.sglang.log.prefix import Prefix
+
+_SHAPES_KEPT = 8  # of one stream: a paste may hold several
+_CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; of a stream that is followed and had another form before
+_WAITING = 16  # shapes that wait to be confirmed
+_WAITING_LINES = 512  # of one shape
+_WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
+_APART = 64  # lines of known shapes between two of a new one: no lasting change
+_HELD_SECONDS = 5.0  # without another line of that shape
+_UNLIKE_AT_MOST = 32  # times that the pattern of a whole stretch is made anew
+
+
+class Taught(NamedTuple):
+    """What a line has taught: what was held of the lines with its shape, if there are enough, which can be read now."""
+
+    held: list[bytes]
+
+
+class _Waiting(NamedTuple):
+    """Lines of a shape that is not believed yet."""
+
+    lines: list[bytes]
+    heads: int
+    read: int  # lines in known shapes when the last one came
+    arrived: float | None  # when that was
+
+
+class Surroundings:
+    """What surrounds the lines of one stream."""
+
+    PASSING: ClassVar = {"_current", "_read"}  # means nothing to the next line, where it is not strict
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned
+        self._current: Shape | None = None  # of the last line; `None`: SGLang's lines as they are
+        self._strict = strict
+        self._shapes: list[Shape] = []
+        self.arrived: float | None = None  # when the lines that are being read came
+        self.let_go: list[bytes] = []  # lines that wait no longer, for the reader to take
+        self.takes_doubtful = False  # it reads those: who has written them is not looked at
+        self._waiting: dict[Any, _Waiting] = {}
+        self._read = 0  # lines in a known shape
+        self._partial: dict[str, tuple[bytes, float | None]] = {}
+
+    @property
+    def joined(self) -> int:
+        """How many bytes are kept of lines that have begun."""
+        return sum(len(text) for text, _ in self._partial.values())
+
+    @property
+    def joins(self) -> bool:
+        """Whether a line has begun that a container runtime has cut."""
+        return bool(self._partial)
+
+    @property
+    def wraps_every_line(self) -> bool:
+        """Whether something is known to stand around every physical line, those of a traceback included."""
+        return self._strict and bool(self._shapes) and all(shape.form and shape.prefixed for shape in self._shapes)
+
+    def look(self, arrived: float | None) -> None:
+        """Let go of what has waited long enough; `arrived`: the time, where the log is read as it is written."""
+        self.arrived = arrived
+        for key, wait in self._waiting.items():
+            silent = arrived is not None and (wait.arrived is None or arrived - wait.arrived > _HELD_SECONDS)
+            if silent or self._read - wait.read > _APART:
+                self._waiting[key] = self._released(key, wait)
+
+    def _released(self, key: Any, wait: _Waiting) -> _Waiting:
+        """Let go of the lines that may be real."""
+        if not (isinstance(key, Strange) and key.may_be_real):
+            return wait
+        self.let_go += wait.lines
+        return wait._replace(lines=[])
+
+    def passed(self, lines: int) -> None:
+        """Count lines that were read in their known shape."""
+        self._read += lines
+
+    def strip(self, stretch: bytes) -> bytes | None:
+        """Take off what surrounds many lines at once, where all of them look like those before; what has another shape
+        stays as it is or becomes a NUL byte, and is no line of SGLang's then. `None`: each must be read alone.
+        """
+        shape = self._current
+        if shape is None:
+            return stretch
+        if shape.pattern is None:
+            return None
+        text = strip_colours(stretch) if b"\x1b" in stretch else stretch
+        template = rb"\1" if shape.is_json else b""
+        number = text.count(b"\n") + (text[-1:] != b"\n")
+        bare, found = shape.pattern.subn(template, text)
+        if found < number and (text[:1] == b"[" or b"\n[" in text):
+            lines = (shape.pattern.subn(template, line) for line in text.split(b"\n"))
+            bare = b"\n".join(line if is_found else b"\0" * bool(line) for line, is_found in lines)
+        if found * 2 < number and shape.unlike < _UNLIKE_AT_MOST:
+            shape.pattern = None
+            shape.unlike += 1
+        return bare.replace(b'\\"', b'"') if shape.is_json else bare
+
+    def admits_scheduler(self, start: bytes) -> bool:
+        """Say whether a batch line may have this prefix, where what surrounds the line is as expected."""
+        if not self._strict:
+            return True
+        if self._current is None:
+            return self.admits(start, scheduler=True)
+        return self._current.fits(*layout_of(start, scheduler=True))
+
+    def admits(self, text: bytes, *, scheduler: bool | None = None) -> bool:
+        """Say whether a line may begin with SGLang's own prefix as this one does."""
+        if not self._strict:
+            self._current = None
+            return True
+        if not self._shapes:
+            self._shapes.append(Shape((), prefixed=True))
+        layout, ranks = layout_of(text, scheduler=scheduler)
+        if any(not shape.form and shape.fits(layout, ranks) for shape in self._shapes):
+            self._read += 1
+            self._current = None
+            return True
+        return False
+
+    def take_off(self, text: bytes) -> Line | Taught | None:
+        """Take off what the stream's lines are known to be surrounded by; `None` where this one is not."""
+        found: Taught | None = None
+        for shape in self._shapes:
+            line = self._apply(shape.form, text) if shape.form else None
+            if line is None:
+                continue
+            if line.partial:
+                return line
+            prefix = parse_plain_prefix(line.text)
+            if prefix is not None and not shape.prefixed:
+                continue
+            if shape.prefixed and prefix is None and not self._strict and _has_more(text, line.text):
+                continue
+            if self._strict and (key := self._strange(shape, line, prefix)) is not None:
+                if self.takes_doubtful and key.may_be_real:
+                    return line._replace(prefixed=shape.prefixed)
+                headed = HEAD.match(line.text) is not None
+                if headed or key in self._waiting:
+                    found = found or self._wait(key, text, _CONFIRMED_AGAIN, heads=headed)
+                else:
+                    found = found or Taught([])
+                continue
+            self._use(shape, text, line, prefix)
+            return line._replace(prefixed=shape.prefixed)
+        return found
+
+    def learn(self, text: bytes, *, settled: bool) -> Taught | None:
+        """Learn from a line of no known shape; `None` where it teaches nothing.
+
+        A shape is believed at once only where the stream has none yet; `settled`: lines have been read as they are.
+        """
+        if HEAD.search(text) is None and BYTES not in text:
+            return None
+        form = form_of(text)
+        found = None if form is None else taken_off(form, text)
+        if form is None or found is None or (not form and not self._strict):
+            self.unread = self.unread if form == () else self.unread or text[:LONGEST_BEFORE]
+            return None
+        prefixed = parse_plain_prefix(found.text) is not None
+        layout, ranks = layout_of(found.text) if self._strict else (None, None)
+        names = tuple(layer.key for layer in form)
+        same = [known for known in self._shapes if known.form_key == names and known.prefixed == prefixed]
+        if not any(layout in known.layouts for known in same):
+            ranks = None
+        taught = self._wait((prefixed, layout, ranks, names), text, self._enough(form, text, settled=settled))
+        if taught.held:
+            shape = same[0] if same else Shape(form, prefixed)
+            if not same:
+                self._shapes.insert(0, shape)
+                del self._shapes[_SHAPES_KEPT:]
+            shape.learn_prefix(layout, ranks)
+        else:
+            self.unread = self.unread or text[:LONGEST_BEFORE]
+        return taught
+
+    def _enough(self, form: Form, text: bytes, *, settled: bool) -> int:
+        """How many lines teach this form."""
+        sure = all(layer.sure for layer in form)
+        if self._shapes or settled:
+            if self._strict:
+                return _CONFIRMED_AGAIN
+            return 1 if sure and _is_well_known(form, text) else _CONFIRMED
+        return 1 if sure else _CONFIRMED
+
+    def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Taught:
+        """Let a line wait until enough others are like it."""
+        wait = self._waiting.pop(key, _Waiting([], 0, self._read, None))
+        if self._strict and self._read - wait.read > _APART:
+            wait = self._released(key, wait)._replace(lines=[], heads=0)
+        lines, number = wait.lines, wait.heads + heads
+        if len(text) <= _WAITING_LENGTH or number >= enough:
+            lines.append(text)
+        if number >= enough:
+            if isinstance(key, Strange):
+                key.shape.allow(key, lines)
+            return Taught(lines)
+        if len(self._waiting) >= _WAITING:
+            for other, waits in self._waiting.items():
+                self._released(other, waits)
+            self._waiting.clear()
+        self._waiting[key] = _Waiting(lines[-_WAITING_LINES:], number, self._read if self._strict else 0, self.arrived)
+        return Taught([])
+
+    def _apply(self, form: Form, text: bytes) -> Line | None:
+        """Take a form off one line; what a container runtime has cut is put together."""
+        line = Line(text, None, NO_RANK)
+        for layer in form:
+            found = layer.take_off(line)
+            if found is None:
+                return None
+            line = found
+            stream = line.stream
+            if stream is None:
+                continue
+            begun, time = self._partial.pop(stream, (b"", line.time))
+            if begun:
+                line = line._replace(text=(begun + line.text)[:LONGEST_LINE], time=time)
+            if line.partial:
+                self._partial[stream] = (line.text, line.time)
+                return line
+            line = line._replace(stream=None)
+        return line
+
+    def _strange(self, shape: Shape, line: Line, prefix: Prefix | None) -> Strange | None:
+        """Say in what a line differs from those before it; `None` where it does not."""
+        fields = shape.strange(line) if shape.settled else ()
+        layout, ranks = (None, None) if prefix is None else layout_of(line.text)
+        if not fields and shape.fits(layout, ranks):
+            return None
+        # Only what is strange: lines without ranks come between a scheduler's.
+        return Strange(
+            shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
+        )
+
+    def _use(self, shape: Shape, text: bytes, line: Line, prefix: Prefix | None) -> None:
+        """Go on with this shape."""
+        if HEAD.match(line.text) is None and prefix is None:
+            return
+        self._read += 1
+        self._current = shape
+        if self._strict and not shape.settled:
+            shape.watch(line)
+        if shape.pattern is None and prefix is not None and (shape.settled or not self._strict):
+            shape.learn_pattern(text)
+
+
+def _has_more(text: bytes, rest: bytes) -> bool:
+    """Say whether more stands around a line than has been taken off it."""
+    if (end := well_known(text)) > text.find(rest) >= 0 and HEAD.match(text, end):
+        return True
+    end = well_known(rest)
+    return end > 0 and HEAD.match(rest, end) is not None
+
+
+def _is_well_known(form: Form, text: bytes) -> bool:
+    """Say whether all that surrounds a line is as runtimes and followers of logs write it."""
+    line: Line | None = Line(text, None, NO_RANK)
+    for layer in form:
+        before = b"" if line is None else line.text
+        line = layer.take_off(line) if line is not None else None
+        if line is None or isinstance(layer, Csv):
+            return False
+        if isinstance(layer, Json):
+            if not is_well_known_json(before):
+                return False
+        elif well_known(before) < before.find(line.text):
+            return False
+    return True

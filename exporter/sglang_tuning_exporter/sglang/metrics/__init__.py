@@ -1,0 +1,1 @@
+"""SGLang's `/metrics` as figures, in each release's own names. Pure; imports only `sglang`."""

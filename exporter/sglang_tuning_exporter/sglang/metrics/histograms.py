@@ -1,0 +1,212 @@
+"""Latency histograms of one page of `/metrics`: many series of a family as one histogram. Pure; nothing here raises.
+
+What the series of a family are to each other (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later
+`srt/observability/metrics_collector.py`):
+
+* A request is observed in one series, that of its own labels. So series add up, `priority` too: `priority=""` holds the
+  requests without one, not the total as it does for the gauges.
+* TP and PP ranks may each print the same request's `queue_time_seconds` (`--enable-metrics-for-all-schedulers`): of the
+  processes of one DP rank the one that saw most speaks for it.
+* Boundaries are the operator's to choose (`--bucket-time-to-first-token` and its kin), so none is expected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from math import fsum, inf, isfinite, isnan
+from typing import TYPE_CHECKING, TypeAlias
+
+from sglang_tuning_exporter.sglang.metrics.exposition import labels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+# A histogram of SGLang has 16 to 40 boundaries; a page may print what it likes.
+MOST_BOUNDS = 512
+# Beyond it a float cannot count by one: no counter of a server holds it.
+MOST = 2.0**53
+
+Samples: TypeAlias = "Sequence[tuple[str, float]]"  # raw labels and value
+_Key: TypeAlias = frozenset[tuple[str, str]]
+_PROCESS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many observations took at most so long: `counts[i]` took `bounds[i]` seconds or less.
+
+    Bounds rise and end with +Inf; counts are cumulative and never fall. `seconds` is the sum of all observations, None
+    where the page does not tell it.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    seconds: float | None = None
+
+    @property
+    def observations(self) -> float:
+        """How many there were."""
+        return self.counts[-1]
+
+    @property
+    def mean_seconds(self) -> float | None:
+        """Mean of all observations; None without any, and where the sum is untold."""
+        return self.seconds / self.counts[-1] if self.seconds is not None and self.counts[-1] > 0 else None
+
+    @property
+    def fullest_share(self) -> float:
+        """The part of the observations that lie in the bucket with most of them, 0-1; 0 without observations."""
+        if self.observations <= 0:
+            return 0.0
+        return (
+            max(now - before for now, before in zip(self.counts, (0.0, *self.counts), strict=False)) / self.observations
+        )
+
+    def above(self, seconds: float) -> float:
+        """Estimate how many took longer than `seconds`, by a straight line inside the bucket that holds it.
+
+        This is `histogram_quantile` the other way round. None is above what lies beyond the largest boundary: how much
+        longer than that boundary an observation took is not told.
+        """
+        at = bisect_left(self.bounds, seconds)
+        if self.bounds[at] == inf:
+            return 0.0
+        lower, below = (self.bounds[at - 1], self.counts[at - 1]) if at else (min(0.0, self.bounds[0]), 0.0)
+        width = self.bounds[at] - lower
+        part = max(0.0, (seconds - lower) / width) if width > 0 else 1.0
+        return max(0.0, self.counts[-1] - (below + (self.counts[at] - below) * part))
+
+    def quantile(self, share: float) -> float | None:
+        """Estimate the seconds that `share` (0-1) of the observations did not exceed, as `histogram_quantile` does.
+
+        None without observations; the largest boundary when it lies beyond it.
+        """
+        if self.counts[-1] <= 0:
+            return None
+        rank = share * self.counts[-1]
+        at = bisect_left(self.counts, rank)
+        if self.bounds[at] == inf:
+            return self.bounds[at - 1]
+        if at == 0 and self.bounds[0] <= 0:
+            return self.bounds[0]
+        lower, below = (self.bounds[at - 1], self.counts[at - 1]) if at else (0.0, 0.0)
+        within = self.counts[at] - below
+        return lower + (self.bounds[at] - lower) * ((rank - below) / within if within > 0 else 1.0)
+
+    def since(self, earlier: Histogram) -> Histogram | None:
+        """Give what came after `earlier`; None when a count has fallen or the boundaries are others: a new server's."""
+        if self.bounds != earlier.bounds or any(map(_fell, self.counts, earlier.counts)):
+            return None
+        seconds = None
+        if self.seconds is not None and earlier.seconds is not None and self.seconds >= earlier.seconds:
+            seconds = self.seconds - earlier.seconds
+        gained = (now - then for now, then in zip(self.counts, earlier.counts, strict=True))
+        return Histogram(self.bounds, tuple(accumulate(gained, max)), seconds)
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """Add observations with the same boundaries."""
+        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        return Histogram(
+            self.bounds, tuple(mine + its for mine, its in zip(self.counts, other.counts, strict=True)), seconds
+        )
+
+
+def _fell(now: float, then: float) -> bool:
+    return now < then
+
+
+def read(
+    buckets: Samples, counts: Samples = (), sums: Samples = (), where: tuple[str, str] | None = None
+) -> Histogram | None:
+    """Fold the samples of one family (`_bucket`, `_count`, `_sum`) into one histogram; None when it cannot be read.
+
+    `where` leaves out series in which that label has another value; series without the label count.
+    """
+    series: dict[_Key, dict[float, float]] = {}
+    for raw, value in buckets:
+        key, bound = _place(raw)
+        if bound is not None and _is_count(value):
+            known = series.setdefault(key, {})
+            if len(known) <= MOST_BOUNDS:
+                known.setdefault(bound, value)  # of two samples of one series the first, as for a page passed on
+    totals = _by_series(counts)
+    seconds = _by_series(sums)
+    told: dict[str, dict[_Key, list[Histogram]]] = {}
+    for key, found in series.items():
+        names = dict(key)
+        histogram = _histogram(found, totals.get(key), seconds.get(key))
+        if histogram is None or (where is not None and names.get(where[0], where[1]) != where[1]):
+            continue
+        process = frozenset(item for item in key if item[0] in _PROCESS)
+        told.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(histogram)
+    chosen = (max(processes.values(), key=_observations) for processes in told.values())
+    return _together([histogram for process in chosen for histogram in process])
+
+
+@lru_cache(maxsize=4096)
+def _place(raw: str) -> tuple[_Key, float | None]:
+    """Give the series that a sample belongs to, and the boundary where it is a bucket."""
+    found = labels(raw)
+    return _same(frozenset(item for item in found.items() if item[0] != "le")), _bound(found)
+
+
+@lru_cache(maxsize=512)
+def _same(key: _Key) -> _Key:
+    """One object for all buckets of a series, which are forty."""
+    return key
+
+
+def _bound(found: Mapping[str, str]) -> float | None:
+    try:
+        bound = float(found["le"])
+    except (KeyError, ValueError):
+        return None
+    return None if isnan(bound) or bound == -inf else bound
+
+
+def _is_count(value: float) -> bool:
+    return 0 <= value <= MOST
+
+
+def _by_series(samples: Samples) -> dict[_Key, float]:
+    found: dict[_Key, float] = {}
+    for raw, value in samples:
+        if isfinite(value) and _is_count(value):
+            found.setdefault(_place(raw)[0], value)
+    return found
+
+
+def _histogram(buckets: Mapping[float, float], total: float | None, seconds: float | None) -> Histogram | None:
+    infinite = buckets.get(inf, total)
+    finite = sorted(bound for bound in buckets if bound != inf)
+    if infinite is None or not finite or len(finite) > MOST_BOUNDS:
+        return None
+    counts = accumulate((*(buckets[bound] for bound in finite), infinite), max)
+    return Histogram((*finite, inf), tuple(counts), seconds)
+
+
+def _observations(histograms: Iterable[Histogram]) -> float:
+    return fsum(histogram.observations for histogram in histograms)
+
+
+def _together(histograms: list[Histogram]) -> Histogram | None:
+    """Add series; where their boundaries differ, only what all have says how many took so long."""
+    if not histograms:
+        return None
+    bounds = histograms[0].bounds
+    if any(histogram.bounds != bounds for histogram in histograms):
+        bounds = tuple(sorted(set(bounds).intersection(*(histogram.bounds for histogram in histograms))))
+        histograms = [_at(histogram, bounds) for histogram in histograms]
+    if len(bounds) < 2:
+        return None
+    counts = tuple(fsum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True))
+    told = [histogram.seconds for histogram in histograms if histogram.seconds is not None]
+    return Histogram(bounds, counts, fsum(told) if len(told) == len(histograms) else None)
+
+
+def _at(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
+    counts = dict(zip(histogram.bounds, histogram.counts, strict=True))
+    return Histogram(bounds, tuple(counts[bound] for bound in bounds), histogram.seconds)

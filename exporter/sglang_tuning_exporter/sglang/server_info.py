@@ -1,0 +1,208 @@
+"""`/server_info`, `/get_server_info` and `/v1/loads` as plain figures, secrets left out.
+
+Pure. `/server_info` (`/get_server_info` up to 0.5.5) is the server's arguments flat at the top, and what its schedulers
+say of themselves: among the arguments in 0.4.3 to 0.4.5, in the list `internal_states`, one entry a DP rank, from 0.4.6
+on (`srt/entrypoints/http_server.py`, `srt/managers/scheduler.py: get_internal_state`). It holds `api_key` in clear, in
+the arguments, in every internal state and in `launch_command`. Memory is in GB as SGLang counts it (2**30 bytes).
+Nothing here raises: an answer that cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
+from sglang_tuning_exporter.sglang.metrics.histograms import MOST
+
+# What the answer holds beside arguments. launch_command repeats the command line, its secrets included.
+_NOT_ARGUMENTS = frozenset(
+    {
+        "internal_states",
+        "launch_command",
+        "scheduler_pids",
+        "startup_time",
+        "status",
+        "version",
+        "frontend",
+        "kv_events",
+        "hicache_object_layout",
+        "max_total_num_tokens",
+        "max_req_input_len",
+        "last_gen_throughput",
+        "memory_usage",
+        "avg_spec_accept_length",
+        "effective_max_running_requests_per_dp",
+    }
+)
+_DEPTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """What one scheduler says of itself, not which it is: the list is in the order of the answers. Memory in GB."""
+
+    max_running_requests: int | None = None  # in force, 0.5.8 on
+    generation_throughput: float | None = None  # tokens per second, of the last decode log
+    weight_gb: float | None = None
+    kv_cache_gb: float | None = None
+    graph_gb: float | None = None
+    startup_available_gb: float | None = None
+    token_capacity: int | None = None
+    graph_batch_sizes: tuple[int, ...] = ()  # decode batch sizes with a captured graph, where told
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """One answer of `/server_info`. `args` holds no secret; its values are what JSON gives."""
+
+    version: str | None = None
+    status: str | None = None
+    args: dict[str, object] = field(default_factory=dict)
+    max_total_num_tokens: int | None = None
+    ranks: list[RankInfo] = field(default_factory=list)
+
+    @property
+    def max_running_requests(self) -> int | None:
+        """Most requests that one scheduler runs at once: the least of the ranks' limits, or None before 0.5.8."""
+        return min(
+            (rank.max_running_requests for rank in self.ranks if rank.max_running_requests is not None), default=None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One scheduler in `/v1/loads` (0.5.8 on): it keeps moving while gauges stand still. Memory in GB.
+
+    `waiting` adds the queues of disaggregated serving and the retracted requests to the waiting queue, so it is not
+    `#queue-req`; `queues["waiting"]` is, where the server tells it.
+    """
+
+    dp: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    max_running_requests: int | None = None
+    used_tokens: int | None = None
+    max_total_num_tokens: int | None = None
+    token_usage: float | None = None  # 0-1
+    generation_throughput: float | None = None  # tokens per second
+    weight_gb: float | None = None
+    kv_cache_gb: float | None = None
+    graph_gb: float | None = None
+    queues: dict[str, int] = field(default_factory=dict)
+
+
+def parse_server_info(text: str | bytes) -> ServerInfo | None:
+    """Read an answer of `/server_info`; None for what is not one (an error page, other JSON)."""
+    document = _document(text)
+    if not isinstance(document, dict) or not {"model_path", "version", "internal_states"} & document.keys():
+        return None
+    states = document.get("internal_states")
+    found = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+    if not found and {"last_gen_throughput", "memory_usage"} & document.keys():
+        found = [document]  # 0.4.3 to 0.4.5
+    return ServerInfo(
+        version=_word(document.get("version")),
+        status=_word(document.get("status")),
+        args=without_secrets({key: value for key, value in document.items() if key not in _NOT_ARGUMENTS}),
+        max_total_num_tokens=_count(document.get("max_total_num_tokens")),
+        ranks=[_rank(state) for state in found],
+    )
+
+
+def parse_loads(text: str | bytes) -> list[Load]:
+    """Read an answer of `/v1/loads`; no loads for what is not one (0.5.9 can answer 500)."""
+    document = _document(text)
+    listed = document.get("loads") if isinstance(document, dict) else document
+    return [_load(load) for load in listed if isinstance(load, dict)] if isinstance(listed, list) else []
+
+
+def without_secrets(args: dict[str, Any]) -> dict[str, object]:
+    """Arguments without those that let somebody in; a value that may hold a secret of its own becomes `<redacted>`."""
+    cleaned = _clean(args, 0)
+    return cleaned if isinstance(cleaned, dict) else {}
+
+
+def _clean(value: Any, depth: int) -> object:
+    if depth > _DEPTH:
+        return REDACTED
+    if isinstance(value, dict):
+        return {str(key): _clean(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
+    if isinstance(value, list):
+        # A list such as ["--api-key", "…"] tells only by its neighbours which item is the secret.
+        words = " ".join(item for item in value if isinstance(item, str))
+        return REDACTED if holds_secret(words) else [_clean(inner, depth + 1) for inner in value]
+    return REDACTED if isinstance(value, str) and holds_secret(value) else value
+
+
+def _document(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, a number of a million digits; a million brackets
+        return None
+
+
+def _rank(state: dict[str, Any]) -> RankInfo:
+    memory = _mapping(state.get("memory_usage"))
+    sizes = state.get("decode_cuda_graph_bs")
+    return RankInfo(
+        max_running_requests=_count(state.get("effective_max_running_requests_per_dp")),
+        generation_throughput=_figure(state.get("last_gen_throughput")),
+        weight_gb=_figure(memory.get("weight")),
+        kv_cache_gb=_figure(memory.get("kvcache")),
+        graph_gb=_graph_gb(memory.get("graph", memory.get("cuda_graph"))),  # cuda_graph up to 0.5.2
+        startup_available_gb=_figure(memory.get("startup_available")),
+        token_capacity=_count(memory.get("token_capacity")),
+        graph_batch_sizes=tuple(
+            size for size in map(_count, sizes if isinstance(sizes, list) else []) if size is not None
+        ),
+    )
+
+
+def _graph_gb(value: Any) -> float | None:
+    """Add up the phases of capture that later releases tell apart."""
+    if isinstance(value, dict):
+        phases = [figure for figure in map(_figure, value.values()) if figure is not None]
+        return math.fsum(phases) if phases else None
+    return _figure(value)
+
+
+def _load(load: dict[str, Any]) -> Load:
+    memory = _mapping(load.get("memory"))
+    queues = {key: _count(value) for key, value in _mapping(load.get("queues")).items()}
+    return Load(
+        dp=_count(load.get("dp_rank")),
+        running=_count(load.get("num_running_reqs")),
+        waiting=_count(load.get("num_waiting_reqs")),
+        max_running_requests=_count(load.get("max_running_requests")),
+        used_tokens=_count(load.get("num_used_tokens")),
+        max_total_num_tokens=_count(load.get("max_total_num_tokens")),
+        token_usage=_figure(load.get("token_usage")),
+        generation_throughput=_figure(load.get("gen_throughput")),
+        weight_gb=_figure(memory.get("weight_gb")),
+        kv_cache_gb=_figure(memory.get("kv_cache_gb")),
+        graph_gb=_figure(memory.get("graph_gb")),
+        queues={key: value for key, value in queues.items() if value is not None},
+    )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _figure(value: Any) -> float | None:
+    """Take a number that a server can mean; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= MOST else None
+
+
+def _count(value: Any) -> int | None:
+    figure = _figure(value)
+    return None if figure is None or figure < 0 else int(figure)

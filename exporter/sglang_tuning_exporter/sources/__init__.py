@@ -1,1 +1,0 @@
-"""Where a server's words come from: its log (`tail`) and its HTTP port (`scrape`)."""

@@ -1,0 +1,170 @@
+"""For how long a batch line speaks: when the next one is due, and how long a prefill lasts. Pure; seconds on the caller's clock.
+
+SGLang prints a decode line every `--decode-log-interval` (40) decode steps, so the next one is due after 40 steps. Much later
+than that nothing is decoded any more. A prefill line stands for its own tokens; what follows it is decoding. Lines are taken
+by the moment: printed times are whole seconds, and the order of lines within one says nothing. The reasons for the constants:
+docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.sglang.events import DecodeBatch
+
+DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, unless --decode-log-interval says otherwise
+OVERDUE = 2.5  # times the interval to the next line; after that the server is idle
+LEAST_SECONDS = 2.0  # printed times are whole seconds
+LEAST_ACTIVE_SECONDS = 0.5
+USUAL_STEP_SECONDS = 0.05  # of a decode step, until the log shows it
+USUAL_TOKENS_PER_SECOND = 1000.0  # of prefill, until the log shows it
+DRAFTED_TOKENS = 4.0  # that one speculative step may accept, where the arguments do not say
+# A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
+FULL_PREFILL_SHARE = 0.9
+_JUMP_SECONDS = 60.0  # more than this is a clock that was set, not a line that came late
+_FADES = 0.98  # of the lateness, with each delivery
+_WEIGHT = 0.5  # of the newest prefill pace
+
+
+class Cadence:
+    """Learns from the batch lines of one scheduler how fast they follow each other."""
+
+    __slots__ = (
+        "_before", "_decode_line", "_decode_lines", "_decoded_at", "_follows", "_joined", "_joins", "_late",
+        "_least_offset", "_moment", "_moment_before", "_pace", "_peak", "_prefills", "_second", "_second_tokens",
+        "_sequences", "_started", "_tokens", "_tokens_before", "_woke_at", "chunk", "full", "goes_on", "interval",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.interval = DECODE_LOG_INTERVAL  # decode steps between two lines, times the tokens that one step may give
+        self.chunk: float | None = (
+            None  # the most prompt tokens of one prefill batch where a prompt may go on in the next
+        )
+        self.full = False  # the last line is a prefill batch that holds as much as one may
+        self.goes_on = False  # and its last prompt goes on in the next
+        self._moment = -inf
+        self._prefills = 0  # lines of this moment, as the next three
+        self._tokens = self._sequences = self._started = 0.0
+        self._follows = False  # the first prefill batch follows one whose last prompt goes on, at once
+        self._moment_before = -inf
+        self._tokens_before = 0.0  # of the moment before, where it had prefill lines alone
+        self._before = self._decoded_at = -inf  # the last two moments with decode lines
+        self._decode_line: DecodeBatch | BatchRun | None = None
+        self._decode_lines = 0  # in that last moment
+        self._joined = True  # requests, between the last two moments with decode lines
+        self._joins = True  # requests, since then
+        self._woke_at = -inf  # when something ran again after a pause
+        self._pace: float | None = (
+            None  # seconds of prefill for each token, of prefill batches that followed each other
+        )
+        self._peak = 0.0  # most prompt tokens computed in one printed second
+        self._second = -inf
+        self._second_tokens = 0.0
+        self._least_offset = inf  # between a line's printed time and its arrival
+        self._late = 0.0
+
+    def ended(self, tokens: float, most: float | None) -> bool:
+        """Take note of how the last line ends: a prefill batch of `tokens` where `most` fit, or 0. Says whether it is full."""
+        self.full = most is not None and 0 < FULL_PREFILL_SHARE * most <= tokens
+        self.goes_on = self.full and self.chunk is not None and tokens >= FULL_PREFILL_SHARE * self.chunk
+        return self.full
+
+    def woke(self, now: float) -> None:
+        """Take note that something runs again after a pause."""
+        self._woke_at = now
+
+    def _at(self, now: float) -> None:
+        """Begin a new moment unless this is the same."""
+        if now == self._moment:
+            return
+        if self._follows and self._prefills and self._tokens_before > 0 and self._moment > self._moment_before:
+            pace = (self._moment - self._moment_before) / self._tokens_before
+            self._pace = pace if self._pace is None else _WEIGHT * pace + (1 - _WEIGHT) * self._pace
+        self._moment_before, self._tokens_before = (
+            self._moment,
+            0.0 if self._decoded_at == self._moment else self._tokens,
+        )
+        self._moment, self._follows = now, self.goes_on
+        self._prefills = 0
+        self._tokens = self._sequences = self._started = 0.0
+        self._late *= _FADES
+
+    def decoded(self, now: float, lines: int, last: DecodeBatch | BatchRun) -> None:
+        """Take note of `lines` decode lines; what the `last` of them says is read when somebody asks."""
+        self._at(now)
+        if now != self._decoded_at:
+            self._before, self._decoded_at, self._decode_lines = self._decoded_at, now, 0
+            self._joined, self._joins = self._joins, self._prefills > 0
+        self._decode_lines += lines
+        self._decode_line = last
+
+    def prefilled(self, now: float, printed: float, tokens: float, sequences: float, lines: int) -> float:
+        """Take note of prefill lines and give how many more requests they started than was known.
+
+        A request whose prompt goes beyond a full batch is in the next one again, and no new one there.
+        """
+        self._at(now)
+        self._joins = True
+        self._joined = self._joined or now == self._decoded_at
+        self._prefills += lines
+        self._tokens += tokens
+        self._sequences += sequences
+        if printed // 1.0 != self._second:
+            self._second, self._second_tokens = printed // 1.0, 0.0
+        self._second_tokens += tokens
+        self._peak = max(self._peak, self._second_tokens)
+        again = float(self._follows)
+        if self._prefills > 1 and self.chunk:
+            again += min(self._prefills - 1, self._tokens // (FULL_PREFILL_SHARE * self.chunk))
+        before, self._started = self._started, max(self._sequences - again, 0.0)
+        return self._started - before
+
+    def delivered(self, now: float, printed: float) -> None:
+        """Compare a line's printed time with its arrival: a log that comes in blocks is late by the length of a block."""
+        self._at(now)
+        offset = now - printed
+        if abs(offset - self._least_offset) > _JUMP_SECONDS:
+            self._least_offset, self._late = offset, 0.0
+        self._least_offset = min(self._least_offset, offset)
+        self._late = max(offset - self._least_offset, self._late)
+
+    @property
+    def heard_at(self) -> float:
+        """When the last batch line came."""
+        return self._moment
+
+    @property
+    def prefill_seconds(self) -> float:
+        """How long the prompt tokens of this moment take to compute, by estimate."""
+        if self._pace is not None:
+            return self._tokens * self._pace
+        return self._tokens / (self._peak if self._peak > 0 else USUAL_TOKENS_PER_SECOND)
+
+    def hold_seconds(self) -> float:
+        """Say how long the last batch line speaks for."""
+        due = self.interval * self._step_seconds() + self.prefill_seconds
+        return max(OVERDUE * due, LEAST_SECONDS) + self._late
+
+    def _step_seconds(self) -> float:
+        """Read how long a decode step takes for each of its tokens.
+
+        Where nothing joined between two decode lines, the batch decoded all the time. Else the throughput tells, which SGLang
+        takes over the time since the decode line before, pauses counted.
+        """
+        gap = self._decoded_at - self._before
+        if not self._joined and self._before > -inf and gap > 0:
+            return gap / self.interval
+        last = self._decode_line.decode if isinstance(self._decode_line, BatchRun) else self._decode_line
+        if last is None or not last.running or not last.generation_throughput:
+            return USUAL_STEP_SECONDS
+        throughput = last.generation_throughput
+        if self._decode_lines == 1:
+            if self._before == -inf:
+                return USUAL_STEP_SECONDS  # it counts from the start of the server
+            active = max(self._decoded_at - max(self._before, self._woke_at), LEAST_ACTIVE_SECONDS)
+            throughput *= max(gap / active, 1.0)
+        return last.running / throughput

@@ -1,0 +1,59 @@
+"""Ranks of DP attention run each step together, so what one does decides whether the others replay a captured graph. Pure.
+
+All run eager where one of them prefills, or where the batch of one is beyond the captured sizes (`can_cuda_graph`,
+`global_num_tokens`: srt/managers/scheduler_dp_attn_mixin.py in 0.5.5, srt/model_executor/cuda_graph_runner.py). A small batch
+that is said to run eager is then no finding of its own.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.state.signals import HOLD_SECONDS, UNTOLD_CAPTURED
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.facts import ServerFacts
+
+# Lines of one step come in any order, and a prefill is printed when it has ended.
+STEP_SECONDS = 2.0
+
+
+class AttentionRanks:
+    """What the ranks of one server last did. Times are those of the caller."""
+
+    def __init__(self) -> None:
+        self._running: dict[int | None, tuple[float, float]] = {}  # when, and how many
+        self._prefilled: list[tuple[int | None, float]] = []  # the last two ranks that did
+
+    def forget(self) -> None:
+        """Start again with a new server."""
+        self._running.clear()
+        self._prefilled.clear()
+
+    def prefilled(self, dp: int | None, now: float) -> None:
+        """Take a prefill batch of a rank."""
+        self._prefilled = [(dp, now), *(each for each in self._prefilled if each[0] != dp)][:2]
+
+    def decoded(self, dp: int | None, running: float, now: float) -> float:
+        """Take a decode batch of a rank; gives the time of the one before."""
+        before = self._running.get(dp, (-inf, 0.0))[0]
+        self._running[dp] = (now, running)
+        return before
+
+    def explain_eager(self, dp: int | None, facts: ServerFacts, now: float, since: float) -> bool:
+        """Say whether steps without a graph can be another rank's doing; `since` is when the first of them was.
+
+        Without a log nobody tells when a rank prefills: then they always can.
+        """
+        if facts.args and facts.attention_ranks < 2:
+            return False
+        if not self._prefilled or any(
+            other != dp and at >= min(since, now - STEP_SECONDS) for other, at in self._prefilled
+        ):
+            return True
+        others = [running for other, (at, running) in self._running.items() if other != dp and now - at <= HOLD_SECONDS]
+        if not others:
+            return False
+        together = sum(others) + self._running.get(dp, (0.0, 0.0))[1] if facts.adds_up_batches else max(others)
+        return together > (facts.largest_captured or UNTOLD_CAPTURED)

@@ -1,0 +1,104 @@
+"""Why SGLang gives no metrics, and for how long that may be a start: every excuse ends. Pure; `now` is on the state's clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from sglang_tuning_exporter.sglang.args.flags import is_before
+from sglang_tuning_exporter.state.server import STARTING_SECONDS
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.server import ServerState
+
+# A server that has not been seen up, and of whose start no log tells, may be starting for so long where nothing answers.
+UNSEEN_SECONDS = 900.0
+# Nobody answers, or a proxy in the server's place: another server may answer next time.
+AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})
+# From this release on a page has figures before the first request.
+FIRST_WITH_FIGURES = (0, 5, 0)
+
+
+class Failure(Protocol):
+    """A scrape that failed; as words it is a sentence."""
+
+    @property
+    def reason(self) -> str:
+        """What went wrong, in one word."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers, and has nothing to say yet."""
+
+
+class Why(NamedTuple):
+    """Why there are no metrics: a word for a label, a sentence for people, and whether the server may be starting."""
+
+    reason: str
+    message: str
+    starting: bool = False
+
+
+class Outage:
+    """Judges scrapes that fail by what was seen of this server before."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # the first of the failed scrapes in a row
+        self._seen_with: int | None = None  # how many starts were known when a page last came
+        self._answers: bool | None = None  # without metrics, whether it answers other questions; None: it never has
+
+    def ends(self, starts: int) -> None:
+        """Note that a page came; `starts` are those known by now."""
+        self._since, self._seen_with, self._answers = None, starts, None
+
+    def asked(self, *, answered: bool) -> None:
+        """Note whether the server answered another question than for its metrics."""
+        if answered or self._answers:
+            self._answers = answered
+
+    def judge(self, failure: Failure, state: ServerState, now: float) -> Why:
+        """Say why a scrape failed."""
+        self._since = now if self._since is None else self._since
+        if failure.reason == "metrics_disabled":
+            return self._without_metrics(failure, state, now)
+        self._answers = None
+        seconds = now - self._since
+        if failure.serves:
+            if not state.died and (seconds < STARTING_SECONDS or _is_empty_at_first(state)):
+                return Why("not_ready", str(failure))
+            return Why("invalid", f"its page has been empty for {seconds / 60:.0f} minutes")
+        if failure.reason in AWAY and self._may_start(failure.reason, state, now, seconds):
+            # The port opens only when the model is loaded.
+            return Why("not_ready", f"it is starting ({failure})", starting=True)
+        if failure.reason == "not_ready":
+            return Why("http_503", f"{failure}, and nothing shows that it starts")
+        return Why(failure.reason, str(failure))
+
+    def _without_metrics(self, failure: Failure, state: ServerState, now: float) -> Why:
+        """Tell a server without --enable-metrics from a proxy that answers 404 in place of one that is gone."""
+        had = self._seen_with == state.starts
+        gone = had or self._answers is False or state.died or state.start_is_overdue(now)
+        if self._answers or not gone:
+            return Why("metrics_disabled", str(failure))
+        return Why(
+            "http_404",
+            "it answers 404" + (", and has had metrics" if had else ", as a proxy does for a server that is gone"),
+        )
+
+    def _may_start(self, reason: str, state: ServerState, now: float, seconds: float) -> bool:
+        """Say whether a server that is away may be starting: its log says so, or nothing has shown that it ever served.
+
+        What the log says of its end wins at once.
+        """
+        if state.died:
+            return False
+        if state.starting(now):
+            return True
+        if self._seen_with is not None or state.has_served:
+            return False
+        return seconds < (STARTING_SECONDS if reason == "not_ready" else UNSEEN_SECONDS)
+
+
+def _is_empty_at_first(state: ServerState) -> bool:
+    """Whether the server is of a release whose page stays empty until its first request, which may take days."""
+    release = state.facts.release
+    return release is not None and is_before(release, FIRST_WITH_FIGURES)

@@ -1,0 +1,202 @@
+"""What a server is doing at one moment, as one state for each signal.
+
+Pure: an observation and what is known of the server in, names out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang_tuning_exporter.state.profiles import Profile
+
+Signal: TypeAlias = Literal["activity", "queue", "token_usage", "admission", "cuda_graph"]
+
+IDLE, UNKNOWN, STUCK = "idle", "unknown", "stuck"
+# Every signal also has `idle` (nothing running or queued) and `unknown` (nothing observed for HOLD_SECONDS), so that
+# its seconds add up to wall time and its serving time is all the others.
+STATES: dict[Signal, tuple[str, ...]] = {
+    # `stuck`: something runs or waits, /metrics answers, and nothing has moved for HOLD_SECONDS.
+    "activity": ("serving", STUCK, IDLE, UNKNOWN),
+    "queue": ("empty", "below_range", "in_range", "above_range", IDLE, UNKNOWN),
+    "token_usage": ("below_target", "at_target", IDLE, UNKNOWN),
+    "admission": (
+        "no_queue",
+        "held_back",
+        "recovering",
+        "running_limit",
+        "pool_full",
+        "hybrid_pool_full",
+        "prefill_bound",
+        "grammar_queue",
+        "pd_queue",
+        IDLE,
+        UNKNOWN,
+    ),
+    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported", IDLE, UNKNOWN),
+}
+SIGNALS: tuple[Signal, ...] = tuple(STATES)
+HOLD_SECONDS = 60.0
+
+# `#running-req` this close to its limit is at it: finished requests are replaced between two observations.
+AT_LIMIT_SHARE = 0.95
+# The smallest default of the largest captured batch on a large GPU ("160 to 256", the guide), for logs without a start.
+UNTOLD_CAPTURED = 160
+_ANSWERS_KEPT = 1024
+
+
+# One state for each signal, in the order of `SIGNALS`.
+States: TypeAlias = tuple[str, str, str, str, str]
+ALL_UNKNOWN: States = (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+ALL_IDLE: States = (IDLE, IDLE, IDLE, IDLE, IDLE)
+ALL_STUCK: States = (STUCK, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+def named(states: States) -> dict[Signal, str]:
+    """Give the state of each signal by its name."""
+    return dict(zip(SIGNALS, states, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What else can hold requests back on one scheduler; none of it on most servers.
+
+    `grammar` and `disaggregation` are requests in queues beside the main one; `full_usage` is the full-attention
+    pool's, 0-1, where another pool may be fuller; `recovering`: the new-token ratio is far above where it starts.
+    """
+
+    grammar: float = 0.0
+    disaggregation: float = 0.0
+    full_usage: float | None = None
+    recovering: bool = False
+
+
+NOWHERE = Elsewhere()
+
+
+_Fits: TypeAlias = "Callable[[float, float, float], bool | None]"
+
+
+def _always(_running: float, _usage: float, _target: float) -> bool:
+    return True
+
+
+class Judge:
+    """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them.
+
+    `waits_by` says what else decides when a waiting request starts: `prefill` on the prefill side of disaggregation, where
+    nothing is decoded; `other` where it is not the new-token ratio alone (`ServerFacts.waits_by`); empty on all others.
+    """
+
+    __slots__ = (
+        "_all_but_one", "_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_waits_by", "_without_graph",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        profile: Profile,
+        running_limit: float | None,
+        largest_captured: int | None,
+        without_graph: str = "",
+        waits_by: str = "",
+    ) -> None:
+        self._lower, self._upper = profile.queue_lower or -inf, profile.queue_upper
+        self._objective = profile.queue_wait_seconds
+        self._target = profile.token_usage_target
+        self._limit = AT_LIMIT_SHARE * (running_limit or inf)
+        # One has just ended, and the next would fit: of a small limit that is more than the share above.
+        self._all_but_one = (running_limit or inf) - 1.0
+        self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
+        self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line is no finding
+        self._waits_by = waits_by
+        self._unqueued: dict[tuple[float, float, bool | None], States] = {}
+
+    def unqueued(self, running: float, usage: float, graph: bool | None) -> States:  # noqa: FBT001
+        """Give the same without a queue; the figures are few, and so their answers are kept."""
+        known = self._unqueued.get((running, usage, graph))
+        if known is None:
+            if len(self._unqueued) >= _ANSWERS_KEPT:
+                self._unqueued.clear()
+            known = self.serving(running, 0.0, usage, graph, False, lambda _: 0.0, 0.0)  # noqa: FBT003
+            self._unqueued[running, usage, graph] = known
+        return known
+
+    def serving(  # noqa: PLR0917 - called for every line, by position
+        self,
+        running: float | None,
+        queued: float | None,
+        usage: float | None,
+        graph: bool | None,  # noqa: FBT001
+        prefill_full: bool,  # noqa: FBT001
+        wait: Callable[[float], float | None],
+        now: float,
+        elsewhere: Elsewhere = NOWHERE,
+        next_fits: _Fits = _always,
+    ) -> States:
+        """Give the states of a scheduler that has something to do.
+
+        `wait(now)` and `next_fits(running, usage, target)` are called only where they decide.
+        """
+        if usage is None:
+            token_usage = UNKNOWN
+        else:
+            token_usage = "at_target" if usage >= self._target else "below_target"
+        if queued is None:
+            queue = admission = UNKNOWN
+        elif queued <= 0:
+            queue, admission = "empty", "no_queue"
+        else:
+            queue = self._queue(queued, wait, now)
+            admission = self._admission(running, usage, elsewhere, next_fits, prefill_full=prefill_full)
+        if elsewhere is not NOWHERE and (usage is None or usage < self._target):
+            beside = max(elsewhere.grammar, elsewhere.disaggregation)
+            if beside > (queued or 0):
+                admission = "grammar_queue" if elsewhere.grammar == beside else "pd_queue"
+        if self._without_graph:
+            return ("serving", queue, token_usage, admission, self._without_graph)
+        if graph:
+            cuda_graph = "replayed"
+        elif graph is None:
+            cuda_graph = UNKNOWN
+        else:
+            cuda_graph = "beyond_captured" if (running or 0) > self._largest else "eager"
+        return ("serving", queue, token_usage, admission, cuda_graph)
+
+    def _queue(self, queued: float, wait: Callable[[float], float | None], now: float) -> str:
+        if queued > self._upper:
+            return "above_range"
+        if self._objective is not None:
+            seconds = wait(now)
+            if seconds is not None and seconds > self._objective:
+                return "above_range"
+        return "below_range" if queued < self._lower else "in_range"
+
+    def _admission(
+        self,
+        running: float | None,
+        usage: float | None,
+        elsewhere: Elsewhere,
+        next_fits: _Fits,
+        *,
+        prefill_full: bool,
+    ) -> str:
+        """Say why requests wait. `held_back` needs evidence: a request that would fit, and nothing else that explains the wait."""
+        if (running or 0) >= self._limit:
+            return "running_limit"
+        if usage is None:
+            return UNKNOWN
+        if usage >= self._target:
+            full = elsewhere.full_usage
+            return "hybrid_pool_full" if full is not None and full < self._target else "pool_full"
+        # Prompts fill every batch, so requests wait for their turn, not for room.
+        if prefill_full or self._waits_by == "prefill":
+            return "prefill_bound"
+        if elsewhere.recovering and not self._waits_by:
+            return "recovering"
+        fits = None if running is None or self._waits_by else next_fits(running, usage, self._target)
+        near = running is not None and running >= self._all_but_one
+        return UNKNOWN if fits is None else "pool_full" if not fits else "running_limit" if near else "held_back"

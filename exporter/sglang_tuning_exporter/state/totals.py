@@ -1,0 +1,321 @@
+"""How much of everything happened, and how much of it lately. Pure; seconds are on the caller's clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STEP_SECONDS = 10.0
+ADMISSION_SECONDS = 60.0
+_SECONDS_KEPT = 256  # of admissions that nobody has asked for
+_MOST_PENDING = 2048  # seconds or snapshots that nobody has asked for
+_MOST_SNAPSHOTS = 256  # a window wants some sixty of them; each keeps its counts
+_COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
+
+
+# The keys of `Totals.seconds` in which a signal was told while something ran or waited.
+_SERVING = {
+    signal: tuple((signal, state) for state in STATES[signal] if state not in {IDLE, UNKNOWN}) for signal in SIGNALS
+}
+
+_Key = TypeVar("_Key")
+
+
+# What a scheduler is in, and its queued requests, usage of the fullest pool and running requests, where told.
+Held: TypeAlias = tuple[States, float | None, float | None, float | None]
+
+
+def _combine(mine: dict[_Key, float], theirs: dict[_Key, float], sign: int) -> None:
+    for key, value in theirs.items():
+        mine[key] += sign * value
+
+
+class Totals:
+    """Cumulative figures of one scheduler, or their difference over a window.
+
+    `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving
+    time (queued, usage, running). All three are brought up to date when they are asked for.
+    """
+
+    __slots__ = ("_integrals", "_running_seconds", "_seconds", "_snapshots", "counts", "pending")
+
+    def __init__(
+        self,
+        seconds: defaultdict[tuple[Signal, str], float] | None = None,
+        running_seconds: defaultdict[int, float] | None = None,
+        integrals: defaultdict[str, float] | None = None,
+        counts: defaultdict[str, float] | None = None,
+    ) -> None:
+        self._seconds = defaultdict(float) if seconds is None else seconds
+        self._running_seconds = defaultdict(float) if running_seconds is None else running_seconds
+        self._integrals = defaultdict(float) if integrals is None else integrals
+        self.counts = defaultdict(float) if counts is None else counts
+        self.pending: list[tuple[float, Held]] = []  # seconds and what was held in them, not added up yet
+        self._snapshots: list[tuple[int, Snapshot]] = []  # and how much of `pending` each has seen
+
+    @property
+    def seconds(self) -> defaultdict[tuple[Signal, str], float]:
+        """Seconds by (signal, state)."""
+        self.settle()
+        return self._seconds
+
+    @property
+    def running_seconds(self) -> defaultdict[int, float]:
+        """Seconds of serving time by decode batch size, see `batch_size_bucket`."""
+        self.settle()
+        return self._running_seconds
+
+    @property
+    def integrals(self) -> defaultdict[str, float]:
+        """Figure x seconds of serving time, and `<figure>_seconds` in which it was told."""
+        self.settle()
+        return self._integrals
+
+    def snapshot(self) -> Snapshot:
+        """Remember what there is now; it is added up when it is asked for."""
+        if len(self.pending) > _MOST_PENDING or len(self._snapshots) > _MOST_SNAPSHOTS:
+            self.settle()
+        snapshot = Snapshot(self)
+        self._snapshots.append((len(self.pending), snapshot))
+        return snapshot
+
+    def settle(self) -> None:
+        """Add up what is pending, with a stop at each snapshot."""
+        if self._snapshots:
+            done = 0
+            for seen, snapshot in self._snapshots:
+                if snapshot.wanted:
+                    self._add_up(self.pending[done:seen])
+                    done = seen
+                    snapshot.fill(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy())
+            self._snapshots.clear()
+            del self.pending[:done]
+        if self.pending:
+            self._add_up(self.pending)
+            self.pending.clear()
+
+    def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901 - one loop: all seconds of a log
+        held_for: dict[States, float] = {}
+        sizes: dict[float, float] = {}
+        of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
+        for seconds, (states, queued, usage, running) in pending:
+            held_for[states] = held_for.get(states, 0.0) + seconds
+            if states[0] != "serving":
+                continue
+            if queued is not None:
+                of_queued += queued * seconds
+                queued_for += seconds
+            if usage is not None:
+                of_usage += usage * seconds
+                usage_for += seconds
+            if running is not None:
+                of_running += running * seconds
+                running_for += seconds
+                if running:
+                    sizes[running] = sizes.get(running, 0.0) + seconds
+        for size, seconds in sizes.items():
+            self._running_seconds[batch_size_bucket(size)] += seconds
+        for states, seconds in held_for.items():
+            for key in zip(SIGNALS, states, strict=True):
+                self._seconds[key] += seconds
+        for figure, integral, told_for in (
+            ("queued", of_queued, queued_for),
+            ("usage", of_usage, usage_for),
+            ("running", of_running, running_for),
+        ):
+            if told_for:
+                self._integrals[figure] += integral
+                self._integrals[figure + "_seconds"] += told_for
+
+    def copy(self) -> Totals:
+        """Give an independent copy."""
+        self.settle()
+        return Totals(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy(), self.counts.copy())
+
+    def __add__(self, other: Totals) -> Totals:
+        """Add another scheduler's figures."""
+        return self._with(other, 1)
+
+    def __sub__(self, earlier: Totals) -> Totals:
+        """Give what came after `earlier`."""
+        return self._with(earlier, -1)
+
+    def _with(self, other: Totals, sign: int) -> Totals:
+        result = self.copy()
+        _combine(result.seconds, other.seconds, sign)
+        _combine(result.running_seconds, other.running_seconds, sign)
+        _combine(result.integrals, other.integrals, sign)
+        _combine(result.counts, other.counts, sign)
+        return result
+
+    def serving_seconds(self, signal: Signal = "activity") -> float:
+        """Add up the seconds in which `signal` was told while something ran or waited."""
+        seconds = self.seconds
+        return sum([seconds[key] for key in _SERVING[signal] if key in seconds])
+
+    def share(self, signal: Signal, state: str) -> float | None:
+        """Give the part of the signal's serving time spent in `state`, 0-1; None without any."""
+        serving = self.serving_seconds(signal)
+        return self.seconds[signal, state] / serving if serving > 0 else None
+
+    def share_of(self, signal: Signal, states: Iterable[str]) -> float | None:
+        """Give the part of the signal's serving time spent in any of `states`, 0-1; None without any."""
+        serving = self.serving_seconds(signal)
+        shares = [self.seconds[signal, state] / serving for state in states] if serving > 0 else []
+        return sum(shares) if shares else None
+
+    def mean(self, figure: str) -> float | None:
+        """Weigh `queued`, `usage` or `running` by time, over the serving time in which it was told."""
+        seconds = self.integrals[figure + "_seconds"]
+        return self.integrals[figure] / seconds if seconds > 0 else None
+
+    def running_quantile(self, share: float) -> int | None:
+        """Find the decode batch size that is not exceeded for `share` of the serving time."""
+        total = sum(s for s in self.running_seconds.values() if s > 0)
+        below = 0.0
+        for size in sorted(size for size, s in self.running_seconds.items() if s > 0):
+            below += self.running_seconds[size]
+            if below >= share * total:
+                return size
+        return None
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of decode batches that replayed a captured graph, 0-1; None without decode batches."""
+        batches = self.counts["replayed"] + self.counts["eager"]
+        return self.counts["replayed"] / batches if batches else None
+
+
+def batch_size_bucket(running: float) -> int:
+    """Round a batch size to what is remembered: exact up to 128, then the next multiple of 8, so memory is bounded."""
+    size = int(running)
+    return size if size <= _COARSE_ABOVE else min(-(-size // 8) * 8, 1 << 16)
+
+
+class Snapshot:
+    """What some `Totals` were at one moment: whoever keeps it must say when it is not `wanted` any more."""
+
+    __slots__ = ("_counts", "_source", "_totals", "wanted")
+
+    def __init__(self, source: Totals) -> None:
+        self.wanted = True
+        self._source: Totals | None = source
+        self._counts = source.counts.copy()
+        self._totals: Totals | None = None
+
+    def fill(
+        self,
+        seconds: defaultdict[tuple[Signal, str], float],
+        running_seconds: defaultdict[int, float],
+        integrals: defaultdict[str, float],
+    ) -> None:
+        """Take what had been added up by then."""
+        self._totals = Totals(seconds, running_seconds, integrals, self._counts)
+        self._source = None
+
+    @property
+    def totals(self) -> Totals:
+        """What there was."""
+        if self._source is not None:
+            self._source.settle()
+        assert self._totals is not None
+        return self._totals
+
+
+class Window:
+    """Remembers `Totals` every 10 s, so that what happened in the last `length` seconds is a subtraction."""
+
+    def __init__(self, length: float) -> None:
+        self._length = length
+        self._marks: deque[tuple[float, Snapshot]] = deque()
+        self.due = -inf  # when the next mark is kept
+
+    def mark(self, now: float, totals: Totals) -> None:
+        """Offer the totals at `now`; kept when 10 s have passed since the last kept ones."""
+        if now < self.due:
+            return
+        self.due = now + STEP_SECONDS
+        self._marks.append((now, totals.snapshot()))
+        while len(self._marks) > 2 and self._marks[1][0] <= now - self._length:
+            self._marks.popleft()[1].wanted = False
+
+    def begin(self, totals: Totals) -> None:
+        """Leave out everything up to now: what `totals` hold was restored, or happened before the exporter watched."""
+        for _, mark in self._marks:
+            mark.wanted = False
+        self._marks.clear()
+        self._marks.append((-inf, totals.snapshot()))
+        self.due = -inf
+
+    def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
+        """Give what came in the last `seconds` (the window's length unless told), to the nearest mark before."""
+        start = now - (self._length if seconds is None else seconds)
+        before = [mark for at, mark in self._marks if at <= start]
+        return totals - (before[-1].totals if before else Totals())
+
+    def last_seen(self, now: float, totals: Totals, signal: Signal, state: str) -> float | None:
+        """Give when the signal was last in `state`, to the next mark, or to the oldest one; None where it never was."""
+        spent, later = totals.seconds[signal, state], now
+        if not spent:
+            return None
+        for at, mark in reversed(self._marks):
+            if mark.totals.seconds[signal, state] < spent:
+                return later
+            later = at
+        return later
+
+
+class AdmissionRate:
+    """Requests that left the queue per second of serving time, over the last minute of it, by whole seconds.
+
+    Pauses in which nothing runs or waits are left out: a rate over them says nothing about how fast requests start.
+    """
+
+    def __init__(self) -> None:
+        self._admitted: deque[tuple[float, float]] = deque()  # before the present second
+        self._sum = 0.0  # of `_admitted`
+        self._since: float | None = None
+        self._second = -inf
+        self._now = 0.0  # admitted in `_second`
+        self._paused = 0.0  # seconds in which nothing was served: the times above do not contain them
+
+    def pause(self, seconds: float) -> None:
+        """Leave out `seconds` in which nothing ran or waited."""
+        self._paused += seconds
+
+    def add(self, now: float, requests: float) -> None:
+        """Count `requests` admitted just now."""
+        now -= self._paused
+        if self._second <= now < self._second + 1.0:
+            self._now += requests
+            return
+        if self._now:
+            self._admitted.append((self._second, self._now))
+            self._sum += self._now
+            if len(self._admitted) > _SECONDS_KEPT:
+                self._drop(now - ADMISSION_SECONDS)
+        if self._since is None:
+            self._since = now
+        self._second, self._now = now // 1.0, requests
+
+    def _drop(self, oldest: float) -> None:
+        while self._admitted and self._admitted[0][0] < oldest:
+            self._sum -= self._admitted.popleft()[1]
+
+    def per_second(self, now: float) -> float | None:
+        """Give the rate, or None until ten seconds of serving time have been watched."""
+        now -= self._paused
+        watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
+        if watched < 10.0:
+            return None
+        oldest = now - ADMISSION_SECONDS
+        self._drop(oldest)
+        if self._second < oldest:
+            self._now = 0.0
+        return (self._sum + self._now) / watched

@@ -1,1 +1,0 @@
-"""The HTTP face: /metrics, the health endpoints and a page for people."""
