@@ -219,6 +219,16 @@ def test_any_release_in_any_form_with_quoted_lines_between_gives_its_own_events(
         assert [(type(event), event.time) for event in events] == [(type(event), event.time) for event in bare]
 
 
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_log_of_every_release_in_any_form_gives_its_own_events(name: str, strict: bool) -> None:  # noqa: FBT001 - a case
+    for dialect in DIALECTS:
+        lines = [line for line in dialect.read_text(encoding="utf-8").splitlines()[:120] if line.startswith("[")]
+        events = read(wrapped(name, numbered(lines)), strict=strict)
+        bare = read(wrapped("nothing", numbered(lines)), strict=strict)
+        assert [(type(event), event.time) for event in events] == [(type(event), event.time) for event in bare], dialect
+
+
 def test_lines_in_a_form_that_cannot_be_learned_are_quoted_instead_of_denied() -> None:
     reader = LogReader()
     line = b"x\\y{{{ " + DECODE.encode() + b"\n"

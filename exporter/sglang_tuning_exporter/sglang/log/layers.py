@@ -33,7 +33,7 @@ _WORDS = (
 )
 HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
 _BARE = re.compile(_WORDS)
-_AGAIN = re.compile(_PREFIX + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+)?(?=\[20\d\d-\d\d-\d\d[ T])(?=" + _PREFIX + rb")")
+_AGAIN = re.compile(_PREFIX + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+)?(?=" + _PREFIX + rb")")
 _RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
 
 # The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
