@@ -29,6 +29,7 @@ from closed_loop.situations import BY_NAME as SITUATIONS
 from sglang_tuning_exporter.config import UsageError
 
 RESULTS = Path(".closed-loop")
+KEPT = Path(__file__).parent / "results.json"  # what every loop brought, as it was last committed
 _BEGUN = time.monotonic()
 
 
@@ -90,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     calming.add_argument("--true", default="", metavar="NAME,NAME", help="loads with true clocks all the same")
     calming.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
     calming.add_argument("--results", type=Path, default=RESULTS)
-    documenting = tasks.add_parser("document", help="write docs/closed-loop.json and .md out of the results")
+    documenting = tasks.add_parser(
+        "document", help="write closed_loop/results.json and docs/closed-loop.md out of the results"
+    )
     documenting.add_argument("--results", type=Path, default=RESULTS)
     documenting.add_argument("--docs", type=Path, default=Path("docs"))
     accepting = tasks.add_parser("acceptance", help="ask released wheels' own parsers about every advice (needs PyPI)")
@@ -268,7 +271,7 @@ def _quiet(args: argparse.Namespace) -> int:
 def _document(args: argparse.Namespace) -> int:
     if not args.results.is_dir():
         raise UsageError(f"--results={args.results}: no such folder; run some loops first")
-    known = args.docs / "closed-loop.json"
+    known = KEPT
     data = beside(collect(args.results), json.loads(known.read_text(encoding="utf-8")) if known.exists() else {})
     known.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")

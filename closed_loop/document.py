@@ -1,4 +1,4 @@
-"""docs/closed-loop.md out of docs/closed-loop.json: what each loop found, advised and brought. Pure."""
+"""docs/closed-loop.md out of closed_loop/results.json: what each loop found, advised and brought. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _head(data: dict[str, Any]) -> str:
     others = f"{100 * median(shares):.0f} % (most {100 * max(shares):.0f} %)" if shares else "-"
     return f"""# The advice, followed on a real engine
 
-Made by `python -m closed_loop document` from [closed-loop.json](closed-loop.json); do not edit.
+Made by `python -m closed_loop document` from `closed_loop/results.json`; do not edit.
 
 Each loop starts a real SGLang 0.5.23 with a wrong setting, the exporter beside it, Prometheus with the committed rules and
 Alertmanager, and sends it a load that a seed decides. When the load is over, the flags of the exporter's own JSON
@@ -264,7 +264,7 @@ def _repeat() -> str:
 make test-real                                       # every loop once; SGLang is installed first (3 GB, outside the repository)
 make test-real REAL="--runs 3 --only retracting"     # more runs of some; what has its file in .closed-loop/ is not run again
 make test-real REAL="--converge all --grid"          # several wrong flags at once, and the grids
-python -m closed_loop document                       # docs/closed-loop.json and this page: what .closed-loop/ has is told anew
+python -m closed_loop document                       # closed_loop/results.json and this page: what .closed-loop/ has is told anew
 ```
 
 Whoever repeats it will see other figures. The order of requests is the seed's; how long an answer is is the model's chance, and what

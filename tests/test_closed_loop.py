@@ -23,6 +23,7 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "closed_loop" / "results.json"
 BEGIN = 1_763_712_000.0  # 2025-11-21 08:00:00 UTC
 LOG = """\
 [2025-11-21 08:00:01] Prefill batch, #new-seq: 1, #new-token: 24, #cached-token: 8, token usage: 0.58, #running-req: 31, #queue-req: 0
@@ -339,13 +340,13 @@ def test_clients_that_are_told_how_many_tokens_are_enough_ask_for_so_many() -> N
 
 
 def test_the_committed_page_is_what_the_committed_figures_say() -> None:
-    data = json.loads((ROOT / "docs" / "closed-loop.json").read_text(encoding="utf-8"))
+    data = json.loads(KEPT.read_text(encoding="utf-8"))
     assert (ROOT / "docs" / "closed-loop.md").read_text(encoding="utf-8") == render(data)
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
 def test_the_committed_figures_show_what_the_loop_expects(loop: Loop) -> None:
-    runs = json.loads((ROOT / "docs" / "closed-loop.json").read_text(encoding="utf-8"))["loops"][loop.name]
+    runs = json.loads(KEPT.read_text(encoding="utf-8"))["loops"][loop.name]
     assert runs
     assert sum(diagnosed(loop, run) for run in runs) > len(runs) / 2
     assert not [given for run in runs for given in forbidden(loop, run)]
