@@ -115,6 +115,48 @@ def test_one_health_check_in_vain_is_no_hang() -> None:
     assert verdict(after(START, DECODE, CHECK), 400.0) != "scheduler_stuck"
 
 
+# A line that prints the words of a tool call raw: what stands behind it may be somebody else's text.
+WORDS = "[2025-11-20 11:36:00] Tool 'weather' is not defined in the tools list.\n"
+
+
+def failed_check(line: int, began: int | None = None) -> str:
+    """A failed health check, logged `line` seconds after 11:38:00, which says that it began 20 s before."""
+    began = line - 20 if began is None else began
+    return (
+        f"[2025-11-20 11:{38 + line // 60}:{line % 60:02d}] Health check failed. Server couldn't get a response from"
+        f" detokenizer for last 20 seconds. tic start time: 11:{38 + began // 60}:{began % 60:02d}."
+        f" last_heartbeat time: 11:37:40\n"
+    )
+
+
+def beside_work(*checks: str) -> ServerState:
+    """Failed checks every 20 s with the words of others before them, and ten seconds after each the scheduler decodes."""
+    state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
+    state.observe_all(reader.feed((START + DECODE * 5 + WORDS).encode()), 0.0)
+    for place, check in enumerate(checks):
+        now = 20.0 * (place + 1)
+        state.observe_all(reader.feed(check.encode()), now)
+        line = DECODE.replace("11:38:20", f"11:{38 + int(now + 10) // 60}:{int(now + 10) % 60:02d}")
+        state.observe_all(reader.feed(line.encode()), now + 10)
+        state.advance(now + 10)
+    return state
+
+
+def test_failed_health_checks_beside_a_scheduler_that_decodes_are_a_detokenizer_that_hangs() -> None:
+    state = beside_work(*(failed_check(20 * place) for place in range(1, 8)))
+    assert verdict(state, 160.0) == "scheduler_stuck"
+    hang = state.hang(160.0)
+    assert hang is not None
+    assert hang.stage == "detokenizer"
+
+
+@pytest.mark.parametrize("off", [-15, -3, 3, 40])
+def test_failed_health_checks_whose_times_do_not_agree_are_refused_where_the_scheduler_decodes(off: int) -> None:
+    state = beside_work(*(failed_check(20 * place, 20 * place - 20 + off) for place in range(1, 8)))
+    assert state.hang(160.0) is None
+    assert state.liveness["health_check_failed"] == 0
+
+
 def test_a_server_that_is_told_to_end_has_not_died() -> None:
     state = after(START, *[DECODE] * 20, TERM)
     assert state.liveness["draining"] == 1

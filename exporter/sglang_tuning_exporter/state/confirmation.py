@@ -325,7 +325,9 @@ def _entries(saved: object) -> list[list[Any]]:
 
 def _concerns(event: Fatal | ServerArgs, rank: Rank) -> bool:
     """Whether that scheduler's work speaks against a failure: not where it is another one's, or the detokenizer's."""
-    if isinstance(event, Liveness) and (event.what == "draining" or event.stage not in ("", "scheduler")):
+    if isinstance(event, Liveness) and (
+        event.timely or event.what == "draining" or event.stage not in ("", "scheduler")
+    ):
         return False
     return event.rank.dp in {rank.dp, None}
 

@@ -11,6 +11,7 @@ import re
 from signal import Signals
 
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, LivenessKind, OutOfMemory, OutOfMemoryPhase, Rank
+from sglang_tuning_exporter.sglang.log.prefix import DAY, clock_seconds
 
 TRACEBACK = b"Traceback (most recent call last):"
 TEXT_KEPT = 200
@@ -42,6 +43,13 @@ _CRASHED = re.compile(
 
 # Whose watchdog it is, where it is not the scheduler's (`debug_name`, 0.5.7 on).
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}
+
+# A health check that failed: how long it took, when it began, and when the detokenizer last sent something (0.4.3 on).
+_CHECK_TIMES = re.compile(
+    rb"Health check failed\. [^\n]{0,80}for last (\d{1,5}) seconds\."
+    rb" tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)\s*$"
+)
+_CHECK_OFF = 2.0  # seconds: both times are printed without fractions
 
 # Every message worth a closer look starts with one of these.
 _POSSIBLE = re.compile(
@@ -76,6 +84,20 @@ _IN_PREFILL = re.compile(rb"prefill|extend", re.IGNORECASE)
 _IN_DECODE = re.compile(rb"decode|update_running_batch", re.IGNORECASE)
 _IN_LOOP = re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")
 _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")
+
+
+def _is_timely(text: bytes, time: float | None) -> bool:
+    """Whether a failed health check began as long before its line as it says, with the last heartbeat before that."""
+    match = _CHECK_TIMES.match(text)
+    if match is None or time is None:
+        return False
+    lasted, began, beat = (
+        int(match[1]),
+        clock_seconds(*match.group(2, 3, 4), None),
+        clock_seconds(*match.group(5, 6, 7), None),
+    )
+    off = (time % DAY - began - lasted + DAY / 2) % DAY - DAY / 2
+    return abs(off) <= _CHECK_OFF and (began - beat) % DAY < DAY / 2
 
 
 def _crash(text: bytes) -> str:
@@ -183,7 +205,8 @@ class FailureLines:
                 elif what == "ready":
                     self.serving = True
                 stage = _WATCHED.get(match[1] or b"", "scheduler") if what == "watchdog_timeout" else ""
-                return Liveness(time, rank, what, stage=stage, told=_crash(text))
+                timely = what == "health_check_failed" and _is_timely(text, time)
+                return Liveness(time, rank, what, stage=stage, told=_crash(text), timely=timely)
         return None
 
     def _announce(self, line: int, time: float | None, rank: Rank, *, sure: bool) -> None:
