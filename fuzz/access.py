@@ -109,7 +109,7 @@ def check_web_config(data: bytes) -> None:
     for name, hashed in config.users.items():
         assert ":" not in name
         assert re.fullmatch(r"\$2[aby]\$[0-3][0-9]\$[./A-Za-z0-9]{53}", hashed), name
-    for name, value in config.headers.items():
+    for name, value in config.http.headers.items():
         assert name in HEADERS
         value.encode("ascii")
         assert "\r" not in value

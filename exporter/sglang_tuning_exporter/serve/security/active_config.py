@@ -107,8 +107,10 @@ class Door(Collector):
     def start(self, on_change: Callable[[], object]) -> None:
         """Look for changes in a thread; no request ever waits for a file, or causes one to be read."""
         config = self.rules.config
-        if config.http2:
-            logger.info("%s: http_server_config.http2: HTTP/1.1 is spoken here, as every client does too", self._path)
+        if config.http.http2:
+            logger.info(
+                "%s: http_server_config.http.http2: HTTP/1.1 is spoken here, as every client does too", self._path
+            )
         logger.info("%s: in force: %s", self._path, _told(config))
         self._thread = threading.Thread(target=self._watch, args=(on_change,), name="web-config", daemon=True)
         self._thread.start()

@@ -79,5 +79,5 @@ class Server(uvicorn.Server):
 
 def set_headers(config: uvicorn.Config, door: Door | None) -> None:
     """Have every answer carry ours, uvicorn's own 400 and 503 too."""
-    own = {} if door is None else door.rules.config.headers
+    own = {} if door is None else door.rules.config.http.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]

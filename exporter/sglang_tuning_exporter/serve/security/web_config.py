@@ -7,18 +7,25 @@ accept and we could not keep to is refused as well, in one sentence, and nothing
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-_Check: TypeAlias = "Callable[[str, Any], Any]"
-TLSVersion: TypeAlias = Literal["TLS12", "TLS13"]
-ClientAuth: TypeAlias = Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"]
+    from pydantic_core import ErrorDetails
 
 # Go's name for a suite of TLS 1.2 and OpenSSL's: those that Go calls secure, and the four with RSA key exchange that it
 # called so up to 1.21.
@@ -62,48 +69,212 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?(?:ns|us|µs|ms|s|m|h))+|0")
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
 _LONGEST_SECONDS = 2**63 * 1e-9  # of a duration in Go
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BLANK = frozenset({"", "~", "null", "Null", "NULL"})
+_SWITCH = {**dict.fromkeys(("true", "yes", "y", "on"), True), **dict.fromkeys(("false", "no", "n", "off"), False)}
+_UNSAFE = {
+    **dict.fromkeys(("TLS10", "TLS11"), "TLS below 1.2 is broken and not spoken here; give TLS12 or TLS13"),
+    **dict.fromkeys(
+        ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert"),
+        "it asks for a certificate and verifies nothing; give RequireAndVerifyClientCert",
+    ),
+}
+# Pydantic's kinds of error, each with what to do; a validator's own `ValueError` holds what follows the key's name.
+_REMEDIES = {
+    "string_type": "give one word, not a list or a mapping",
+    "string_unicode": "give plain text",
+    "tuple_type": "give a list",
+    "dict_type": "give a mapping of keys to values",
+    "model_type": "give a mapping of keys to values",
+}
 
 
 class Refused(Exception):  # noqa: N818 - what it says of the file
     """The file cannot be kept to; one sentence with the key, the value and the remedy, and without a secret."""
 
 
-@dataclass(frozen=True, slots=True)
-class TLS:
+def shown(word: str) -> str:
+    """Give a word of the file as it may stand in a message: one line, not too long, with `…` for a hash or a piece of PEM."""
+    return "".join(c if c.isprintable() else " " for c in _SECRET.sub("…", word))[:80]
+
+
+def _is_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f": {_REMEDIES['string_type']}")  # noqa: TRY004 - Pydantic takes a TypeError for a fault of ours
+    return value
+
+
+def _switch(value: Any) -> bool:
+    try:
+        return _SWITCH[_is_text(value).lower()]
+    except KeyError:
+        raise ValueError(f"={shown(value)}: give true or false") from None
+
+
+def _duration(value: Any) -> float:
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(_is_text(value)))
+    if not _DURATION.fullmatch(value):
+        raise ValueError(f"={shown(value)}: give a time such as 1s or 250ms")
+    if seconds >= _LONGEST_SECONDS:
+        raise ValueError(f"={shown(value)}: too long; give a time such as 1s or 250ms")
+    return seconds
+
+
+def _count(value: Any) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", _is_text(value)):
+        raise ValueError(f"={shown(value)}: give a number above 0")
+    return int(value)
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, str) and value in _UNSAFE:
+        raise ValueError(f"={value}: {_UNSAFE[value]}")
+    return value
+
+
+def _path(word: str, info: ValidationInfo) -> str:
+    if "-----BEGIN" in word or "\n" in word:
+        kind = str(info.field_name).removesuffix("_file")
+        raise ValueError(f": give the path of a file; a PEM text belongs under {kind}")
+    return word
+
+
+def _suite(name: str) -> str:
+    if name not in SUITES and name not in SUITES_OF_TLS13:
+        raise ValueError(f"={shown(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
+    return name
+
+
+def _curve(name: str) -> str:
+    if name not in CURVES:
+        raise ValueError(f"={shown(name)}: give one of {', '.join(CURVES)}")
+    return name
+
+
+def _one_curve(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) > 1:  # Python's ssl has no call for a list before 3.15
+        raise ValueError(": only one curve can be kept to; give one, or leave the key out for OpenSSL's choice")
+    return names
+
+
+def _headers(given: dict[str, Any]) -> dict[str, str]:
+    for name, value in given.items():
+        if name not in HEADERS:
+            raise ValueError(f".{shown(name)}: it cannot be set; those that can are {', '.join(HEADERS)}")
+        if not isinstance(value, str):
+            raise ValueError(f".{name}: {_REMEDIES['string_type']}")  # noqa: TRY004 - as above
+        if HEADERS[name] and value not in HEADERS[name]:
+            raise ValueError(f".{name}={shown(value)}: give {' or '.join(HEADERS[name])}")
+        if not (value.isascii() and (value.isprintable() or not value)):
+            raise ValueError(f".{name}: give one line of plain text")
+    return given
+
+
+def _users(given: dict[str, Any]) -> dict[str, str]:
+    for name, hashed in given.items():
+        if ":" in name:
+            raise ValueError(f".{shown(name)}: no browser or scraper can send a name with a colon; give another")
+        if not (isinstance(hashed, str) and _HASH.fullmatch(hashed)):
+            raise ValueError(f".{shown(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {shown(name)}` prints")
+    return given
+
+
+Path = Annotated[str, AfterValidator(_path)]
+Switch = Annotated[bool, BeforeValidator(_switch)]
+
+
+class _Section(BaseModel):
+    """One mapping of the file: no key that is unknown, and one that is left blank counts as not written."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written(cls, content: Any) -> Any:
+        if isinstance(content, str) and content in _BLANK:
+            return {}
+        if not isinstance(content, dict):
+            return content
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for key in content:
+            if key not in known:
+                raise ValueError(f".{shown(key)}: unknown key; known are {', '.join(sorted(known))}")
+        return {key: value for key, value in content.items() if not (isinstance(value, str) and value in _BLANK)}
+
+
+class TLS(_Section):
     """`tls_server_config`. A certificate, key or authority is PEM text, or the path of a file as it was written."""
 
     cert: str = ""
-    cert_file: str = ""
-    key: str = field(default="", repr=False)
-    key_file: str = ""
+    cert_file: Path = ""
+    key: str = Field("", repr=False)
+    key_file: Path = ""
     client_ca: str = ""
-    client_ca_file: str = ""
-    client_auth_type: ClientAuth = "NoClientCert"
+    client_ca_file: Path = ""
+    client_auth_type: Annotated[
+        Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"], BeforeValidator(_safe)
+    ] = "NoClientCert"
     client_allowed_sans: tuple[str, ...] = ()
-    min_version: TLSVersion = "TLS12"
-    max_version: TLSVersion = "TLS13"
-    cipher_suites: tuple[str, ...] = ()
-    prefer_server_cipher_suites: bool = True
-    curve_preferences: tuple[str, ...] = ()
+    min_version: Annotated[Literal["TLS12", "TLS13"], BeforeValidator(_safe)] = "TLS12"
+    max_version: Annotated[Literal["TLS12", "TLS13"], BeforeValidator(_safe)] = "TLS13"
+    cipher_suites: tuple[Annotated[str, AfterValidator(_suite)], ...] = ()
+    prefer_server_cipher_suites: Switch = True
+    curve_preferences: Annotated[tuple[Annotated[str, AfterValidator(_curve)], ...], AfterValidator(_one_curve)] = ()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> TLS:
+        given = self.model_fields_set
+        for kind in ("cert", "key", "client_ca"):
+            if {kind, f"{kind}_file"} <= given:
+                raise ValueError(f".{kind} and {kind}_file: give one of them")
+        for kind in ("cert", "key"):
+            if given and not {kind, f"{kind}_file"} & given:
+                raise ValueError(f".{kind}_file: missing; name the PEM file")
+        has_authority, asks = bool(self.client_ca or self.client_ca_file), self.client_auth_type != "NoClientCert"
+        if has_authority and not asks:
+            raise ValueError(".client_ca_file: add client_auth_type: RequireAndVerifyClientCert")
+        if asks and not has_authority:
+            # Go would trust every authority of the system: anybody with a certificate of a public one would be let in.
+            raise ValueError(".client_ca_file: missing; name the authority whose clients are let in")
+        if self.client_allowed_sans and self.client_auth_type != "RequireAndVerifyClientCert":
+            raise ValueError(".client_allowed_sans: add client_auth_type: RequireAndVerifyClientCert")
+        if self.min_version > self.max_version:
+            raise ValueError(f".min_version={self.min_version}: it is above max_version; nobody could connect")
+        if self.cipher_suites and SUITES_OF_TLS13.issuperset(self.cipher_suites) and self.max_version == "TLS12":
+            raise ValueError(".cipher_suites: all are of TLS 1.3, and max_version is TLS12")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimit:
-    """A bucket of `burst` requests that fills by one every `interval` seconds."""
+class HTTP(_Section):
+    """`http_server_config`; `http2` is whether the file asks for it in so many words."""
 
-    interval: float
-    burst: int
+    http2: Switch = False
+    headers: Annotated[dict[str, Any], AfterValidator(_headers)] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class WebConfig:
+class RateLimit(_Section):
+    """A bucket of `burst` requests that fills by one every `interval` seconds; without an interval, no limit."""
+
+    interval: Annotated[float, BeforeValidator(_duration)] = 0.0
+    burst: Annotated[int, BeforeValidator(_count)] = 0
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RateLimit:
+        if self.interval and not self.burst:
+            raise ValueError(".burst: missing; say how many requests may come at once, such as 10")
+        return self
+
+
+class WebConfig(_Section):
     """A whole file; `tls` and `rate_limit` are None where it has none. `users` are names and bcrypt hashes."""
 
-    tls: TLS | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    rate_limit: RateLimit | None = None
-    http2: bool = False  # whether the file asks for it in so many words
+    tls: Annotated[TLS | None, AfterValidator(lambda tls: tls if tls and tls.model_fields_set else None)] = Field(
+        None, alias="tls_server_config"
+    )
+    http: HTTP = Field(HTTP(), alias="http_server_config")
+    users: Annotated[dict[str, Any], AfterValidator(_users)] = Field({}, alias="basic_auth_users", repr=False)
+    rate_limit: Annotated[RateLimit | None, AfterValidator(lambda rate: rate if rate and rate.interval else None)] = (
+        None
+    )
 
 
 class _Loader(yaml.BaseLoader):
@@ -134,11 +305,6 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
 _Loader.add_multi_constructor("", _content)
 
 
-def shown(word: str) -> str:
-    """Give a word of the file as it may stand in a message: one line, not too long, with `…` for a hash or a piece of PEM."""
-    return "".join(c if c.isprintable() else " " for c in _SECRET.sub("…", word))[:80]
-
-
 def parse(text: str) -> WebConfig:
     """Read the text of a web configuration file. Raises `Refused`."""
     try:
@@ -151,204 +317,18 @@ def parse(text: str) -> WebConfig:
         raise Refused("not YAML; write one 'key: value' on each line") from None
     if content is None or content == "":
         raise Refused("it is empty; write what is to be guarded, or start without it")
-    return _whole(content)
+    try:
+        return WebConfig.model_validate(content)
+    except ValidationError as error:
+        raise Refused(_sentence(error.errors(include_url=False)[0])) from None
 
 
-def _table(where: str, content: Any, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    """Check each key of one mapping; what is left blank counts as not written. `where` ends in a dot, or is empty."""
-    if _is_blank(content):
-        return {}
-    if not isinstance(content, dict):
-        raise Refused(f"{where.rstrip('.') or 'it'}: give a mapping of keys to values")
-    for key in content:
-        if key not in checks:
-            raise Refused(f"{where}{shown(key)}: unknown key; known are {', '.join(sorted(checks))}")
-    return {key: checks[key](where + key, value) for key, value in content.items() if not _is_blank(value)}
-
-
-def _is_blank(value: Any) -> bool:
-    return isinstance(value, str) and value in {"", "~", "null", "Null", "NULL"}
-
-
-def _word(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise Refused(f"{key}: give one word, not a list or a mapping")
-    return value
-
-
-def _path(key: str, value: Any) -> str:
-    word = _word(key, value)
-    if "-----BEGIN" in word or "\n" in word:
-        raise Refused(f"{key}: give the path of a file; a PEM text belongs under {key.rpartition('.')[2][:-5]}")
-    return word
-
-
-def _words(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise Refused(f"{key}: give a list")
-    return tuple(_word(key, item) for item in value)
-
-
-def _one_of(*known: str) -> _Check:
-    def check(key: str, value: Any) -> str:
-        word = _word(key, value)
-        if word not in known:
-            raise Refused(f"{key}={shown(word)}: give one of {', '.join(known)}")
-        return word
-
-    return check
-
-
-def _switch(key: str, value: Any) -> bool:
-    word = _word(key, value).lower()
-    if word not in {"true", "yes", "y", "on", "false", "no", "n", "off"}:
-        raise Refused(f"{key}={shown(word)}: give true or false")
-    return word in {"true", "yes", "y", "on"}
-
-
-def _version(key: str, value: Any) -> str:
-    if _word(key, value) in {"TLS10", "TLS11"}:
-        raise Refused(f"{key}={value}: TLS below 1.2 is broken and not spoken here; give TLS12 or TLS13")
-    return str(_one_of("TLS12", "TLS13")(key, value))
-
-
-def _client_auth(key: str, value: Any) -> str:
-    if _word(key, value) in {"RequestClientCert", "RequireClientCert", "RequireAnyClientCert"}:
-        raise Refused(f"{key}={value}: it asks for a certificate and verifies nothing; give RequireAndVerifyClientCert")
-    return str(_one_of("NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")(key, value))
-
-
-def _suites(key: str, value: Any) -> tuple[str, ...]:
-    names = _words(key, value)
-    for name in names:
-        if name not in SUITES and name not in SUITES_OF_TLS13:
-            raise Refused(f"{key}={shown(name)}: unknown or insecure; give names of Go's tls.CipherSuites()")
-    return names
-
-
-def _curves(key: str, value: Any) -> tuple[str, ...]:
-    names = _words(key, value)
-    for name in names:
-        if name not in CURVES:
-            raise Refused(f"{key}={shown(name)}: give one of {', '.join(CURVES)}")
-    if len(names) > 1:  # Python's ssl has no call for a list before 3.15
-        raise Refused(f"{key}: only one curve can be kept to; give one, or leave the key out for OpenSSL's choice")
-    return names
-
-
-def _headers(key: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise Refused(f"{key}: give a mapping of headers to values")
-    for name, content in value.items():
-        if name not in HEADERS:
-            raise Refused(f"{key}.{shown(name)}: it cannot be set; those that can are {', '.join(HEADERS)}")
-        word, allowed = _word(f"{key}.{name}", content), HEADERS[name]
-        if allowed and word not in allowed:
-            raise Refused(f"{key}.{name}={shown(word)}: give {' or '.join(allowed)}")
-        if not (word.isascii() and (word.isprintable() or not word)):
-            raise Refused(f"{key}.{name}: give one line of plain text")
-    return dict(value)
-
-
-def _users(key: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise Refused(f"{key}: give a mapping of names to bcrypt hashes")
-    for name, hashed in value.items():
-        if ":" in name:
-            raise Refused(f"{key}.{shown(name)}: no browser or scraper can send a name with a colon; give another")
-        if not (isinstance(hashed, str) and _HASH.fullmatch(hashed)):
-            raise Refused(f"{key}.{shown(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {shown(name)}` prints")
-    return dict(value)
-
-
-def _duration(key: str, value: Any) -> float:
-    word = _word(key, value)
-    if not _DURATION.fullmatch(word):
-        raise Refused(f"{key}={shown(word)}: give a time such as 1s or 250ms")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(word))
-    if seconds >= _LONGEST_SECONDS:
-        raise Refused(f"{key}={shown(word)}: too long; give a time such as 1s or 250ms")
-    return seconds
-
-
-def _count(key: str, value: Any) -> int:
-    word = _word(key, value)
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", word):
-        raise Refused(f"{key}={shown(word)}: give a number above 0")
-    return int(word)
-
-
-_TLS: Mapping[str, _Check] = {
-    "cert": _word,
-    "cert_file": _path,
-    "key": _word,
-    "key_file": _path,
-    "client_ca": _word,
-    "client_ca_file": _path,
-    "client_auth_type": _client_auth,
-    "client_allowed_sans": _words,
-    "min_version": _version,
-    "max_version": _version,
-    "cipher_suites": _suites,
-    "prefer_server_cipher_suites": _switch,
-    "curve_preferences": _curves,
-}
-
-
-def _tls(key: str, value: Any) -> TLS | None:
-    given = _table(f"{key}.", value, _TLS)
-    tls = TLS(**given)
-    if not given:
-        return None
-    for kind in ("cert", "key", "client_ca"):
-        if kind in given and f"{kind}_file" in given:
-            raise Refused(f"{key}.{kind} and {kind}_file: give one of them")
-    for kind in ("cert", "key"):
-        if kind not in given and f"{kind}_file" not in given:
-            raise Refused(f"{key}.{kind}_file: missing; name the PEM file")
-    _check_clients(key, tls)
-    if tls.min_version > tls.max_version:
-        raise Refused(f"{key}.min_version={tls.min_version}: it is above max_version; nobody could connect")
-    if tls.cipher_suites and SUITES_OF_TLS13.issuperset(tls.cipher_suites) and tls.max_version == "TLS12":
-        raise Refused(f"{key}.cipher_suites: all are of TLS 1.3, and max_version is TLS12")
-    return tls
-
-
-def _check_clients(key: str, tls: TLS) -> None:
-    has_authority, asks = bool(tls.client_ca or tls.client_ca_file), tls.client_auth_type != "NoClientCert"
-    if has_authority and not asks:
-        raise Refused(f"{key}.client_ca_file: add client_auth_type: RequireAndVerifyClientCert")
-    if asks and not has_authority:
-        # Go would trust every authority of the system: anybody with a certificate of a public one would be let in.
-        raise Refused(f"{key}.client_ca_file: missing; name the authority whose clients are let in")
-    if tls.client_allowed_sans and tls.client_auth_type != "RequireAndVerifyClientCert":
-        raise Refused(f"{key}.client_allowed_sans: add client_auth_type: RequireAndVerifyClientCert")
-
-
-def _http(key: str, value: Any) -> dict[str, Any]:
-    return _table(f"{key}.", value, {"http2": _switch, "headers": _headers})
-
-
-def _rate_limit(key: str, value: Any) -> RateLimit | None:
-    given = _table(f"{key}.", value, {"interval": _duration, "burst": _count})
-    if not given.get("interval"):
-        return None
-    if "burst" not in given:
-        raise Refused(f"{key}.burst: missing; say how many requests may come at once, such as 10")
-    return RateLimit(**given)
-
-
-def _whole(content: Any) -> WebConfig:
-    given = _table(
-        "",
-        content,
-        {"tls_server_config": _tls, "http_server_config": _http, "basic_auth_users": _users, "rate_limit": _rate_limit},
-    )
-    http = given.get("http_server_config", {})
-    return WebConfig(
-        tls=given.get("tls_server_config"),
-        headers=http.get("headers", {}),
-        users=given.get("basic_auth_users", {}),
-        rate_limit=given.get("rate_limit"),
-        http2=http.get("http2", False),
-    )
+def _sentence(error: ErrorDetails) -> str:
+    """The key, its value and the remedy, of what Pydantic found first."""
+    place = ".".join(shown(part) for part in error["loc"] if isinstance(part, str))
+    context = error.get("ctx", {})
+    if error["type"] == "value_error":
+        return f"{place}{context['error']}".removeprefix(".")
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        return f"{place}={shown(error['input'])}: give {context['expected'].replace(chr(39), '')}"
+    return f"{place or 'it'}: {_REMEDIES.get(error['type'], _REMEDIES['string_type'])}"
