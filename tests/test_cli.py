@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -89,6 +91,51 @@ def test_a_taken_port_is_one_line() -> None:
 
 def test_a_command_that_is_none_is_one_line() -> None:
     assert "watch-it" in complaint("watch-it")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant", "where"),
+    [
+        (["serve", "--proifle", "offline"], "--profile", "sglang-tuning-exporter serve --help"),
+        (["report", "--fromat=json", "x.log"], "--format", "sglang-tuning-exporter report --help"),
+        (["serv"], "serve", "sglang-tuning-exporter --help"),
+    ],
+)
+def test_a_mistyped_flag_or_command_is_answered_with_the_nearest_one(
+    arguments: list[str], meant: str, where: str
+) -> None:
+    assert complaint(*arguments).endswith(f"; did you mean {meant}?; see {where}\n")
+
+
+def test_a_variable_that_nothing_reads_is_a_warning() -> None:
+    said = program("serve", SGLANG_TUNING_PROFLE="offline").stderr
+    assert "WARNING SGLANG_TUNING_PROFLE: unknown variable, ignored; did you mean SGLANG_TUNING_PROFILE?" in said
+
+
+def completed(*words: str) -> list[str]:
+    """What bash offers for the last of the words."""
+    typed = " ".join(shlex.quote(word) for word in ("sglang-tuning-exporter", *words))
+    ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _sglang_tuning_exporter; echo "${{COMPREPLY[@]}}"'
+    script = program("completion", "bash").stdout
+    return subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("re",), ["report", "replay", "record"]),
+        (("serve", "--prof"), ["--profile"]),
+        (("report", "--profile", "on"), ["online"]),
+        (("report", "ser"), []),
+    ],
+)
+def test_bash_completes_commands_flags_and_profiles(words: tuple[str, ...], offered: list[str]) -> None:
+    assert completed(*words) == offered
+
+
+def test_the_script_for_fish_names_every_flag_of_serve() -> None:
+    said = program("completion", "fish").stdout
+    assert all(f"-l {flag}" in said for flag in re.findall(r"--([a-z-]+)", program("serve", "--help").stdout))
 
 
 def test_the_version_is_told() -> None:

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.config import (
     add_arguments,
     environment_names,
     resolve,
+    unknown_variables,
 )
 
 SOURCES = ("flag", "environment", "file", "default")
@@ -64,6 +65,7 @@ VALUES: dict[str, tuple[tuple[str, Any], tuple[str, Any], tuple[str, Any]]] = {
         ("{queue_upper: 3}", {"queue_upper": 3.0}),
     ),
     "from_start": (("", True), ("no", False), ("yes", True)),
+    "external_url": (("http://f:1", "http://f:1"), ("https://v/x/", "https://v/x"), ("http://s", "http://s")),
 }
 
 
@@ -216,3 +218,54 @@ def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(secret: 
 )
 def test_a_wrong_threshold_is_refused_by_name(given: str, remedy: str) -> None:
     assert refusal("--sglang-url", "http://a", "--threshold", given).startswith(remedy)
+
+
+@pytest.mark.parametrize("alias", ["--web.listen-address", "--listen-address"])
+def test_the_listen_address_has_the_name_that_every_exporter_gives_it(alias: str) -> None:
+    assert resolved("--log-file", "x", alias, ":1").listen_address == Address("0.0.0.0", 1)
+
+
+def test_the_web_configuration_has_the_name_that_every_exporter_gives_it(tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("{}")
+    assert resolved("--log-file", "x", "--web.config.file", str(tmp_path / "web.yml")).web_config is not None
+
+
+def test_an_address_copied_with_its_path_to_the_metrics_is_taken_without_it() -> None:
+    config = resolved("--sglang-url", "http://gpu1:30000/metrics")
+    assert (config.sglang_url, config.metrics_url) == ("http://gpu1:30000", "http://gpu1:30000/metrics")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (("--threshold", "queue_uper=1"), "queue_upper"),
+        (("--profile", "ofline"), "offline"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest_one(given: tuple[str, str], meant: str) -> None:
+    assert refusal("--log-file", "x", *given).endswith(f"; did you mean {meant}?")
+
+
+def test_a_mistyped_key_of_the_file_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+    assert refusal(file=written(tmp_path, "log_fil: x\n")).endswith("; did you mean log_file?")
+
+
+def test_a_name_that_is_near_nothing_gets_no_suggestion() -> None:
+    assert "did you mean" not in refusal("--log-file", "x", "--threshold", "zzz=1")
+
+
+def test_a_variable_with_our_prefix_that_nothing_reads_is_named_with_the_nearest_one() -> None:
+    (said,) = unknown_variables({"SGLANG_TUNING_PROFLE": "offline", "SGLANG_TUNING_PROFILE": "x", "HOME": "/"})
+    assert said == "SGLANG_TUNING_PROFLE: unknown variable, ignored; did you mean SGLANG_TUNING_PROFILE?"
+
+
+@pytest.mark.parametrize("name", ["SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_9741_TCP_ADDR"])
+def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_no_mistake(name: str) -> None:
+    assert unknown_variables({f"SGLANG_TUNING_{name}": "tcp://10.0.0.1:9741"}) == []
+
+
+def test_every_default_is_in_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said = " ".join(parser.format_help().split())
+    assert [f"(default {option.default_text})" in said for option in OPTIONS if option.default_text] == [True] * 4

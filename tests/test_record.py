@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, hang, reply, wait_for
+from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, environment, hang, reply, wait_for
 from followed import end_seconds
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis.evidence import past_of
@@ -297,3 +297,21 @@ def test_a_folder_that_holds_something_is_left_alone(server: FakeSGLang, tmp_pat
 def test_a_log_that_is_not_there_is_a_users_mistake(server: FakeSGLang, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--log-file=.*missing; give the log of the running server"):
         recorder(server, tmp_path / "none.log", tmp_path / "out").run()
+
+
+@pytest.mark.parametrize(
+    ("page", "status"), [(reply(SERVING), 0), (reply(b"", "404 Not Found"), 1)], ids=["with metrics", "without"]
+)
+def test_a_recording_without_one_scrape_is_a_failure_that_says_why(
+    page: Answer, status: int, sglang: FakeSGLang, tmp_path: Path
+) -> None:
+    sglang.answers["/metrics"] = page
+    log = tmp_path / "server.log"
+    log.write_bytes(printed("] " + DECODE.decode().partition("] ")[2]))
+    flags = ["--sglang-url", sglang.url, "--log-file", str(log), "--output", str(tmp_path / "new"), "--seconds", "1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "sglang_tuning_exporter", "record", *flags],
+        capture_output=True, text=True, timeout=60, check=False, env=environment(),
+    )  # fmt: skip
+    assert ended.returncode == status, ended.stderr
+    assert ("no scrape of" in ended.stderr and "--enable-metrics" in ended.stderr) is (status == 1)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, UsageError, add_arguments, agreeing, resolve, thresholds
+from sglang_tuning_exporter.config import (
+    ENVIRONMENT_PREFIX,
+    UsageError,
+    add_arguments,
+    agreeing,
+    resolve,
+    suggestion,
+    thresholds,
+    unknown_variables,
+)
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
@@ -27,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. A user's mistake is one line on stderr and status 2."""
     _open_standard_streams()
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = make_parser().parse_known(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
@@ -60,16 +70,40 @@ _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001 - a
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest known word."""
+
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        mistyped = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
+        near = suggestion(mistyped[1], words(self)) if mistyped else ""
+        raise UsageError(f"{message}{near}; see {self.prog} --help")
+
+    def parse_known(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """Parse the command line; an unknown flag is an error of the command that it was given to."""
+        arguments, unknown = self.parse_known_args(argv)
+        if unknown:
+            commands_of(self)[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of a parser's commands by name."""
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse lists them nowhere else
+    return next((dict(action.choices) for action in actions), {})
+
+
+def words(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return what may be typed after a parser's program: its flags and commands, with the action of each."""
+    flags = {flag: action for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - argparse lists them nowhere else
+    return {**flags, **dict.fromkeys(commands_of(parser), argparse.Action([], "command"))}
+
+
+def make_parser() -> _Parser:
+    """Make the parser of the whole command line."""
     parser = _Parser(
         prog=PROGRAM, description="Watches an SGLang server, says what limits it, and names the flag to change."
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     serve = commands.add_parser(
         "serve", help="watch a server and serve /metrics", description="Watch a server and serve /metrics and a page."
@@ -111,7 +145,10 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
     replay.add_argument("--speed", type=float, default=1.0, metavar="TIMES", help="how many times as fast (default 1)")
     replay.add_argument(
-        "--listen-address", default="127.0.0.1:30000", metavar="HOST:PORT", help="where /metrics is served"
+        "--listen-address",
+        default="127.0.0.1:30001",
+        metavar="HOST:PORT",
+        help="where /metrics is served (default 127.0.0.1:30001)",
     )
     replay.add_argument(
         "--log-file", type=Path, metavar="PATH", help="where the log grows (default: a new temporary file)"
@@ -125,7 +162,10 @@ def _parser() -> argparse.ArgumentParser:
         "notify", help="print Alertmanager's notifications as text", description="A webhook receiver that prints."
     )
     notify.add_argument(
-        "--listen-address", default="127.0.0.1:9742", metavar="HOST:PORT", help="where Alertmanager posts to"
+        "--listen-address",
+        default="127.0.0.1:9742",
+        metavar="HOST:PORT",
+        help="where Alertmanager posts to (default 127.0.0.1:9742)",
     )
     notify.set_defaults(run=_notify)
 
@@ -168,7 +208,23 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)"
     )
     demo.set_defaults(run=_demo)
+
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes this command line in a shell",
+        description="Print a completion script. bash: source <(sglang-tuning-exporter completion bash)",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write it for")
+    completion.set_defaults(run=_completion)
     return parser
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from sglang_tuning_exporter.completion import script  # noqa: PLC0415
+
+    flags = {name: words(command) for name, command in commands_of(make_parser()).items()}
+    sys.stdout.write(script(PROGRAM, arguments.shell, flags))
+    return 0
 
 
 def _add_judging(parser: argparse.ArgumentParser) -> None:
@@ -260,10 +316,12 @@ def _log_to_stderr() -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    _log_to_stderr()
+    for words_of_it in unknown_variables(os.environ):
+        logging.getLogger("sglang_tuning_exporter").warning(words_of_it)
     config = resolve(arguments, os.environ)
     from sglang_tuning_exporter.serve.run import serve  # noqa: PLC0415 - the web stack is for `serve` alone
 
-    _log_to_stderr()
     return serve(config)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THR
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
@@ -26,6 +27,12 @@ DEFAULT_PORT = 9741
 
 class UsageError(Exception):
     """A user's mistake, as one line: the key, the value, what would be right. The process ends with exit status 2."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean NAME?` for the known word nearest to a mistyped one, empty where none is near."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Config:
     state_file: Path | None
     threshold: Mapping[str, float] = field(default_factory=dict)
     web_config: Path | None = None
+    external_url: str | None = None
     # From that file or from the environment, never from a flag: arguments of a process can be read by anybody.
     api_key: str | None = field(default=None, repr=False)
 
@@ -85,8 +93,13 @@ def _url(key: str, value: Any) -> str:
     except ValueError:
         is_right = False
     if not is_right or any(c in "?#" or c.isspace() or not c.isprintable() for c in text):
-        raise UsageError(f"{key}={value}: give the server's address, such as http://127.0.0.1:30000")
+        raise UsageError(f"{key}={value}: give an address, such as http://127.0.0.1:30000")
     return text
+
+
+def _server_url(key: str, value: Any) -> str:
+    """Read SGLang's address; one that is copied with its `/metrics` is taken without it."""
+    return _url(key, value).removesuffix("/metrics")
 
 
 def _paths(key: str, value: Any) -> tuple[str, ...]:
@@ -101,7 +114,7 @@ def _paths(key: str, value: Any) -> tuple[str, ...]:
 
 def _profile(key: str, value: Any) -> str:
     if _word(value) not in PROFILES:
-        raise UsageError(f"{key}={value}: give one of {', '.join(PROFILES)}")
+        raise UsageError(f"{key}={value}: give one of {', '.join(PROFILES)}{suggestion(_word(value), PROFILES)}")
     return _word(value)
 
 
@@ -184,7 +197,8 @@ def thresholds(key: str, value: Any) -> dict[str, float]:
             raise UsageError(f"{key}={name}={figure}: give a number, such as queue_upper=500") from None
         problem = threshold_problem(name, found[name])
         if problem:
-            raise UsageError(f"{key}={name}={figure}: {problem}")
+            near = "" if name in THRESHOLDS else suggestion(name, THRESHOLDS)
+            raise UsageError(f"{key}={name}={figure}: {problem}{near}")
     return found
 
 
@@ -207,6 +221,7 @@ class Option:
     metavar: str = ""
     repeatable: bool = False
     switch: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -218,11 +233,22 @@ class Option:
         """`SGLANG_TUNING_SGLANG_URL`."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
+    @property
+    def default_text(self) -> str:
+        """The default as a user would write it, empty where there is none."""
+        return (
+            ""
+            if self.switch or not self.default
+            else f"{self.default:g}"
+            if isinstance(self.default, float)
+            else str(self.default)
+        )
+
 
 OPTIONS: tuple[Option, ...] = (
     Option(
         "sglang_url",
-        _url,
+        _server_url,
         default=None,
         metavar="URL",
         help="the SGLang server, such as http://127.0.0.1:30000; without it only the log is read",
@@ -248,6 +274,7 @@ OPTIONS: tuple[Option, ...] = (
         default=Address("0.0.0.0", DEFAULT_PORT),  # noqa: S104 - as every exporter
         metavar="HOST:PORT",
         help="where to serve /metrics and the page",
+        aliases=("--web.listen-address",),
     ),
     Option(
         "scrape_timeout",
@@ -299,6 +326,14 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         metavar="FILE",
         help="TLS, passwords and headers, in the format of every exporter's --web.config.file; read again when it changes",
+        aliases=("--web.config.file",),
+    ),
+    Option(
+        "external_url",
+        _url,
+        default=None,
+        metavar="URL",
+        help="this exporter's address as people reach it, for the links in notifications (default: the address that Prometheus scrapes)",
     ),
 )
 assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for each in fields(Config))
@@ -307,7 +342,8 @@ assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `parser` every flag, and `--config`; no defaults, so that environment and file can speak."""
     for option in OPTIONS:
-        words = f"{option.help} [{option.variable}]"
+        default = f" (default {option.default_text})" if option.default_text else ""
+        words = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
         if option.switch:
             parser.add_argument(
                 option.flag, dest=option.name, action="store_const", const=not option.default, default=None, help=words
@@ -315,7 +351,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif option.repeatable:
             parser.add_argument(option.flag, dest=option.name, action="append", metavar=option.metavar, help=words)
         else:
-            parser.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=words)
+            parser.add_argument(option.flag, *option.aliases, dest=option.name, metavar=option.metavar, help=words)
     parser.add_argument(
         "--config", metavar="FILE.yml", help=f"a YAML file with the same keys [{ENVIRONMENT_PREFIX}CONFIG]"
     )
@@ -384,10 +420,26 @@ def _read_file(path: str) -> dict[str, Any]:
     keys = {str(key).replace("-", "_"): value for key, value in content.items()}
     for key in keys:
         if key not in known:
-            raise UsageError(f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}")
+            raise UsageError(
+                f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}{suggestion(key, known)}"
+            )
     return keys
 
 
 def environment_names() -> Sequence[str]:
     """Every environment variable that is read."""
     return [option.variable for option in OPTIONS] + [ENVIRONMENT_PREFIX + "CONFIG", API_KEY_VARIABLE]
+
+
+# What Kubernetes sets in every pod for a service called sglang-tuning.
+_SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable with our prefix that nothing reads."""
+    known = [*environment_names(), ENVIRONMENT_PREFIX + "FORMAT"]  # the last one is for `report`
+    return [
+        f"{name}: unknown variable, ignored{suggestion(name, known)}"
+        for name in sorted(environment)
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name)
+    ]

@@ -38,6 +38,13 @@ FORGET_SECONDS = 600.0
 STDIN = "-"  # its path: what comes there is news
 
 logger = logging.getLogger("sglang_tuning_exporter")
+# What a user can do about a log that is not followed, by `FileStatus.reason`.
+_REMEDIES = {
+    "permission denied": "let this user read it (chmod, or a group of the exporter's) and enter its directories",
+    "is a directory": "name the file in it, or a pattern such as DIR/*.log",
+    "is a device": "give a regular file, or - for standard input",
+    "is a socket": "give a regular file, or - for standard input",
+}
 
 
 class Logbook:
@@ -158,7 +165,8 @@ class Logbook:
         for status in statuses:
             known = before.get(status.path)
             if known is None or (known.up, known.reason) != (status.up, status.reason):
-                logger.info("log %s: %s", status.path, "following" if status.up else status.reason)
+                level = logging.WARNING if status.reason in _REMEDIES else logging.INFO
+                logger.log(level, "log %s: %s", status.path, _described(status))
             if status.unread and not (known is not None and known.unread):
                 logger.warning(
                     "log %s: holds words of SGLang's, in lines whose form cannot be read; the first: %s",
@@ -290,6 +298,14 @@ class Logbook:
         if self._state_file is not None and self._state_file.problem != self._said:
             self._said = self._state_file.problem
             logger.warning("state file %s: %s", self._state_file.path, self._said or "written again")
+
+
+def _described(status: FileStatus) -> str:
+    """Say whether a file of the log is followed, why not, and what to do about it."""
+    if status.up:
+        return "following"
+    remedy = _REMEDIES.get(status.reason, "waiting for it" if status.reason == "missing" else "")
+    return f"{status.reason}; {remedy}" if remedy else status.reason
 
 
 def _taken(path: Path | None) -> StateFile | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -43,6 +44,11 @@ _STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 _REDIRECTS = {301, 302, 303, 307, 308}
+# What follows "it answers HTTP 401", by whether a key was sent.
+_REFUSED = {
+    True: ": the key that was sent is not the server's --api-key; check --api-key-file or SGLANG_TUNING_API_KEY",
+    False: ": it wants a key; give --api-key-file FILE with the server's --api-key",
+}
 
 
 class ScrapeError(Exception):
@@ -166,7 +172,7 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
             if self._is_cut or isinstance(error, requests.Timeout) or time.monotonic() >= deadline:
                 raise late from None
-            raise _failure(error) from None
+            raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
             timer.cancel()
             self._socket = None
@@ -185,7 +191,7 @@ class Client:
                 if response.status_code in _REDIRECTS:
                     url = self._same_server(urljoin(url, response.headers.get("Location", "")))
                     continue
-                _check(response)
+                _check(response, with_key="Authorization" in headers)
                 return _body(response, most)
         raise ScrapeError("http_status", "it answers with redirects only")
 
@@ -200,14 +206,14 @@ class Client:
         return url
 
 
-def _check(response: requests.Response) -> None:
+def _check(response: requests.Response, *, with_key: bool) -> None:
     status = response.status_code
     if status != 200:
         reason = _STATUS_REASONS.get(status, "http_status")
         words = {
             "metrics_disabled": "it answers 404: start SGLang with --enable-metrics",
             "not_ready": "it answers 503: not ready yet",
-        }.get(reason, f"it answers HTTP {status}" + (": give --api-key-file" if status in {401, 403} else ""))
+        }.get(reason, f"it answers HTTP {status}" + (_REFUSED[with_key] if status in {401, 403} else ""))
         raise ScrapeError(reason, words)
     if "html" in response.headers.get("Content-Type", "").lower():
         raise ScrapeError("invalid", "it answers with a web page, not with an exposition")
@@ -225,18 +231,39 @@ def _body(response: requests.Response, most: int) -> str:
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-def _failure(error: Exception) -> ScrapeError:
+def _failure(error: Exception, *, is_tls: bool) -> ScrapeError:
     """Why a request failed, from the exception that lies under those of urllib3 and requests."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ConnectionRefusedError):
-            return ScrapeError("connection_refused", "connection refused: nothing listens at that address")
-        if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
-            return ScrapeError("invalid", "the answer is not HTTP as it should be")
+        known = _known_failure(cause, is_tls=is_tls)
+        if known is not None:
+            return known
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, ValueError):  # an address or a header that cannot be sent
         return ScrapeError("invalid", "the request cannot be made as HTTP")
     return ScrapeError("unreachable", "the address cannot be reached or the connection broke off")
+
+
+def _known_failure(cause: BaseException, *, is_tls: bool) -> ScrapeError | None:
+    if isinstance(cause, ConnectionRefusedError):
+        return ScrapeError("connection_refused", "connection refused: nothing listens at that address")
+    if isinstance(cause, socket.gaierror):
+        return ScrapeError("unreachable", "the host name is unknown: check --sglang-url and this machine's DNS")
+    if isinstance(cause, ssl.SSLError):
+        return ScrapeError("unreachable", _tls_failure(cause))
+    if isinstance(cause, ConnectionResetError) and not is_tls:  # RemoteDisconnected is one, too
+        return ScrapeError("unreachable", "it closed the connection; does it want TLS (https:// in --sglang-url)?")
+    if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
+        return ScrapeError("invalid", "the answer is not HTTP as it should be")
+    return None
+
+
+def _tls_failure(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if error.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}:
+        return "it does not speak TLS: give --sglang-url with http://"
+    return f"the TLS connection failed ({error.reason or 'no reason given'})"
 
 
 def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:

@@ -51,6 +51,7 @@ class Summary:
     left_out: int
     scrapes: int
     full: bool  # it ended because no more fits
+    scrape_error: str  # why the last scrape failed, where none succeeded
 
 
 class Recorder:
@@ -67,7 +68,7 @@ class Recorder:
         keep_request_text: bool = False,
         every: float = SCRAPE_SECONDS,
     ) -> None:
-        self._client = Client(sglang_url, metrics_url, api_key)
+        self._client, self.metrics_url = Client(sglang_url, metrics_url, api_key), metrics_url
         self._scrubber = Scrubber()
         for name in (socket.gethostname(), urlsplit(sglang_url).hostname or ""):
             if name != "localhost":
@@ -84,6 +85,7 @@ class Recorder:
         self._is_up: bool | None = None
         self._last_ms = 0
         self._log: IO[bytes] | None = None
+        self._scrape_error = "none was made"
 
     def stop(self) -> None:
         """End the recording soon, whatever the server does meanwhile."""
@@ -99,7 +101,13 @@ class Recorder:
             self._pack()
         except OSError as error:
             raise UsageError(f"--output={self._output}: {error.strerror or error}; give a new directory") from None
-        return Summary(self._kept_lines, self._lines.left_out, self._scrapes, self._is_full)
+        return Summary(
+            self._kept_lines,
+            self._lines.left_out,
+            self._scrapes,
+            self._is_full,
+            "" if self._scrapes else self._scrape_error,
+        )
 
     @property
     def _is_full(self) -> bool:
@@ -213,6 +221,7 @@ class Recorder:
         try:
             page = self._client.metrics(_TIMEOUT_SECONDS)
         except ScrapeError as error:
+            self._scrape_error = str(error)
             if self._is_up and not self._stopping.is_set() and error.reason in {"connection_refused", "unreachable"}:
                 self._is_up = False
                 self._note("exit")
@@ -276,7 +285,10 @@ def _make(output: Path) -> None:
 
 
 def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
-    """Record until the time is over, Ctrl-C or SIGTERM; 0. For the main thread only: it handles the signals. Raises `UsageError`."""
+    """Record until the time is over, Ctrl-C or SIGTERM; the exit status: 0, or 1 where no scrape succeeded.
+
+    For the main thread only: it handles the signals. Raises `UsageError`.
+    """
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         recorder.stop()
@@ -292,4 +304,6 @@ def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
         f"{output}: {told.lines} lines ({told.left_out} left out), {told.scrapes} scrapes{ended}."
         f" Look through it before you share it: sglang-tuning-exporter replay {output}\n"
     )
-    return 0
+    if not told.scrapes:
+        sys.stderr.write(f"{output}: no scrape of {recorder.metrics_url} succeeded: {told.scrape_error}\n")
+    return 0 if told.scrapes else 1

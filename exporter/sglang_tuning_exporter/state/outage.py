@@ -68,7 +68,7 @@ class Outage:
             return Why("invalid", f"its page has been empty for {seconds / 60:.0f} minutes")
         if failure.reason in AWAY and self._may_start(failure.reason, state, now, seconds):
             # The port opens only when the model is loaded.
-            return Why("not_ready", f"it is starting ({failure})", starting=True)
+            return Why("not_ready", f"{failure} (it may still be starting)", starting=True)
         if failure.reason == "not_ready":
             return Why("http_503", f"{failure}, and nothing shows that it starts")
         return Why(failure.reason, str(failure))
