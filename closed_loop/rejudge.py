@@ -1,11 +1,11 @@
 """Judge a capture with whichever exporter is on the path: `python rejudge.py CAPTURE PROFILE` prints one JSON object.
 
-The exporter's own watcher runs with a clock that is moved by hand: the log grows in a file as it did, and what the watcher
+The exporter's own sidecar runs with a clock that is moved by hand: the log grows in a file as it did, and what the sidecar
 asks for is answered with what the server answered then, or not answered. So an older revision of the exporter is judged in the same
 way: give its folder in PYTHONPATH. This file imports nothing else of the project.
 """
 
-# ruff: noqa: E402, SLF001 - the clock is replaced before the exporter takes it, and its watcher is driven step by step
+# ruff: noqa: E402, SLF001 - the clock is replaced before the exporter takes it, and its sidecar is driven step by step
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sglang_tuning_exporter.config import Address, Config
 
 try:
     from sglang_tuning_exporter.collect import scrape
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 except ImportError:  # a revision from before the package had rooms
+    from sglang_tuning_exporter.sidecar import Sidecar  # type: ignore[import-not-found,no-redef]
     from sglang_tuning_exporter.sources import scrape  # type: ignore[import-not-found,no-redef]
-    from sglang_tuning_exporter.watcher import Watcher  # type: ignore[import-not-found,no-redef]
 
 STEP_SECONDS = 0.5
 SCRAPE_SECONDS = 5.0
@@ -151,9 +151,9 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
             api_key_file=None,
             state_file=None,
         )
-        watcher = Watcher(config)
-        if watcher.log is not None:
-            watcher._read_log(watcher.log)
+        sidecar = Sidecar(config)
+        if sidecar.log is not None:
+            sidecar._read_log(sidecar.log)
         told, written, scraped, judged = [], 0, 0.0, 0.0
         with log.open("ab", buffering=0) as growing:
             while _NOW[0] < past.end + 1.0:
@@ -161,24 +161,24 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                 until = bisect_right(past.lines, _NOW[0], lo=written, key=lambda line: line[0])
                 growing.write(b"".join(line for _, line in past.lines[written:until]))
                 written = until
-                if watcher.log is not None:
-                    watcher._read_log(watcher.log)
-                if watcher._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS and past.has_news(scraped):
+                if sidecar.log is not None:
+                    sidecar._read_log(sidecar.log)
+                if sidecar._scraper is not None and _NOW[0] - scraped >= SCRAPE_SECONDS and past.has_news(scraped):
                     scraped = _NOW[0]
-                    watcher.scrape(5.0)
-                    watcher._ask_server_info()
-                if watcher._scraper is not None and hasattr(watcher, "_check_health"):
-                    watcher._check_health()
+                    sidecar.scrape(5.0)
+                    sidecar._ask_server_info()
+                if sidecar._scraper is not None and hasattr(sidecar, "_check_health"):
+                    sidecar._check_health()
                 if _NOW[0] - judged >= JUDGE_SECONDS:
                     judged = _NOW[0]
-                    with watcher.view() as now:
+                    with sidecar.view() as now:
                         told.append(
                             {
                                 "at": round(_NOW[0] - past.ready, 1),
-                                **_judgement(watcher.judge(now)),
+                                **_judgement(sidecar.judge(now)),
                             }
                         )
-        watcher.stop()
+        sidecar.stop()
     return {"times": told}
 
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fuzz import words
 from fuzz.prometheus import Prometheus, prometheus, unreadable
 from fuzz.targets import TARGETS, settings
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.stack import program
 from sglang_tuning_exporter.serve.metrics import page as own_page
 from sglang_tuning_exporter.serve.metrics import registry
@@ -89,15 +89,15 @@ def spoiled_page(rng: random.Random, seeds: Sequence[str]) -> str:
 def exported(rng: random.Random, pages: Sequence[str]) -> bytes:
     """What an exporter answers that has read these pages of one server one after the other, and hostile names."""
     name = rng.choice(TEXTS)
-    watcher = Watcher(settings(log_file=(f"/nowhere/{name.replace(chr(0), '')}.log",)))
+    sidecar = Sidecar(settings(log_file=(f"/nowhere/{name.replace(chr(0), '')}.log",)))
     info = parse_server_info(json.dumps({"model_path": name, "served_model_name": name, "version": rng.choice(TEXTS)}))
     if info is not None:
-        watcher.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+        sidecar.state.facts.apply_info(info.version, info.args, info.max_running_requests)
     reader, native = PageReader(), ""
     for page in pages:
         scrape, native, _ = reader.read(exposition.bounded(page).text)
-        watcher.state.observe_scrape(scrape, time.monotonic())
-    return (own_page(registry(watcher)) + native).encode()
+        sidecar.state.observe_scrape(scrape, time.monotonic())
+    return (own_page(registry(sidecar)) + native).encode()
 
 
 def _refused_by_the_client(page: bytes) -> str:

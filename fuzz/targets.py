@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fuzz import access, forgeries, words
 from sglang_tuning_exporter import report
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS, Address, Config, UsageError, resolve
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
@@ -84,13 +84,13 @@ def scratch(name: str, data: bytes) -> Iterator[Path]:
         yield path
 
 
-def tell(watcher: Watcher) -> None:
+def tell(sidecar: Sidecar) -> None:
     """Have it say everything that it says: its metrics must be readable, its page and its JSON must be written."""
-    families = list(text_string_to_metric_families(generate_latest(registry(watcher)).decode()))
+    families = list(text_string_to_metric_families(generate_latest(registry(sidecar)).decode()))
     series = [(sample.name, tuple(sorted(sample.labels.items()))) for each in families for sample in each.samples]
     assert len(set(series)) == len(series), "one series twice"
-    as_page(watcher, still=False).encode("utf-8", "backslashreplace")
-    json.loads(as_json(watcher), parse_constant=_no_constant)
+    as_page(sidecar, still=False).encode("utf-8", "backslashreplace")
+    json.loads(as_json(sidecar), parse_constant=_no_constant)
 
 
 def _no_constant(word: str) -> None:
@@ -151,11 +151,11 @@ def check_exposition(data: bytes) -> None:
             pass
         else:
             assert theirs == read
-    watcher = Watcher(settings())
+    sidecar = Sidecar(settings())
     now = time.monotonic()
     for at in (0.0, 5.0):
-        watcher.state.observe_scrape(facts.read(text), now + at)
-    tell(watcher)
+        sidecar.state.observe_scrape(facts.read(text), now + at)
+    tell(sidecar)
     _check_reader(text.split(words.PART.decode()))
 
 
@@ -188,14 +188,14 @@ def harmless(value: object) -> None:
 
 def check_server_info(data: bytes) -> None:
     """No answer raises, and no secret is kept of any."""
-    watcher = Watcher(settings())
+    sidecar = Sidecar(settings())
     info = parse_server_info(data)
     if info is not None:
         harmless(info.args)
-        watcher.state.facts.apply_info(info.version, info.args, info.max_running_requests)
+        sidecar.state.facts.apply_info(info.version, info.args, info.max_running_requests)
     for load in parse_loads(data):
-        watcher.state.facts.apply_load(load.dp, load.max_running_requests)
-    tell(watcher)
+        sidecar.state.facts.apply_load(load.dp, load.max_running_requests)
+    tell(sidecar)
 
 
 def check_server_args(data: bytes) -> None:
@@ -204,13 +204,13 @@ def check_server_args(data: bytes) -> None:
     arguments = parse_server_args(text)
     if arguments is not None:
         harmless(arguments)
-    watcher = Watcher(settings())
+    sidecar = Sidecar(settings())
     now = time.monotonic()
     line = b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ") + b"\n"
     for event in LogReader().feed(line):
-        watcher.state.observe(event, now)
-    harmless(dict(watcher.state.facts.args))
-    tell(watcher)
+        sidecar.state.observe(event, now)
+    harmless(dict(sidecar.state.facts.args))
+    tell(sidecar)
 
 
 def check_config(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What several test files share: an SGLang made of a socket, a running exporter, a watcher behind a real port."""
+"""What several test files share: an SGLang made of a socket, a running exporter, a sidecar behind a real port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import requests
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Address, Config
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
@@ -254,14 +254,14 @@ def config(**values: object) -> Config:
     return Config(**{**defaults, **values})  # type: ignore[arg-type]  # the tests name fields of their own type
 
 
-def watched_retractions(directory: Path, **settings: object) -> Watcher:
-    """A watcher, not yet started, that has just seen the `retract` recording, lines and scrapes at their times."""
+def watched_retractions(directory: Path, **settings: object) -> Sidecar:
+    """A sidecar, not yet started, that has just seen the `retract` recording, lines and scrapes at their times."""
     recording = load(packaged("retract"))
     log = directory / "server.log"
     log.touch()
-    watcher = Watcher(config(**{"sglang_url": "http://127.0.0.1:9", "log_file": (str(log),), **settings}))
+    sidecar = Sidecar(config(**{"sglang_url": "http://127.0.0.1:9", "log_file": (str(log),), **settings}))
     begin = time.monotonic() - recording.length_seconds
-    state = watcher.state = ServerState(watcher.profile, begin)
+    state = sidecar.state = ServerState(sidecar.profile, begin)
     reader = LogReader()
     moments: list[tuple[float, bytes, bool]] = [(line.at, line.text, True) for line in recording.lines]
     moments += [(scrape.at, scrape.text, False) for scrape in recording.scrapes]
@@ -271,14 +271,14 @@ def watched_retractions(directory: Path, **settings: object) -> Watcher:
                 state.observe(event, begin + position)
         else:
             state.observe_scrape(facts.read(text.decode()), begin + position)
-    return watcher
+    return sidecar
 
 
 @contextmanager
-def web(watcher: Watcher, limit_concurrency: int | None = None) -> Iterator[str]:
-    """The watcher behind a real port of this process; its address."""
+def web(sidecar: Sidecar, limit_concurrency: int | None = None) -> Iterator[str]:
+    """The sidecar behind a real port of this process; its address."""
     listener = bind(Address("127.0.0.1", 0))
-    settings = uvicorn_config(make_app(watcher))
+    settings = uvicorn_config(make_app(sidecar))
     settings.limit_concurrency = limit_concurrency or settings.limit_concurrency
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -290,4 +290,4 @@ def web(watcher: Watcher, limit_concurrency: int | None = None) -> Iterator[str]
         server.should_exit = True
         thread.join(timeout=5)
         listener.close()
-        watcher.stop()
+        sidecar.stop()

@@ -22,7 +22,7 @@ import bcrypt
 import trustme
 
 from conftest import config, wait_for
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Address
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.run import bind, uvicorn_config
@@ -187,8 +187,8 @@ class Ours(logging.Handler):
         super().__init__()
         self.said: list[str] = []
         self.door = Door(file)
-        watcher = Watcher(config(log_file=(str(file.parent / "server.log"),)))
-        self._server = wire.Server(uvicorn_config(make_app(watcher, self.door), self.door), self.door)
+        sidecar = Sidecar(config(log_file=(str(file.parent / "server.log"),)))
+        self._server = wire.Server(uvicorn_config(make_app(sidecar, self.door), self.door), self.door)
         self._listener = bind(Address("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"{'https' if self.door.is_tls else 'http'}://127.0.0.1:{self.port}"

@@ -19,9 +19,9 @@ from prometheus_client import generate_latest
 
 from conftest import config
 from sglang_tuning_exporter.collect import log as logbook
-from sglang_tuning_exporter.collect import sidecar as watcher
+from sglang_tuning_exporter.collect import sidecar
 from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import registry
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
@@ -48,7 +48,7 @@ class Clock:
     @contextmanager
     def worn(self) -> Iterator[None]:
         """Have the exporter look at this clock."""
-        with patch.object(watcher, "time", self), patch.object(logbook, "time", self):
+        with patch.object(sidecar, "time", self), patch.object(logbook, "time", self):
             yield
 
 
@@ -80,7 +80,7 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
     log = directory / "server.log"
     log.touch()
     place = f'job="sglang",instance="{story.instance}"'
-    exporter: Watcher | None = None
+    exporter: Sidecar | None = None
     clock = Clock(0.0)
     for moment in story.moments:
         if story.gone_from is not None and moment.at >= story.gone_from:
@@ -112,20 +112,20 @@ def told(story: Story, directory: Path, families: Collection[str], sink: IO[str]
         exporter.stop()
 
 
-def _exporter(story: Story, log: Path, clock: Clock) -> Watcher:
+def _exporter(story: Story, log: Path, clock: Clock) -> Sidecar:
     settings = config(
         sglang_url="http://127.0.0.1:9" if story.scraped else None,
         log_file=(str(log),) if story.logged else (),
         profile=story.profile,
     )
-    made = Watcher(settings)
+    made = Sidecar(settings)
     if story.logged:
         made.log = logbook.Logbook(settings, clock=clock.monotonic)
         made._read_log(made.log)
     return made
 
 
-def _inform(exporter: Watcher, answer: bytes) -> None:
+def _inform(exporter: Sidecar, answer: bytes) -> None:
     info = parse_server_info(answer)
     assert info is not None
     exporter.state.facts.apply_info(info.version, info.args, info.max_running_requests)

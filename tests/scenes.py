@@ -14,7 +14,7 @@ from pathlib import Path
 import hours
 from hours import Clock, Moment, Story
 from sglang_tuning_exporter.collect.scrape import Outcome, ScrapeError
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from situations import CLIENTS, HEALTHY, STARTED, STORM, Load, hour
@@ -24,7 +24,7 @@ MINUTES = 15.0
 
 
 @contextmanager
-def lived(story: Story, directory: Path) -> Iterator[Watcher]:
+def lived(story: Story, directory: Path) -> Iterator[Sidecar]:
     """The exporter after a story. Its clock stands still at the end of it, so that a page can be looked at for as long as it takes."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
@@ -58,9 +58,9 @@ def lived(story: Story, directory: Path) -> Iterator[Watcher]:
 
 
 @contextmanager
-def _seen_at(exporter: Watcher, clock: Clock) -> Iterator[float]:
+def _seen_at(exporter: Sidecar, clock: Clock) -> Iterator[float]:
     """The exporter's view at the moment that a clock shows. Under its lock: the clock is everybody's while it is worn."""
-    with exporter._lock, clock.worn(), Watcher.view(exporter) as now:
+    with exporter._lock, clock.worn(), Sidecar.view(exporter) as now:
         yield now
 
 

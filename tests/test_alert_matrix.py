@@ -39,8 +39,8 @@ def exposed() -> frozenset[tuple[str, frozenset[str]]]:
     """Give the names of all series that the exporter exposes of a good server and of one that is down, with their labels' names."""
     found: set[tuple[str, frozenset[str]]] = set()
     for name in ("healthy", "down"):
-        with lived(SCENES[name](), Path(mkdtemp())) as watcher:
-            found |= {(s.name, frozenset(s.labels)) for family in registry(watcher).collect() for s in family.samples}
+        with lived(SCENES[name](), Path(mkdtemp())) as sidecar:
+            found |= {(s.name, frozenset(s.labels)) for family in registry(sidecar).collect() for s in family.samples}
     return frozenset(found)
 
 

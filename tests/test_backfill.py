@@ -20,7 +20,7 @@ from hours import Clock
 from nights import prolonged, recording
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect import log as logbook
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.report import openmetrics
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.serve.metrics import registry
@@ -145,7 +145,7 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
         now = max(now, _printed(line) or now)
         events.append((now, line))
     with clock.worn():
-        exporter = Watcher(settings)
+        exporter = Sidecar(settings)
         exporter.log = logbook.Logbook(settings, clock=clock.monotonic)
         exporter._read_log(exporter.log)
         for at in moments[:-1]:  # the last comes after the log's end, where what waits is decided

@@ -14,7 +14,7 @@ import requests
 from browser import Browser, chromium
 from conftest import running_exporter, wait_for, watched_retractions, web
 from scenes import SCENES, lived
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
@@ -33,7 +33,7 @@ HOSTILE = [
     "🦙🦙 ラマ",
     "m" * 300,
 ]
-Scene = tuple[Watcher, str]
+Scene = tuple[Sidecar, str]
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +44,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
-    """Gives the watcher of a situation of `scenes` and its address; each is lived through once."""
+    """Gives the sidecar of a situation of `scenes` and its address; each is lived through once."""
     with ExitStack() as open_scenes:
         known: dict[str, Scene] = {}
 
         def of(name: str) -> Scene:
             if name not in known:
                 directory = tmp_path_factory.mktemp(name)
-                watcher = open_scenes.enter_context(lived(SCENES[name](), directory))
-                known[name] = (watcher, open_scenes.enter_context(web(watcher)) + "/?still")
+                sidecar = open_scenes.enter_context(lived(SCENES[name](), directory))
+                known[name] = (sidecar, open_scenes.enter_context(web(sidecar)) + "/?still")
             return known[name]
 
         yield of
@@ -153,8 +153,8 @@ def test_it_asks_for_nothing_but_itself_and_complains_of_nothing(browser: Browse
 def test_a_name_from_right_to_left_turns_nothing_around_but_itself(
     browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher, address = scene("beyond_captured")
-    monkeypatch.setattr(watcher.state.facts, "model_name", RIGHT_TO_LEFT)
+    sidecar, address = scene("beyond_captured")
+    monkeypatch.setattr(sidecar.state.facts, "model_name", RIGHT_TO_LEFT)
     browser.open(address)
     at = {text.words: text for text in browser.texts()}
     name, behind = at["\\u202e\u05e9\u05dc\u05d5\u05dd gpt\\u2067"], at["· profile online"]
@@ -165,9 +165,9 @@ def test_a_name_from_right_to_left_turns_nothing_around_but_itself(
 def test_a_hostile_name_is_text_and_stays_in_its_place(
     name: str, browser: Browser, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher, address = scene("beyond_captured")
-    monkeypatch.setattr(watcher.state.facts, "model_name", name)
-    monkeypatch.setitem(watcher.state.facts.args, "model_path", name)
+    sidecar, address = scene("beyond_captured")
+    monkeypatch.setattr(sidecar.state.facts, "model_name", name)
+    monkeypatch.setitem(sidecar.state.facts.args, "model_path", name)
     browser.open(address, width=PHONE)
     assert browser.text("header bdi") == clean(name)
     # A command to be pasted holds no control character: a variable stands in its place.

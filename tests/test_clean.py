@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import config
 from sglang_tuning_exporter.cli import _OneLine, main
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.serve.api import render as as_json
@@ -62,14 +62,14 @@ def test_a_report_shows_none(log: Path, form: str, capfd: pytest.CaptureFixture[
 
 
 def test_pages_findings_and_metrics_show_none(log: Path) -> None:
-    watcher = Watcher(config(log_file=(str(log),), sglang_url="http://127.0.0.1:9"))
+    sidecar = Sidecar(config(log_file=(str(log),), sglang_url="http://127.0.0.1:9"))
     for event in LogReader().feed((ARGS + RETRACTIONS).encode("utf-8", "surrogateescape")):
-        watcher.state.observe(event, 1.0)
-    watcher.state.facts.apply_info(EVIL, {"model_path": EVIL, f"max{STRANGE}": 3}, None)
-    said = as_page(watcher, still=True)
+        sidecar.state.observe(event, 1.0)
+    sidecar.state.facts.apply_info(EVIL, {"model_path": EVIL, f"max{STRANGE}": 3}, None)
+    said = as_page(sidecar, still=True)
     assert strange_in(said) == set()
-    assert strange_in(json.dumps(json.loads(as_json(watcher)), ensure_ascii=False)) == set()
-    families = metrics_page(registry(watcher))
+    assert strange_in(json.dumps(json.loads(as_json(sidecar)), ensure_ascii=False)) == set()
+    families = metrics_page(registry(sidecar))
     assert strange_in(families) == set()
     assert list(text_string_to_metric_families(families))
 
@@ -98,9 +98,9 @@ def test_no_notification_shows_one() -> None:
 
 
 def test_an_argument_that_nobody_sees_whole_is_not_in_the_command_to_be_typed() -> None:
-    watcher = Watcher(config())
-    watcher.state.facts.apply_info("0.5.9", {"model_path": "m", "chat_template": f"a{STRANGE}b"}, None)
-    command = command_line(watcher.state.facts, {"max_running_requests": 7})
+    sidecar = Sidecar(config())
+    sidecar.state.facts.apply_info("0.5.9", {"model_path": "m", "chat_template": f"a{STRANGE}b"}, None)
+    command = command_line(sidecar.state.facts, {"max_running_requests": 7})
     assert command is not None
     assert '--chat-template "$CHAT_TEMPLATE"' in command.text
     assert command.text.isprintable()

@@ -25,13 +25,13 @@ import pytest
 
 from conftest import config
 from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.conditions import Rejections, RetractionRate, Share, Spread
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.state.server import ServerState
 
@@ -54,8 +54,8 @@ History = dict[float, frozenset[str]]
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]]
 
 
-class Simulated(Watcher):
-    """A watcher whose clock is the scenario's, and which is told instead of looking."""
+class Simulated(Sidecar):
+    """A sidecar whose clock is the scenario's, and which is told instead of looking."""
 
     def __init__(self, scenario: Scenario) -> None:
         url = "http://127.0.0.1:9" if scenario.is_scraped else None
@@ -93,23 +93,23 @@ class Simulated(Watcher):
 @cache
 def played(scenario: Scenario) -> tuple[History, Series]:
     """Give what was found, and the series, at every 15 s."""
-    watcher = Simulated(scenario)
+    sidecar = Simulated(scenario)
     found: History = {}
     series: Series = {}
-    collector = WatcherCollector(watcher)
+    collector = SidecarCollector(sidecar)
     story = iter(sorted(scenario.story, key=lambda pair: pair[0]))
     pair = next(story, None)
     for sample in range(int(LENGTH / STEP) + 1):
         now = STEP * sample
         while pair is not None and pair[0] <= now:
-            watcher.tell(pair[1], pair[0])
+            sidecar.tell(pair[1], pair[0])
             pair = next(story, None)
-        watcher.now = now
+        sidecar.now = now
         for family in collector.collect():
             for name, labels, value, *_ in family.samples:
                 if name in USED:
                     series.setdefault((name, tuple(sorted(labels.items()))), {})[sample] = value
-        found[now] = frozenset(finding.diagnosis.id for finding in watcher.judged.findings)
+        found[now] = frozenset(finding.diagnosis.id for finding in sidecar.judged.findings)
     return found, series
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FakeSGLang, Page, config, reply, wait_for, web
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import load
@@ -706,16 +706,16 @@ def test_a_real_retraction_shows_on_the_page_whose_scrape_confirms_it_and_a_forg
     sglang.answers["/metrics"] = reply(native(7))
     log = tmp_path / "server.log"
     log.write_text("")
-    watcher = Watcher(config(sglang_url=sglang.url, log_file=(str(log),)))
-    watcher.start()
+    sidecar = Sidecar(config(sglang_url=sglang.url, log_file=(str(log),)))
+    sidecar.start()
 
     def write(*messages: str) -> None:
         with log.open("a") as file:
             file.writelines(f"[2025-11-20 11:40:10] {message}\n" for message in messages)
-        read = watcher.log.lines if watcher.log else Counter()
-        wait_for(lambda: bool(watcher.log and watcher.log.lines != read))
+        read = sidecar.log.lines if sidecar.log else Counter()
+        wait_for(lambda: bool(sidecar.log and sidecar.log.lines != read))
 
-    with web(watcher) as url:
+    with web(sidecar) as url:
 
         def page() -> Page:
             return Page(requests.get(f"{url}/metrics", timeout=5).text)
@@ -728,8 +728,8 @@ def test_a_real_retraction_shows_on_the_page_whose_scrape_confirms_it_and_a_forg
         write(TOOL, retraction(ratio=0.5))
         assert page().value("sglang_tuning_retraction_events_total") == 1
         assert page().value("sglang_tuning_log_suspicious_total", kind="retraction") == 0
-        with watcher.view() as now:
-            watcher.state.advance(now + 16)
+        with sidecar.view() as now:
+            sidecar.state.advance(now + 16)
         assert page().value("sglang_tuning_retraction_events_total") == 1
         assert page().value("sglang_tuning_log_suspicious_total", kind="retraction") == 1
 

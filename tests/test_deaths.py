@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Page, config
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.serve.metrics import page as own_page
@@ -167,29 +167,29 @@ def test_a_server_that_is_told_to_end_has_not_died() -> None:
 def test_an_exporter_that_comes_later_says_the_same(death: str, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(START + DECODE + death)
-    watcher = Watcher(config(log_file=(str(log),)))
-    assert watcher.log is not None
-    watcher.log.poll(watcher.state, watcher._lock)
-    with watcher.view() as now:
-        assert watcher.judge(now).verdict == ("scheduler_stuck" if death == WATCHDOG else "server_down")
+    sidecar = Sidecar(config(log_file=(str(log),)))
+    assert sidecar.log is not None
+    sidecar.log.poll(sidecar.state, sidecar._lock)
+    with sidecar.view() as now:
+        assert sidecar.judge(now).verdict == ("scheduler_stuck" if death == WATCHDOG else "server_down")
     with log.open("a") as file:
         file.write(START)
-    watcher.log.poll(watcher.state, watcher._lock)
-    with watcher.view() as now:
-        assert watcher.judge(now).verdict == "starting"
+    sidecar.log.poll(sidecar.state, sidecar._lock)
+    with sidecar.view() as now:
+        assert sidecar.judge(now).verdict == "starting"
 
 
 def test_every_event_is_counted_from_0_on(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
-    watcher = Watcher(config(log_file=(str(log),)))
-    assert watcher.log is not None
-    watcher.log.poll(watcher.state, watcher._lock)
+    sidecar = Sidecar(config(log_file=(str(log),)))
+    assert sidecar.log is not None
+    sidecar.log.poll(sidecar.state, sidecar._lock)
     name = "sglang_tuning_liveness_events_total"
-    born = Page(own_page(registry(watcher)))
+    born = Page(own_page(registry(sidecar)))
     log.write_text("".join(line for line, _ in DEATHS.values()) + WATCHDOG + CHECK + TERM)
-    watcher.log.poll(watcher.state, watcher._lock)
-    page = Page(own_page(registry(watcher)))
+    sidecar.log.poll(sidecar.state, sidecar._lock)
+    page = Page(own_page(registry(sidecar)))
     for labels in page.labels(name):
         assert born.value(name, **labels) == 0
         assert (page.value(name, **labels) or 0) > 0 or labels["event"] == "ready"
@@ -199,13 +199,13 @@ def test_every_event_is_counted_from_0_on(tmp_path: Path) -> None:
 def test_an_end_in_half_a_log_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(START + DEATHS["an exception"][0])
-    watcher = Watcher(config(log_file=(str(log),), from_start=True))
-    assert watcher.log is not None
-    watcher.log.poll(watcher.state, watcher._lock)
-    with watcher.view() as now:
-        assert watcher.judge(now).verdict == "server_down"
-        monkeypatch.setattr(type(watcher.log), "reads_the_past", property(lambda _: True))
-        assert watcher.judge(now).verdict != "server_down"
+    sidecar = Sidecar(config(log_file=(str(log),), from_start=True))
+    assert sidecar.log is not None
+    sidecar.log.poll(sidecar.state, sidecar._lock)
+    with sidecar.view() as now:
+        assert sidecar.judge(now).verdict == "server_down"
+        monkeypatch.setattr(type(sidecar.log), "reads_the_past", property(lambda _: True))
+        assert sidecar.judge(now).verdict != "server_down"
 
 
 def test_an_end_in_the_log_is_old_once_the_server_has_answered_for_a_minute() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.collect import chain, scrape, selection, stream, tail
+from sglang_tuning_exporter.collect import chain, scrape, selection, sidecar, stream, tail
 from sglang_tuning_exporter.collect import log as logbook
-from sglang_tuning_exporter.collect import sidecar as watcher
 from sglang_tuning_exporter.collect import state_file as statefile
 from sglang_tuning_exporter.serve import connections
 from sglang_tuning_exporter.serve import run as serving
@@ -68,7 +67,7 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
         ("connections that wait", f"{serving.BACKLOG}"),
         ("a connection that says nothing between two requests", f"{serving.uvicorn_config(None).timeout_keep_alive} s"),
         ("answers under way when it is told to end", f"{serving.GRACE_SECONDS} s"),
-        ("its threads when it is told to end", f"{watcher.STOP_SECONDS:.0f} s together"),
+        ("its threads when it is told to end", f"{sidecar.STOP_SECONDS:.0f} s together"),
     ],
 )
 def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import Page, config, running_exporter, wait_for
 from sglang_tuning_exporter.collect import log as logbook
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import page as own_page
 from sglang_tuning_exporter.serve.metrics import registry
 from sglang_tuning_exporter.sglang.events import Scrape
@@ -97,48 +97,48 @@ def test_after_a_restart_the_counters_go_on_where_they_were_and_never_below(log:
     assert seen <= {(None, None, None), (2.0 * PARTS, 20.0 * PARTS, 1.0)}
 
 
-def watched(log: Path) -> Watcher:
-    """A watcher after its first look at the log."""
-    watcher = Watcher(config(log_file=(str(log),), from_start=True, sglang_url="http://127.0.0.1:9"))
-    assert watcher.log is not None
-    watcher.log.poll(watcher.state, threading.RLock())
-    return watcher
+def watched(log: Path) -> Sidecar:
+    """A sidecar after its first look at the log."""
+    sidecar = Sidecar(config(log_file=(str(log),), from_start=True, sglang_url="http://127.0.0.1:9"))
+    assert sidecar.log is not None
+    sidecar.log.poll(sidecar.state, threading.RLock())
+    return sidecar
 
 
 def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(log: Path) -> None:
-    watcher = watched(log)
-    watcher.state.observe_scrape(Scrape([], aborted_requests=3.0), watcher.state.begun + 1)
-    page = Page(own_page(registry(watcher)))
+    sidecar = watched(log)
+    sidecar.state.observe_scrape(Scrape([], aborted_requests=3.0), sidecar.state.begun + 1)
+    page = Page(own_page(registry(sidecar)))
     assert page.value(READING) == 1
     assert [name for name in OF_THE_LOG if page.labels(name)] == []
     assert page.value("sglang_tuning_aborted_requests_total") == 0
     assert page.value("sglang_tuning_verdict") == 1
-    assert watcher.log is not None
-    while watcher.log.poll(watcher.state, threading.RLock()):
+    assert sidecar.log is not None
+    while sidecar.log.poll(sidecar.state, threading.RLock()):
         pass
-    page = Page(own_page(registry(watcher)))
+    page = Page(own_page(registry(sidecar)))
     assert page.value(READING) == 0
     assert [name for name in OF_THE_LOG if not page.labels(name)] == []
 
 
 def test_counters_wait_ten_minutes_at_most(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watcher = watched(log)
-    assert watcher.log is not None
-    assert watcher.log.reads_the_past
+    sidecar = watched(log)
+    assert sidecar.log is not None
+    assert sidecar.log.reads_the_past
     assert logbook.FIRST_READ_SECONDS == 600
     monkeypatch.setattr(logbook, "FIRST_READ_SECONDS", 0.0)
-    assert not watcher.log.reads_the_past
-    assert Page(own_page(registry(watcher))).labels("sglang_tuning_out_of_memory_total")
+    assert not sidecar.log.reads_the_past
+    assert Page(own_page(registry(sidecar))).labels("sglang_tuning_out_of_memory_total")
 
 
 def test_a_log_that_falls_behind_later_keeps_its_counters(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
-    watcher = watched(log)
-    assert watcher.log is not None
+    sidecar = watched(log)
+    assert sidecar.log is not None
     with log.open("w") as file:
         for number in range(PARTS):
             file.write(part(number))
-    assert watcher.log.poll(watcher.state, threading.RLock())
-    assert not watcher.log.reads_the_past
-    assert Page(own_page(registry(watcher))).labels("sglang_tuning_server_starts_total")
+    assert sidecar.log.poll(sidecar.state, threading.RLock())
+    assert not sidecar.log.reads_the_past
+    assert Page(own_page(registry(sidecar))).labels("sglang_tuning_server_starts_total")

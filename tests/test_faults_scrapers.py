@@ -30,7 +30,7 @@ from faults import (
     serving,
     totals,
 )
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
 from sglang_tuning_exporter.serve.connections import MOST_CONNECTIONS
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -220,13 +220,13 @@ def test_connections_that_dawdle_do_not_lock_the_scraper_out(row: str, begun: by
 
 def test_nobody_scrapes_for_a_while_and_the_exporter_looks_for_itself(fake: FakeSGLang) -> None:
     fake.answers["/metrics"] = reply(serving(1000))
-    watcher = Watcher(config(sglang_url=fake.url), self_scrape_seconds=0.05)
-    watcher.start()
-    with web(watcher) as address:
+    sidecar = Sidecar(config(sglang_url=fake.url), self_scrape_seconds=0.05)
+    sidecar.start()
+    with web(sidecar) as address:
         before = fake.count("/metrics")
         wait_for(lambda: fake.count("/metrics") > before + 3, 10)
         fake.answers["/metrics"] = reply(serving(1040))
-        wait_for(lambda: watcher.state.totals().counts["native_retracted_requests"] == 40, 10)
+        wait_for(lambda: sidecar.state.totals().counts["native_retracted_requests"] == 40, 10)
         assert requests.get(address + "/-/ready", timeout=5).status_code == 200
 
 

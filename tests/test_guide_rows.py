@@ -281,7 +281,7 @@ MISTAKEN = (
 
 def test_every_row_of_the_guide_is_in_the_table_and_has_its_case() -> None:
     assert {*GUIDE_ROWS, *CAUSE_ROWS} <= set(BY_ID)
-    # Whether metrics are disabled is told by the scrape: it has scenarios among those of the rules and of the watcher.
+    # Whether metrics are disabled is told by the scrape: it has scenarios among those of the rules and of the sidecar.
     assert {*CASES, "metrics_disabled"} == {*GUIDE_ROWS, *CAUSE_ROWS}
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import config, wait_for
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -235,18 +235,18 @@ def test_a_failure_that_waits_for_its_phase_is_not_lost_with_the_reader(place: P
 
 def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(place: Place) -> None:
     place.start()
-    watcher = Watcher(config(log_file=(str(place.log),), state_file=place.state_file))
-    watcher.start()
+    sidecar = Sidecar(config(log_file=(str(place.log),), state_file=place.state_file))
+    sidecar.start()
     place.write(DECODE, TOOL, UNEXPLAINED)
-    assert watcher.log is not None
-    wait_for(lambda: watcher.log is not None and watcher.log.lines["out_of_memory"] == 1)
-    watcher._stopping.set()  # its threads end, so that only who looks can save
-    for thread in watcher._threads:
+    assert sidecar.log is not None
+    wait_for(lambda: sidecar.log is not None and sidecar.log.lines["out_of_memory"] == 1)
+    sidecar._stopping.set()  # its threads end, so that only who looks can save
+    for thread in sidecar._threads:
         thread.join()
-    watcher.state.advance(time.monotonic() + DECIDE_SECONDS + 1)
-    with watcher.view():
-        shown = sum(watcher.state.out_of_memory.values())
-    watcher.log.close()
+    sidecar.state.advance(time.monotonic() + DECIDE_SECONDS + 1)
+    with sidecar.view():
+        shown = sum(sidecar.state.out_of_memory.values())
+    sidecar.log.close()
     with place.reader() as (_, state):
         assert (shown, sum(state.out_of_memory.values())) == (1, 1)
 

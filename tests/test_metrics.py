@@ -28,7 +28,7 @@ from conftest import (
     web,
 )
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import page as own_page
 from sglang_tuning_exporter.serve.metrics import registry
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, gauge, info, text
@@ -93,22 +93,22 @@ FAMILIES: dict[str, set[str]] = {
 }
 
 
-def page_of(watcher: Watcher) -> Page:
-    with web(watcher) as url:
+def page_of(sidecar: Sidecar) -> Page:
+    with web(sidecar) as url:
         return Page(requests.get(url + "/metrics", timeout=10).text)
 
 
 @pytest.fixture(scope="module")
 def retracting(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """After the retract recording, SGLang having ended, as a recording does."""
-    watcher = watched_retractions(tmp_path_factory.mktemp("retract"))
-    watcher.start()
-    return page_of(watcher)
+    sidecar = watched_retractions(tmp_path_factory.mktemp("retract"))
+    sidecar.start()
+    return page_of(sidecar)
 
 
 def native(sglang: FakeSGLang, body: bytes = SERVING, **settings: object) -> Page:
     sglang.answers["/metrics"] = reply(body)
-    return page_of(Watcher(config(sglang_url=sglang.url, **settings)))
+    return page_of(Sidecar(config(sglang_url=sglang.url, **settings)))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -203,19 +203,19 @@ def test_ranks_are_a_label_only_where_the_server_has_dp_ranks(sglang: FakeSGLang
 
 
 def test_the_memory_left_is_told_for_every_dp_rank() -> None:
-    watcher = Watcher(config(sglang_url="http://127.0.0.1:9"))
-    watcher.state.facts.available_gb = {0: 5.5, 1: 4.5}
-    page = page_of(watcher)
+    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
+    sidecar.state.facts.available_gb = {0: 5.5, 1: 4.5}
+    page = page_of(sidecar)
     assert page.value("sglang_tuning_available_gpu_memory_bytes") == 4.5 * 2**30
-    watcher.state.rank(0, time.monotonic())
-    page = page_of(watcher)
+    sidecar.state.rank(0, time.monotonic())
+    page = page_of(sidecar)
     assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="1") == 4.5 * 2**30
     assert page.value("sglang_tuning_available_gpu_memory_bytes", dp_rank="0") == 5.5 * 2**30
 
 
 def test_counters_of_the_log_start_at_zero(tmp_path: Path) -> None:
     (tmp_path / "server.log").touch()
-    page = page_of(Watcher(config(log_file=(str(tmp_path / "server.log"),))))
+    page = page_of(Sidecar(config(log_file=(str(tmp_path / "server.log"),))))
     assert page.value("sglang_tuning_retraction_events_total") == 0
     assert page.value("sglang_tuning_retracted_requests_total") == 0
     assert page.value("sglang_tuning_out_of_memory_total", phase="decode") == 0
@@ -226,16 +226,16 @@ def test_counters_of_the_log_start_at_zero(tmp_path: Path) -> None:
 def test_the_age_of_an_event_is_there_once_it_has_happened(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
-    watcher = Watcher(config(log_file=(str(log),)))
-    watcher.start()
-    with web(watcher) as url:
+    sidecar = Sidecar(config(log_file=(str(log),)))
+    sidecar.start()
+    with web(sidecar) as url:
         before = Page(requests.get(url + "/metrics", timeout=10).text)
         with log.open("ab") as file:
             file.write(b"[2025-11-20 11:40:10] Decode out of memory. Try to lower your batch size.\n")
             file.write(
                 b"[2025-11-20 11:40:10] Received sigquit from a child process. It usually means the child failed.\n"
             )
-        wait_for(lambda: watcher.log is not None and watcher.log.last_line_at is not None)
+        wait_for(lambda: sidecar.log is not None and sidecar.log.last_line_at is not None)
         time.sleep(0.5)  # a failure without a witness waits for one
         after = Page(requests.get(url + "/metrics", timeout=10).text)
     for name, label in (("out_of_memory_age_seconds", "phase"), ("liveness_event_age_seconds", "event")):
@@ -247,12 +247,12 @@ def test_the_age_of_an_event_is_there_once_it_has_happened(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [r"\ud800", r"\x00", '"}\\n# TYPE up gauge\\nup 5\\n{x="', "ü" * 300])
 def test_a_hostile_model_name_costs_neither_the_page_nor_a_series(name: str, sglang: FakeSGLang) -> None:
-    watcher = Watcher(config(sglang_url=sglang.url, log_file=("/nonexistent/server.log",)))
+    sidecar = Sidecar(config(sglang_url=sglang.url, log_file=("/nonexistent/server.log",)))
     line = f"[2025-11-20 11:38:20] server_args={{'model_path': '{name}', 'tp_size': 8}}\n"
     for event in LogReader().feed(line.encode()):
-        watcher.state.observe(event, time.monotonic())
+        sidecar.state.observe(event, time.monotonic())
     sglang.stop()
-    page = page_of(watcher)
+    page = page_of(sidecar)
     assert page.value("sglang_tuning_server_arg", arg="tp_size") == 8
     assert len(page.labels("sglang_tuning_server_info")) == 1
     assert all(family.startswith(PREFIX) for family in page.families)
@@ -261,12 +261,12 @@ def test_a_hostile_model_name_costs_neither_the_page_nor_a_series(name: str, sgl
 def test_a_log_whose_name_is_not_utf8_does_not_cost_the_page(tmp_path: Path) -> None:
     odd = str(tmp_path) + "/\udcff.log"
     Path(odd).touch()
-    watcher = Watcher(config(log_file=(odd,)))
-    watcher.start()
+    sidecar = Sidecar(config(log_file=(odd,)))
+    sidecar.start()
     with Path(odd).open("ab") as log:
         log.write(RETRACTION)
-    wait_for(lambda: watcher.log is not None and watcher.log.last_line_at is not None)
-    with web(watcher) as url:
+    wait_for(lambda: sidecar.log is not None and sidecar.log.last_line_at is not None)
+    with web(sidecar) as url:
         page = Page(requests.get(url + "/metrics", timeout=10).text)
         assert requests.get(url + "/", timeout=10).status_code == 200
     assert [labels["file"][-9:] for labels in page.labels("sglang_tuning_log_up")] == [r"\udcff.log"[-9:]]
@@ -289,11 +289,11 @@ def test_promtool_finds_nothing_wrong_with_ours_and_can_read_all(passthrough: bo
 @pytest.mark.parametrize("serving", [SERVING, SERVING_WITH_DP_RANKS], ids=["one scheduler", "DP ranks"])
 def test_our_page_is_what_the_library_would_write(serving: bytes, sglang: FakeSGLang, tmp_path: Path) -> None:
     sglang.answers["/metrics"] = reply(serving)
-    watcher = watched_retractions(tmp_path, sglang_url=sglang.url)
-    watcher.scrape(5)
-    collected = list(registry(watcher).collect())  # seconds go by between two pages
+    sidecar = watched_retractions(tmp_path, sglang_url=sglang.url)
+    sidecar.scrape(5)
+    collected = list(registry(sidecar).collect())  # seconds go by between two pages
     assert text(collected) == generate_latest(_Given(collected)).decode()
-    assert own_page(registry(watcher)).count("# TYPE") == len(collected)
+    assert own_page(registry(sidecar)).count("# TYPE") == len(collected)
 
 
 @pytest.mark.parametrize("word", ['a"b', "a\\b", "ä", "", "x" * 300])

@@ -21,22 +21,22 @@ from sglang_tuning_exporter.serve.app import make_app
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 
 @pytest.fixture(scope="module")
-def watcher(tmp_path_factory: pytest.TempPathFactory) -> Watcher:
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Sidecar:
     return watched_retractions(tmp_path_factory.mktemp("watched"), sglang_url=None)
 
 
 @pytest.fixture(scope="module")
-def description(watcher: Watcher) -> dict[str, object]:
-    return make_app(watcher).openapi()
+def description(sidecar: Sidecar) -> dict[str, object]:
+    return make_app(sidecar).openapi()
 
 
 @pytest.fixture(scope="module")
-def address(watcher: Watcher) -> Iterator[str]:
-    with web(watcher) as address:
+def address(sidecar: Sidecar) -> Iterator[str]:
+    with web(sidecar) as address:
         yield address
 
 
@@ -89,8 +89,8 @@ def test_the_description_itself_is_not_served(address: str) -> None:
         assert requests.get(address + path, timeout=10).status_code == 404
 
 
-def test_an_exporter_that_is_not_ready_says_so_as_described(watcher: Watcher, address: str) -> None:
-    assert not watcher.running
+def test_an_exporter_that_is_not_ready_says_so_as_described(sidecar: Sidecar, address: str) -> None:
+    assert not sidecar.running
     answer = requests.get(address + "/-/ready", timeout=10)
     assert answer.status_code == 503
     assert answer.headers["Content-Type"].startswith("text/plain")

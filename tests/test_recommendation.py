@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from conftest import Page, config, watched_retractions, web
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.findings import Finding
@@ -115,9 +115,9 @@ def test_a_recommendation_keeps_its_time_for_as_long_as_its_words() -> None:
 
 
 def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) -> None:
-    watcher = watched_retractions(tmp_path)
+    sidecar = watched_retractions(tmp_path)
     begin = time.time()
-    with web(watcher) as url:
+    with web(sidecar) as url:
         page = Page(requests.get(url + "/metrics", timeout=10).text)
     labels = page.labels(NAME)
     assert {
@@ -141,5 +141,5 @@ def test_words_of_the_server_are_cut_and_do_not_cost_the_page(monkeypatch: pytes
     word = '"}\n\udcff' + "x" * 9000
     hostile = Recommendation("server_down", "--x", word, word, "set")
     monkeypatch.setattr("sglang_tuning_exporter.collect.sidecar.recommendations", lambda _: [hostile])
-    (labels,) = page_of(Watcher(config(sglang_url="http://127.0.0.1:9"))).labels(NAME)
+    (labels,) = page_of(Sidecar(config(sglang_url="http://127.0.0.1:9"))).labels(NAME)
     assert len(labels["current"]) < 600 > len(labels["suggested"])

@@ -1,6 +1,6 @@
 """Captures of situations on a real server: what the exporter says of each, from each of its sources, is the truth.
 
-The truth is in `closed_loop/situations.py`. The watcher itself runs, with its clock moved by hand (`closed_loop/rejudge.py`).
+The truth is in `closed_loop/situations.py`. The sidecar itself runs, with its clock moved by hand (`closed_loop/rejudge.py`).
 `OPEN` names what does not hold yet; who mends it takes its line out.
 """
 

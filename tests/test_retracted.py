@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from conftest import RETRACTION, SERVING, FakeSGLang, Page, config, reply, wait_for, web
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.events import Scrape
@@ -201,9 +201,9 @@ def test_a_log_that_is_missing_does_not_hide_what_the_server_counts(
 ) -> None:
     log = tmp_path / "server.log"
     sglang.answers["/metrics"] = reply(serving(100))
-    watcher = Watcher(config(sglang_url=sglang.url, log_file=(str(log),)))
-    watcher.start()
-    with web(watcher) as url:
+    sidecar = Sidecar(config(sglang_url=sglang.url, log_file=(str(log),)))
+    sidecar.start()
+    with web(sidecar) as url:
         first = page(url)
         sglang.answers["/metrics"] = reply(serving(110))
         second = page(url)
@@ -227,7 +227,7 @@ def test_a_log_that_is_missing_does_not_hide_what_the_server_counts(
 
 def test_without_a_log_the_servers_counter_is_shown_as_it_is(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = reply(serving(100))
-    with web(Watcher(config(sglang_url=sglang.url))) as url:
+    with web(Sidecar(config(sglang_url=sglang.url))) as url:
         page(url)
         sglang.answers["/metrics"] = reply(serving(110))
         assert page(url).value(REQUESTS) == 10
@@ -239,11 +239,11 @@ def test_at_level_warning_the_log_has_retractions_though_it_has_no_batch(
 ) -> None:
     log = tmp_path / "server.log"
     log.touch()
-    watcher = Watcher(config(sglang_url=sglang.url, log_file=(str(log),)))
-    watcher.state.facts.args["log_level"] = "warning"
-    monkeypatch.setattr(watcher, "_log_trouble", lambda _: "no batch line has come")
-    with watcher.view():
-        assert watcher.state.log_is_read
-    watcher.state.facts.args["log_level"] = "error"
-    with watcher.view():
-        assert not watcher.state.log_is_read
+    sidecar = Sidecar(config(sglang_url=sglang.url, log_file=(str(log),)))
+    sidecar.state.facts.args["log_level"] = "warning"
+    monkeypatch.setattr(sidecar, "_log_trouble", lambda _: "no batch line has come")
+    with sidecar.view():
+        assert sidecar.state.log_is_read
+    sidecar.state.facts.args["log_level"] = "error"
+    with sidecar.view():
+        assert not sidecar.state.log_is_read

@@ -29,17 +29,17 @@ TARGET = {"job", "instance"}
 
 def produced() -> dict[str, set[str]]:
     """Give every series that the exporter can have, with its labels; those of schedulers may have their rank's as well."""
-    watcher = Simulated(next(scenario for scenario in SCENARIOS if scenario.has_log))
-    with watcher.view() as now:
+    sidecar = Simulated(next(scenario for scenario in SCENARIOS if scenario.has_log))
+    with sidecar.view() as now:
         families = [
-            *sources(watcher),
-            *server(watcher, now),
-            *memory(watcher),
-            *schedulers(watcher, now),
-            *failures(watcher, now),
-            *findings(watcher, now),
-            *thresholds(watcher),
-            *agreement(watcher, now),
+            *sources(sidecar),
+            *server(sidecar, now),
+            *memory(sidecar),
+            *schedulers(sidecar, now),
+            *failures(sidecar, now),
+            *findings(sidecar, now),
+            *thresholds(sidecar),
+            *agreement(sidecar, now),
         ]
     labels: dict[str, set[str]] = {"up": set()}
     for family in families:

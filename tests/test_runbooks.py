@@ -15,7 +15,7 @@ import requests
 import yaml
 
 from conftest import config, watched_retractions, web
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
@@ -211,10 +211,10 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A watcher at the end of the retract recording, log followed."""
-    watcher = watched_retractions(tmp_path_factory.mktemp("retract"))
-    watcher.start()
-    with web(watcher) as url:
+    """A sidecar at the end of the retract recording, log followed."""
+    sidecar = watched_retractions(tmp_path_factory.mktemp("retract"))
+    sidecar.start()
+    with web(sidecar) as url:
         yield url
 
 
@@ -247,8 +247,8 @@ def test_commands_are_filled_in_for_this_server(address: str) -> None:
 
 
 def test_what_the_exporter_does_not_know_stays_a_placeholder(tmp_path: Path) -> None:
-    watcher = Watcher(config(log_file=(str(tmp_path / "*.log"),)))
-    with web(watcher) as url:
+    sidecar = Sidecar(config(log_file=(str(tmp_path / "*.log"),)))
+    with web(sidecar) as url:
         page = text_of(get(f"{url}/runbooks/SGLangServerDown").text)
     assert "tail -n 40 LOG" in page
     assert "SGLANG/metrics" in page
@@ -265,9 +265,9 @@ def test_a_hostile_host_is_not_filled_in(host: str, address: str) -> None:
 def test_a_log_with_a_hostile_name_is_one_word_and_no_markup(tmp_path: Path) -> None:
     path = tmp_path / "a;b <img src=x>`.log"
     path.touch()
-    watcher = Watcher(config(log_file=(str(path),)))
-    watcher.start()
-    with web(watcher) as url:
+    sidecar = Sidecar(config(log_file=(str(path),)))
+    sidecar.start()
+    with web(sidecar) as url:
         page = get(f"{url}/runbooks/SGLangServerDown").text
     assert f"tail -n 40 '{path}'" in html.unescape(page)
     assert "<img" not in page

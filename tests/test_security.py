@@ -21,7 +21,7 @@ from conftest import config as settings
 from doors import ask, basic, hashed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.serve.run import MOST_HEAD_BYTES
 from sglang_tuning_exporter.serve.security.guard import MOST_BODY_BYTES, SAFE_HEADERS
@@ -193,14 +193,14 @@ def test_a_redirect_to_another_server_does_not_take_the_key_there(sglang: FakeSG
 
 
 @pytest.fixture
-def watcher(tmp_path: Path) -> Watcher:
+def sidecar(tmp_path: Path) -> Sidecar:
     (tmp_path / "server.log").touch()
-    return Watcher(settings(log_file=(str(tmp_path / "server.log"),)))
+    return Sidecar(settings(log_file=(str(tmp_path / "server.log"),)))
 
 
 @pytest.fixture
-def address(watcher: Watcher) -> Iterator[str]:
-    with web(watcher) as address:
+def address(sidecar: Sidecar) -> Iterator[str]:
+    with web(sidecar) as address:
         yield address
 
 
@@ -241,16 +241,16 @@ def test_every_answer_carries_the_safe_headers_once(status: int, address: str) -
     assert not [line for line in lines if line.lower().startswith(("server:", "x-powered-by:", "access-control-"))]
 
 
-def test_an_error_of_our_own_carries_them_too_and_says_nothing_of_itself(watcher: Watcher, address: str) -> None:
-    watcher.judge = None  # type: ignore[assignment, method-assign]  # the page asks it, and fails
+def test_an_error_of_our_own_carries_them_too_and_says_nothing_of_itself(sidecar: Sidecar, address: str) -> None:
+    sidecar.judge = None  # type: ignore[assignment, method-assign]  # the page asks it, and fails
     answer = requests.get(address + "/", timeout=5)
     assert (answer.status_code, answer.text) == (500, "Internal Server Error")
     assert {name: answer.headers.get(name) for name in SAFE_HEADERS} == dict(SAFE_HEADERS)
 
 
 def test_too_many_requests_at_once_are_turned_away_with_them() -> None:
-    watcher = Watcher(settings(sglang_url="http://127.0.0.1:9"))
-    with web(watcher, limit_concurrency=1) as address:
+    sidecar = Sidecar(settings(sglang_url="http://127.0.0.1:9"))
+    with web(sidecar, limit_concurrency=1) as address:
         refused = exchange(address, asking("/-/healthy")).decode()
     assert refused.startswith("HTTP/1.1 503 ")
     assert all(f"{name.lower()}: {value}" in refused for name, value in SAFE_HEADERS.items())

@@ -505,7 +505,7 @@ class TestHealthChecksOfItsOwn:
 
     @staticmethod
     def waits(server: Server, seconds: float, *, answered: bool | None) -> int:
-        """Let time pass, and checks be made as the watcher makes them; gives how many there were."""
+        """Let time pass, and checks be made as the sidecar makes them; gives how many there were."""
         asked, last = 0, -100.0
         for _ in range(int(seconds / STEP)):
             server.tick()

@@ -9,8 +9,8 @@ import pytest
 
 from conftest import DECODE, SERVING, config
 from sglang_tuning_exporter.collect.scrape import Outcome, Reason, ScrapeError
-from sglang_tuning_exporter.collect.sidecar import Watcher
-from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.serve.pages.page import render
 
 START = "[2025-11-20 11:38:20] server_args=ServerArgs(model_path='tiny', schedule_conservativeness=1.0)\n"
@@ -27,14 +27,14 @@ class Beside:
         if log is not None:
             self.path.write_text(log)
         files = () if log is None else (str(self.path),)
-        self.watcher = Watcher(config(sglang_url="http://127.0.0.1:9", log_file=files))
-        if self.watcher.log is not None:
-            self.watcher.log._clock = lambda: self.now
+        self.sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9", log_file=files))
+        if self.sidecar.log is not None:
+            self.sidecar.log._clock = lambda: self.now
         self.read()
 
     def read(self) -> None:
-        if self.watcher.log is not None:
-            self.watcher._read_log(self.watcher.log)
+        if self.sidecar.log is not None:
+            self.sidecar._read_log(self.sidecar.log)
 
     def prints(self, text: str) -> None:
         with self.path.open("a") as file:
@@ -42,21 +42,21 @@ class Beside:
         self.read()
 
     def fails(self, reason: Reason = "connection_refused", *, serves: bool = False) -> None:
-        self.watcher._take(Outcome(None, ScrapeError(reason, "as it is", serves=serves), 0.1))
+        self.sidecar._take(Outcome(None, ScrapeError(reason, "as it is", serves=serves), 0.1))
 
     def answers(self) -> None:
-        self.watcher._take(Outcome(SERVING.decode(), None, 0.1))
+        self.sidecar._take(Outcome(SERVING.decode(), None, 0.1))
 
     def verdict(self, *, after: float = 0.0, reason: Reason = "connection_refused") -> str:
         """Give the verdict after so many seconds in which every scrape failed."""
         for _ in range(int(after / 15.0)):
             self.now += 15.0
             self.fails(reason)
-        with self.watcher.view() as now:
-            return self.watcher.judge(now).verdict
+        with self.sidecar.view() as now:
+            return self.sidecar.judge(now).verdict
 
     def reason(self) -> str:
-        return self.watcher.health.reason
+        return self.sidecar.health.reason
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_then_the_reason_is_told_to_prometheus(alone: Beside) -> None:
     alone.verdict(after=930.0)
     told = {
         sample.labels.get("reason")
-        for family in WatcherCollector(alone.watcher).collect()
+        for family in SidecarCollector(alone.sidecar).collect()
         for sample in family.samples
         if sample.name == "sglang_tuning_scrape_error_info"
     }
@@ -160,8 +160,8 @@ def test_a_server_that_takes_connections_and_does_not_answer_hangs_at_its_tokeni
     alone.answers()
     alone.now += 15.0
     alone.fails("timeout")
-    with alone.watcher.view() as now:
-        judgement = alone.watcher.judge(now)
+    with alone.sidecar.view() as now:
+        judgement = alone.sidecar.judge(now)
     assert judgement.past.stage == "tokenizer"
     assert judgement.findings[0].sentence == (
         "it takes connections and does not answer (as it is): its HTTP server or its tokenizer hangs"
@@ -205,7 +205,7 @@ def test_another_way_to_fail_does_not_begin_the_time_anew(alone: Beside) -> None
 @pytest.mark.parametrize("release", ["0.3.6", "0.4.6.post5"])
 def test_an_empty_page_is_no_outage_up_to_0_4(alone: Beside, release: str) -> None:
     """There, a server without a request so far has an empty page, for days."""
-    alone.watcher.state.facts.apply_info(release, {}, None)
+    alone.sidecar.state.facts.apply_info(release, {}, None)
     for _ in range(200):
         alone.now += 15.0
         alone.fails("not_ready", serves=True)
@@ -216,7 +216,7 @@ def test_an_empty_page_is_no_outage_up_to_0_4(alone: Beside, release: str) -> No
 def test_an_empty_page_is_excused_for_as_long_as_a_start_on_every_other_server(
     alone: Beside, release: str | None
 ) -> None:
-    alone.watcher.state.facts.apply_info(release, {}, None)
+    alone.sidecar.state.facts.apply_info(release, {}, None)
     for _ in range(118):
         alone.now += 15.0
         alone.fails("not_ready", serves=True)
@@ -266,7 +266,7 @@ class TestA404:
     def test_a_server_that_answers_otherwise_has_no_metrics_for_as_long_as_it_does(self, alone: Beside) -> None:
         alone.answers()
         alone.fails("metrics_disabled")
-        outage = alone.watcher._outage
+        outage = alone.sidecar._outage
         outage.asked(answered=True)
         alone.fails("metrics_disabled")
         assert alone.reason() == "metrics_disabled"
@@ -276,15 +276,15 @@ class TestA404:
 
     def test_one_that_never_answered_otherwise_stays_one_without_metrics(self, alone: Beside) -> None:
         alone.fails("metrics_disabled")
-        alone.watcher._outage.asked(answered=False)
+        alone.sidecar._outage.asked(answered=False)
         alone.fails("metrics_disabled")
         assert alone.reason() == "metrics_disabled"
 
 
 def test_the_page_and_the_metrics_say_that_it_is_starting(alone: Beside) -> None:
     alone.fails()
-    assert "SGLang is starting." in render(alone.watcher)
-    (family,) = (f for f in WatcherCollector(alone.watcher).collect() if f.name == "sglang_tuning_verdict")
+    assert "SGLang is starting." in render(alone.sidecar)
+    (family,) = (f for f in SidecarCollector(alone.sidecar).collect() if f.name == "sglang_tuning_verdict")
     assert [sample.labels for sample in family.samples] == [{"verdict": "starting", "severity": "none"}]
 
 
@@ -293,8 +293,8 @@ class TestASilentLog:
 
     @staticmethod
     def found(beside: Beside) -> list[str]:
-        with beside.watcher.view() as now:
-            return [f.sentence for f in beside.watcher.judge(now).findings if f.diagnosis.id == "log_silent"]
+        with beside.sidecar.view() as now:
+            return [f.sentence for f in beside.sidecar.judge(now).findings if f.diagnosis.id == "log_silent"]
 
     @staticmethod
     def serves(beside: Beside, seconds: float) -> None:
@@ -302,7 +302,7 @@ class TestASilentLog:
         while beside.now < begin + seconds:
             beside.now += 15.0
             page = SERVING.decode() + f'\nsglang:num_requests_total{{n="mine"}} {beside.now}\n'
-            beside.watcher._take(Outcome(page, None, 0.1))
+            beside.sidecar._take(Outcome(page, None, 0.1))
 
     def test_a_log_that_died_under_load_is_found(self, beside: Beside) -> None:
         beside.prints(DECODE.decode())
@@ -310,7 +310,7 @@ class TestASilentLog:
         assert self.found(beside) == ["no batch line has come from the log for 10 minutes, and tokens were generated"]
 
     def test_the_level_of_the_log_is_named_where_it_is_why(self, beside: Beside) -> None:
-        beside.watcher.state.facts.args["log_level"] = "warning"
+        beside.sidecar.state.facts.args["log_level"] = "warning"
         self.serves(beside, 600.0)
         assert self.found(beside)[0].endswith("; the server runs with --log-level warning")
 
@@ -330,5 +330,5 @@ class TestASilentLog:
 
     def test_without_metrics_nobody_can_tell(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         beside = Beside(tmp_path, monkeypatch, log=DECODE.decode())
-        beside.watcher._scraper = None
-        assert beside.watcher.log_silent_seconds is None
+        beside.sidecar._scraper = None
+        assert beside.sidecar.log_silent_seconds is None

@@ -11,11 +11,11 @@ from prometheus_client.exposition import generate_latest
 
 from conftest import config
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.diagnosis.variants import BY_CHANGE, BY_NAME
 from sglang_tuning_exporter.serve import api as findings
-from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.serve.pages import page
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES
@@ -37,17 +37,17 @@ LIVES = (
 SAYS = {"held_back": "below 0.77", "at_limit": "0.77 or more", "reserve_below": "4.2", "reserve_above": "4.25 to 8 GB", "graph_memory": "0.85 GB"}  # fmt: skip
 
 
-def watched(life: Life) -> Watcher:
+def watched(life: Life) -> Sidecar:
     """An exporter that has just seen ten minutes of it."""
-    watcher = Watcher(config(log_file=("server.log",), threshold=OWN))
+    sidecar = Sidecar(config(log_file=("server.log",), threshold=OWN))
     begin = time.monotonic() - 900.0
-    state, reader = ServerState(watcher.profile, begin), LogReader()
+    state, reader = ServerState(sidecar.profile, begin), LogReader()
     for at, line in life.lines():
         if at <= 900.0:
             for event in reader.feed(line.encode()):
                 state.observe(event, begin + at)
-    watcher.state = state
-    return watcher
+    sidecar.state = state
+    return sidecar
 
 
 def reported(life: Life, directory: Path, form: str) -> str:
@@ -60,11 +60,11 @@ def reported(life: Life, directory: Path, form: str) -> str:
 
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
 def test_no_sentence_has_the_default(life: Life, tmp_path: Path) -> None:
-    watcher = watched(life)
+    sidecar = watched(life)
     told = {
-        "page": page.render(watcher),
-        "json": findings.render(watcher).decode(),
-        "series": generate_latest(WatcherCollector(watcher)).decode(),
+        "page": page.render(sidecar),
+        "json": findings.render(sidecar).decode(),
+        "series": generate_latest(SidecarCollector(sidecar)).decode(),
         **{form: reported(life, tmp_path, form) for form in ("text", "json", "html")},
     }
     for where, text in told.items():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_retractions, web
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.evidence import Evidence
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.serve.pages.figures import span
@@ -33,11 +33,11 @@ FOUND = BY_ID["retracting_too_often"].summary
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A watcher at the end of the retract recording, log read, SGLang gone."""
-    watcher = watched_retractions(tmp_path_factory.mktemp("retract"))
-    watcher.start()
-    watcher.scrape(5)
-    with web(watcher) as url:
+    """A sidecar at the end of the retract recording, log read, SGLang gone."""
+    sidecar = watched_retractions(tmp_path_factory.mktemp("retract"))
+    sidecar.start()
+    sidecar.scrape(5)
+    with web(sidecar) as url:
         yield url
 
 
@@ -47,8 +47,8 @@ def text_of(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-def page_of(watcher: Watcher) -> str:
-    with web(watcher) as url:
+def page_of(sidecar: Sidecar) -> str:
+    with web(sidecar) as url:
         answer = requests.get(url + "/", timeout=10)
     assert answer.status_code == 200
     return answer.text
@@ -83,7 +83,7 @@ def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> None:
-    seen = text_of(page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),)))))
+    seen = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
     assert headline("not_enough_data") in seen
     assert "not told" in seen
 
@@ -91,15 +91,15 @@ def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> N
 def test_the_page_does_not_wait_for_a_server_that_hangs(sglang: FakeSGLang) -> None:
     sglang.answers["/metrics"] = hang
     begin = time.monotonic()
-    assert "not scraped yet" in text_of(page_of(Watcher(config(sglang_url=sglang.url, scrape_timeout=60.0))))
+    assert "not scraped yet" in text_of(page_of(Sidecar(config(sglang_url=sglang.url, scrape_timeout=60.0))))
     assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}"])
 def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
-    watcher = watched_retractions(tmp_path)
-    watcher.state.facts.model_name = name
-    page = page_of(watcher)
+    sidecar = watched_retractions(tmp_path)
+    sidecar.state.facts.model_name = name
+    page = page_of(sidecar)
     assert name in text_of(page).replace("  ", " ") or html.escape(name) in page
     assert "<script" not in page
     assert "<img" not in page
@@ -192,11 +192,11 @@ def test_metrics_are_in_the_text_format(address: str) -> None:
 
 
 def test_it_is_ready_only_while_it_watches(tmp_path: Path) -> None:
-    watcher = Watcher(config(log_file=(str(tmp_path / "x"),)))
-    with web(watcher) as url:
+    sidecar = Sidecar(config(log_file=(str(tmp_path / "x"),)))
+    with web(sidecar) as url:
         assert requests.get(url + "/-/ready", timeout=10).status_code == 503
         assert requests.get(url + "/-/healthy", timeout=10).status_code == 200
-        watcher.start()
+        sidecar.start()
         assert requests.get(url + "/-/ready", timeout=10).status_code == 200
 
 
@@ -247,32 +247,32 @@ def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
 
 
 def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
-    page = text_of(page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),)))))
+    page = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
     assert "It takes 20 s under load to judge it; 0 s in the last 10 minutes so far." in page
 
 
 def test_a_figure_that_is_not_told_is_not_judged(tmp_path: Path) -> None:
-    page = page_of(Watcher(config(log_file=(str(tmp_path / "none.log"),))))
+    page = page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),))))
     figures = re.findall(r'<div( class="\w+")?><dt>([^<]+)</dt><dd class="value">([^<]*)</dd>', page)
     assert len(figures) == 7
     assert {(judged, value) for judged, _, value in figures} == {("", "not told")}
 
 
 def test_a_pool_with_room_is_not_called_good_while_requests_wait(tmp_path: Path) -> None:
-    watcher = watched_retractions(tmp_path)
+    sidecar = watched_retractions(tmp_path)
     shown = []
     for queued, usage in ((0, 0.2), (5, 0.95), (5, 0.2)):
         line = DecodeBatch(None, Rank(), 2, queued, 1000, usage, graph_device="cpu")
-        watcher.state.observe(line, time.monotonic())
-        shown += re.findall(r'<div(?: class="(\w+)")?><dt>Token usage</dt><dd class="value">([^<]*)<', page_of(watcher))
+        sidecar.state.observe(line, time.monotonic())
+        shown += re.findall(r'<div(?: class="(\w+)")?><dt>Token usage</dt><dd class="value">([^<]*)<', page_of(sidecar))
     assert shown[:2] == [("good", "0.20"), ("good", "0.95")]
     assert shown[2] in {("", "0.20"), ("bad", "0.20")}  # the server recovers, or holds back
 
 
 def test_each_data_parallel_rank_has_its_line_and_one_scheduler_has_none(tmp_path: Path) -> None:
-    watcher = Watcher(config(sglang_url="http://127.0.0.1:9"))
-    watcher.state.observe_scrape(facts.read(SERVING_WITH_DP_RANKS.decode()), time.monotonic())
-    rows = re.findall(r'<th scope="row">(DP\d)</th>', page_of(watcher))
+    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
+    sidecar.state.observe_scrape(facts.read(SERVING_WITH_DP_RANKS.decode()), time.monotonic())
+    rows = re.findall(r'<th scope="row">(DP\d)</th>', page_of(sidecar))
     assert rows == ["DP0", "DP1"]
     assert "data-parallel" not in page_of(watched_retractions(tmp_path))
 

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from conftest import config, watched_retractions, web
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,8 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "report.schema.json").
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The exporter after the retract recording, whose server has ended."""
-    watcher = watched_retractions(tmp_path_factory.mktemp("findings"))
-    with web(watcher) as url:
+    sidecar = watched_retractions(tmp_path_factory.mktemp("findings"))
+    with web(sidecar) as url:
         yield url
 
 
@@ -80,13 +80,13 @@ def test_a_finding_keeps_the_moment_it_was_first_seen(address: str) -> None:
 
 def test_an_exporter_that_has_seen_nothing_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
-    watcher = Watcher(config(log_file=(str(tmp_path / "empty.log"),)))
-    watcher.start()
+    sidecar = Sidecar(config(log_file=(str(tmp_path / "empty.log"),)))
+    sidecar.start()
     try:
-        with web(watcher) as url:
+        with web(sidecar) as url:
             document = findings(url)
     finally:
-        watcher.stop()
+        sidecar.stop()
     assert (document["verdict"], document["findings"], document["command"]) == ("not_enough_data", [], None)
     assert document["server"] == {"version": None, "args": {}}
 

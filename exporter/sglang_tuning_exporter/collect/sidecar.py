@@ -99,7 +99,7 @@ class Inquiry:
             self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
 
 
-class Watcher:
+class Sidecar:
     """Two threads (log, self-scrape) and a lock around one `ServerState`.
 
     `stdin` replaces the process's own for `-`. After `self_scrape_seconds` without anybody's scrape it scrapes itself.

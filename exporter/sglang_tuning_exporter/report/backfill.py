@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from prometheus_client.core import GaugeMetricFamily
 
-from sglang_tuning_exporter.collect.sidecar import ScrapeHealth, Watcher
+from sglang_tuning_exporter.collect.sidecar import ScrapeHealth, Sidecar
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
@@ -27,7 +27,7 @@ from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.serve.metrics import WatcherCollector
+from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.prefix import day_seconds
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -79,7 +79,7 @@ class Night:
         self.analysis = Analysis(profile)
         self.clock = AlarmClock(profile)
         self._logs, self._shift = logs, shift
-        self._collector = WatcherCollector(cast("Watcher", self))  # it asks for no more than there is here
+        self._collector = SidecarCollector(cast("Sidecar", self))  # it asks for no more than there is here
         self.config = Config(
             sglang_url=None,
             log_file=tuple(logs.names),

@@ -22,22 +22,22 @@ from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.history import added_up
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 
-def render(watcher: Watcher) -> bytes:
+def render(sidecar: Sidecar) -> bytes:
     """Write the document; every key is there, `null` where the server does not tell."""
-    return (json.dumps(cleaned(document(watcher)), indent=2, allow_nan=False) + "\n").encode(
+    return (json.dumps(cleaned(document(sidecar)), indent=2, allow_nan=False) + "\n").encode(
         "utf-8", "backslashreplace"
     )
 
 
-def document(watcher: Watcher) -> Document:
+def document(sidecar: Sidecar) -> Document:
     """Give the document of this moment. The span is the window that the findings look back over."""
-    with watcher.view() as now:
-        judgement = watcher.judge(now)
+    with sidecar.view() as now:
+        judgement = sidecar.judge(now)
         past = judgement.past
-        state, clock = watcher.state, time.time()
+        state, clock = sidecar.state, time.time()
         totals, ranks = state.totals(), state.schedulers
         usages = [rank.usage for rank in ranks if rank.usage is not None]
         return {
@@ -51,10 +51,10 @@ def document(watcher: Watcher) -> Document:
             },
             "server": {"version": state.facts.version, "args": plain(state.facts.args)},
             "counts": {
-                "lines": None if watcher.log is None else sum(watcher.log.lines.values()),
+                "lines": None if sidecar.log is None else sum(sidecar.log.lines.values()),
                 "retraction_events": int(totals.counts["retraction_events"]),
                 "retracted_requests": int(
-                    totals.counts["native_retracted_requests" if watcher.log is None else "retracted_requests"]
+                    totals.counts["native_retracted_requests" if sidecar.log is None else "retracted_requests"]
                 ),
                 "out_of_memory": {phase: state.out_of_memory.get(phase, 0) for phase in OUT_OF_MEMORY_PHASES},
                 "server_starts": state.starts,
@@ -74,8 +74,8 @@ def document(watcher: Watcher) -> Document:
             "findings": [
                 finding_document(
                     finding,
-                    watcher.found_since[finding.diagnosis.id],
-                    max(watcher.found_since[finding.diagnosis.id], watcher.unix(now - (finding.ago or 0.0))),
+                    sidecar.found_since[finding.diagnosis.id],
+                    max(sidecar.found_since[finding.diagnosis.id], sidecar.unix(now - (finding.ago or 0.0))),
                 )
                 for finding in judgement.findings
             ],

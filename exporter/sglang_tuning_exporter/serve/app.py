@@ -1,4 +1,4 @@
-"""The FastAPI application over a `Watcher`. Reads only: GET and HEAD, no parameter reaches a file or a socket."""
+"""The FastAPI application over a `Sidecar`. Reads only: GET and HEAD, no parameter reaches a file or a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_tuning_exporter.serve.security.guard import Guard
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.serve.security.active_config import Door
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,31 +41,31 @@ def patience(announced: str | None, most: float) -> float:
     return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
 
 
-def exposition(watcher: Watcher, families: CollectorRegistry, timeout: float) -> bytes:
+def exposition(sidecar: Sidecar, families: CollectorRegistry, timeout: float) -> bytes:
     """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
-    native = watcher.scrape(timeout)
+    native = sidecar.scrape(timeout)
     return (own_page(families) + native).encode()
 
 
-def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
+def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
     """Make the application; with a `door`, for those alone whom it lets in.
 
     What waits for a scrape or for the state is a plain function and holds a thread; health is told by the loop itself.
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
-    families = registry(watcher)
+    families = registry(sidecar)
     if door is not None:
         families.register(door)
     app.add_middleware(Guard, door=door)
 
     @reading(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
-        timeout = patience(request.headers.get(TIMEOUT_HEADER), watcher.config.scrape_timeout)
-        return Response(exposition(watcher, families, timeout), media_type=TEXT_FORMAT)
+        timeout = patience(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
+        return Response(exposition(sidecar, families, timeout), media_type=TEXT_FORMAT)
 
     @reading(app, "/api/v1/findings")
     def findings() -> Response:
-        return Response(render_findings(watcher), media_type="application/json")
+        return Response(render_findings(sidecar), media_type="application/json")
 
     @reading(app, "/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> Response:
@@ -74,15 +74,15 @@ def make_app(watcher: Watcher, door: Door | None = None) -> FastAPI:
 
     @reading(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
     async def ready() -> Response:
-        if watcher.running:
+        if sidecar.running:
             return PlainTextResponse("sglang-tuning-exporter is ready.\n")
         return PlainTextResponse("sglang-tuning-exporter is starting or ending.\n", status_code=503)
 
-    app.include_router(_pages(watcher))
+    app.include_router(_pages(sidecar))
     return app
 
 
-def _pages(watcher: Watcher) -> APIRouter:
+def _pages(sidecar: Sidecar) -> APIRouter:
     """Make the routes that people read.
 
     What writes them is loaded with the first reader: templates and Markdown take 5 MB, and most sidecars are only scraped.
@@ -96,7 +96,7 @@ def _pages(watcher: Watcher) -> APIRouter:
     def page(request: Request) -> Response:
         from sglang_tuning_exporter.serve.pages.page import render  # noqa: PLC0415
 
-        return _html(render(watcher, still="still" in request.query_params))
+        return _html(render(sidecar, still="still" in request.query_params))
 
     @reading(routes, "/runbooks", status_code=307, response_class=RedirectResponse)
     async def folder() -> Response:
@@ -118,7 +118,7 @@ def _pages(watcher: Watcher) -> APIRouter:
     def runbook(request: Request) -> Response:
         from sglang_tuning_exporter.serve.pages.runbooks import render  # noqa: PLC0415
 
-        text = render(watcher, str(request.path_params["alert"]), request.headers.get("Host", ""))
+        text = render(sidecar, str(request.path_params["alert"]), request.headers.get("Host", ""))
         if text is None:
             raise HTTPException(404)
         return _html(text)

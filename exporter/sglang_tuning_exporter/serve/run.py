@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio._backends._asyncio  # noqa: F401 - loaded at the first request otherwise, when there may be no file descriptor left
 import uvicorn
 
-from sglang_tuning_exporter.collect.sidecar import Watcher
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.serve import allocator
 from sglang_tuning_exporter.serve.app import make_app
@@ -84,9 +84,9 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
 class _Server(wire.Server):
     """Wakes up once a second, for the Date header; uvicorn's own does ten times as often to see whether it should end."""
 
-    def __init__(self, config: uvicorn.Config, watcher: Watcher, door: Door | None) -> None:
+    def __init__(self, config: uvicorn.Config, sidecar: Sidecar, door: Door | None) -> None:
         super().__init__(config, door)
-        self._watcher = watcher
+        self._sidecar = sidecar
         self._wake: Callable[[], object] = lambda: None
         self._troubled_at = -math.inf
         self._hang_up: Callable[[], None] | None = None
@@ -136,7 +136,7 @@ class _Server(wire.Server):
         self._wake()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._watcher.stop()  # first, so that no request waits for a scrape any more
+        self._sidecar.stop()  # first, so that no request waits for a scrape any more
         await super().shutdown(sockets)
 
 
@@ -161,12 +161,12 @@ def serve(config: Config) -> int:
     door = _door(config)
     listener = bind(config.listen_address)
     allocator.give_back()
-    watcher = Watcher(config)
-    server = _Server(uvicorn_config(make_app(watcher, door), door), watcher, door)
+    sidecar = Sidecar(config)
+    server = _Server(uvicorn_config(make_app(sidecar, door), door), sidecar, door)
     # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
     # we end in order.
     signal.signal(signal.SIGTERM, server.end)
-    watcher.start()
+    sidecar.start()
     host, port = listener.getsockname()[:2]
     sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))
     scheme = "https" if door is not None and door.is_tls else "http"
@@ -176,6 +176,6 @@ def serve(config: Config) -> int:
     except KeyboardInterrupt:
         pass
     finally:
-        watcher.stop()
+        sidecar.stop()
         listener.close()
     return 0

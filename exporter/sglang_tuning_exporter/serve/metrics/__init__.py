@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 
 # Counters that no line of the log moves.
@@ -34,30 +34,30 @@ OF_METRICS = frozenset(
 )
 
 
-class WatcherCollector(Collector):
+class SidecarCollector(Collector):
     """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards.
 
     While the log's past is being read its counters are left out: Prometheus would take their way up for events of now.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
 
     def collect(self) -> Iterator[Metric]:
         """All families at one moment. A thing that this server cannot tell is absent."""
-        watcher = self._watcher
-        with watcher.view() as now:
+        sidecar = self._sidecar
+        with sidecar.view() as now:
             families = [
-                *sources(watcher),
-                *server(watcher, now),
-                *memory(watcher),
-                *schedulers(watcher, now),
-                *failures(watcher, now),
-                *findings(watcher, now),
-                *thresholds(watcher),
-                *agreement(watcher, now),
+                *sources(sidecar),
+                *server(sidecar, now),
+                *memory(sidecar),
+                *schedulers(sidecar, now),
+                *failures(sidecar, now),
+                *findings(sidecar, now),
+                *thresholds(sidecar),
+                *agreement(sidecar, now),
             ]
-            if watcher.log is not None and watcher.log.reads_the_past:
+            if sidecar.log is not None and sidecar.log.reads_the_past:
                 families = [each for each in families if each.type != "counter" or each.name in OF_METRICS]
         return (family for family in families if family.samples)
 
@@ -67,8 +67,8 @@ def page(families: CollectorRegistry) -> str:
     return text(families.collect())
 
 
-def registry(watcher: Watcher) -> CollectorRegistry:
+def registry(sidecar: Sidecar) -> CollectorRegistry:
     """Make a registry of its own with nothing but our families (no process or platform metrics)."""
     own = CollectorRegistry(auto_describe=False)
-    own.register(WatcherCollector(watcher))
+    own.register(SidecarCollector(sidecar))
     return own

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 
-def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
+def findings(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     """Tell the verdict, and everything that it rests on."""
-    judgement = watcher.judge(now)
+    judgement = sidecar.judge(now)
     verdict = gauge(
         "verdict", "1 for what limits the server now: a diagnosis, or why there is none.", "verdict", "severity"
     )
@@ -72,7 +72,7 @@ def findings(watcher: Watcher, now: float) -> Iterable[Metric]:
         "suggested",
         "direction",
     )
-    for words_of, at in watcher.recommended_since.items():
+    for words_of, at in sidecar.recommended_since.items():
         recommended.add_metric([brief(word) for word in words_of], at)
     yield recommended
     yield active

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 JUDGED: tuple[Latency, ...] = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
 
 
-def server(watcher: Watcher, now: float) -> Iterable[Metric]:
+def server(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     """What runs, and what happened to it."""
-    state, facts = watcher.state, watcher.state.facts
+    state, facts = sidecar.state, sidecar.state.facts
     yield info(
         "server",
         "What runs: release, model and engine as told by the server (empty: not told), and the profile in force.",
@@ -29,7 +29,7 @@ def server(watcher: Watcher, now: float) -> Iterable[Metric]:
             "version": brief(facts.version),
             "model_name": brief(facts.model_name),
             "engine_type": brief(facts.engine_type),
-            "profile": watcher.profile.name,
+            "profile": sidecar.profile.name,
         },
     )
     args = gauge(
@@ -41,12 +41,12 @@ def server(watcher: Watcher, now: float) -> Iterable[Metric]:
     starts = counter("server_starts", "Starts of the server seen by this exporter.")
     starts.add_metric([], state.starts)
     yield starts
-    yield from _counts(watcher, now)
+    yield from _counts(sidecar, now)
 
 
-def memory(watcher: Watcher) -> Iterable[Metric]:
+def memory(sidecar: Sidecar) -> Iterable[Metric]:
     """Where the GPU's memory went, as told at the start."""
-    state, facts = watcher.state, watcher.state.facts
+    state, facts = sidecar.state, sidecar.state.facts
     reserve = gauge(
         "available_gpu_memory_bytes",
         "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server.",
@@ -90,8 +90,8 @@ def memory(watcher: Watcher) -> Iterable[Metric]:
     yield off
 
 
-def _counts(watcher: Watcher, now: float) -> Iterable[Metric]:
-    state = watcher.state
+def _counts(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+    state = sidecar.state
     for name, words in (
         ("aborted_requests", "Requests that their clients gave up, as the server counts them."),
         ("started_requests", "Requests, streamed or not, that got their first token, as the server counts them."),
@@ -105,13 +105,13 @@ def _counts(watcher: Watcher, now: float) -> Iterable[Metric]:
         "rejected_requests", "Requests answered with 503, from the access log, where a rejected stream is a 200."
     )
     liveness = counter("liveness_events", "What the log told of life and death.", "event")
-    if watcher.config.log_file:
+    if sidecar.config.log_file:
         rejected.add_metric([], state.server_totals.counts["rejected_requests"])
         for event in get_args(LivenessKind):
             liveness.add_metric([event], state.liveness[event])
     yield rejected
     yield liveness
-    yield _ages(watcher, now, "liveness_event_age_seconds", "Seconds since the log last told of this event.", "event")
+    yield _ages(sidecar, now, "liveness_event_age_seconds", "Seconds since the log last told of this event.", "event")
     observed = counter("latency_observations", "Latencies that the server observed since the exporter came.", "latency")
     missed = counter(
         "latency_breaches",
@@ -128,29 +128,29 @@ def _counts(watcher: Watcher, now: float) -> Iterable[Metric]:
     yield missed
 
 
-def failures(watcher: Watcher, now: float) -> Iterable[Metric]:
+def failures(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     """Out-of-memory failures by phase, where a log tells them."""
     family = counter(
         "out_of_memory",
         "Fatal out-of-memory failures in the log, by phase. A recoverable retraction is none.",
         "phase",
     )
-    if watcher.config.log_file:
+    if sidecar.config.log_file:
         for phase in OUT_OF_MEMORY_PHASES:
-            family.add_metric([phase], watcher.state.out_of_memory[phase])
+            family.add_metric([phase], sidecar.state.out_of_memory[phase])
     yield family
     yield _ages(
-        watcher, now, "out_of_memory_age_seconds", "Seconds since the last out-of-memory failure in the log.", "phase"
+        sidecar, now, "out_of_memory_age_seconds", "Seconds since the last out-of-memory failure in the log.", "phase"
     )
 
 
-def _ages(watcher: Watcher, now: float, name: str, words: str, label: str) -> Metric:
+def _ages(sidecar: Sidecar, now: float, name: str, words: str, label: str) -> Metric:
     """How long ago each event that was counted last happened; absent for one that never did.
 
     A counter that is first seen above 0 cannot say whether its events are fresh.
     """
-    family, state = gauge(name, words, label), watcher.state
-    if watcher.config.log_file:
+    family, state = gauge(name, words, label), sidecar.state
+    if sidecar.config.log_file:
         for event in OUT_OF_MEMORY_PHASES if label == "phase" else get_args(LivenessKind):
             age = state.age(event, now)
             if age is not None:
@@ -158,9 +158,9 @@ def _ages(watcher: Watcher, now: float, name: str, words: str, label: str) -> Me
     return family
 
 
-def thresholds(watcher: Watcher) -> Iterable[Metric]:
+def thresholds(sidecar: Sidecar) -> Iterable[Metric]:
     """What the profile in force calls healthy, for panels and rules."""
-    profile = watcher.profile.for_edition(first=watcher.state.facts.is_first_edition)
+    profile = sidecar.profile.for_edition(first=sidecar.state.facts.is_first_edition)
     family = gauge("threshold", "What the profile in force calls healthy.", "signal", "bound")
     for signal, bound, value in profile.bounds:
         family.add_metric([signal, bound], value)

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
 SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
-def sources(watcher: Watcher) -> Iterable[Metric]:
+def sources(sidecar: Sidecar) -> Iterable[Metric]:
     """Tell where the figures come from, and how well."""
-    health, config = watcher.health, watcher.config
+    health, config = sidecar.health, sidecar.config
     yield info("build", "The version of this exporter.", {"version": __version__})
     words = {True: "yes", False: "no"}
     yield info(
@@ -52,13 +52,13 @@ def sources(watcher: Watcher) -> Iterable[Metric]:
         "what",
     )
     for what in CAPPED:
-        capped.add_metric([what], watcher.state.capped[what])
+        capped.add_metric([what], sidecar.state.capped[what])
     yield capped
-    yield from _log(watcher)
+    yield from _log(sidecar)
 
 
-def _log(watcher: Watcher) -> Iterable[Metric]:
-    log = watcher.log
+def _log(sidecar: Sidecar) -> Iterable[Metric]:
+    log = sidecar.log
     if log is None:
         return
     file_up = gauge("log_up", "Whether this log file is being followed.", "file")
@@ -91,8 +91,8 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
         "log_silent_seconds",
         "How long after the last batch line of the log the server was still seen at work by its metrics, in seconds; 0 while lines come.",
     )
-    if watcher.log_silent_seconds is not None:
-        silent.add_metric([], watcher.log_silent_seconds)
+    if sidecar.log_silent_seconds is not None:
+        silent.add_metric([], sidecar.log_silent_seconds)
     yield silent
     lines = counter("log_lines", "Lines read from the log, by what they are.", "kind")
     for kind in LINE_KINDS:
@@ -112,7 +112,7 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
         "kind",
     )
     for kind in SUSPICIOUS_KINDS:
-        doubted.add_metric([kind], watcher.state.witness.suspicious[kind])
+        doubted.add_metric([kind], sidecar.state.witness.suspicious[kind])
     yield doubted
     problem = gauge("state_file_up", "Whether positions and counters can be saved in --state-file.")
     if log.state_file_problem is not None:
@@ -120,17 +120,17 @@ def _log(watcher: Watcher) -> Iterable[Metric]:
     yield problem
 
 
-def agreement(watcher: Watcher, now: float) -> Iterable[Metric]:
+def agreement(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     """Compare what both sources tell."""
     family = gauge(
         "sources_disagree",
         "1 while log and metrics tell different figures for a fact: another server's log, or lines that do not arrive.",
         "fact",
     )
-    state = watcher.state
+    state = sidecar.state
     counted = state.witness.disagrees(now) if state.log_is_read else None
     told = {"kv_pool_tokens": state.facts.pools_disagree, "retracted_requests": counted}
-    if watcher.log is not None:
+    if sidecar.log is not None:
         for fact, differs in told.items():
             if differs is not None:
                 family.add_metric([fact], float(differs))

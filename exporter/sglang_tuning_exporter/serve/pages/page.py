@@ -22,7 +22,7 @@ from sglang_tuning_exporter.sglang.clean import shown as shown_clean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
     from sglang_tuning_exporter.state.signals import Signal
 
@@ -146,16 +146,16 @@ def seen(finding: Finding) -> str:
     return f"{told}." + "".join(f" {sentence(other.name)}: {other.words()}." for other in others)
 
 
-def render(watcher: Watcher, *, still: bool = False) -> str:
+def render(sidecar: Sidecar, *, still: bool = False) -> str:
     """Write the page as HTML, to be loaded again by the browser unless it is held `still`. Every word from outside is escaped."""
-    with watcher.view() as now:
-        judgement = watcher.judge(now)
+    with sidecar.view() as now:
+        judgement = sidecar.judge(now)
         past = judgement.past
-        facts, health = watcher.state.facts, watcher.health
+        facts, health = sidecar.state.facts, sidecar.health
         command = command_document(judgement, facts)
-        tiles, rows = figures(watcher.state, past, watcher.history, now), ranks(watcher.state)
+        tiles, rows = figures(sidecar.state, past, sidecar.history, now), ranks(sidecar.state)
     follow = [finding for finding in judgement.findings if finding.because]
-    summaries = {f.diagnosis.id: f.summary(watcher.unix(now - (f.ago or 0.0))) for f in judgement.findings}
+    summaries = {f.diagnosis.id: f.summary(sidecar.unix(now - (f.ago or 0.0))) for f in judgement.findings}
     return _ENVIRONMENT.get_template("index.html").render(
         title=headline(judgement.verdict, summaries),
         summaries=summaries,
@@ -181,9 +181,9 @@ def render(watcher: Watcher, *, still: bool = False) -> str:
         ranks=rows,
         facts=facts,
         health=health,
-        files=watcher.log.files if watcher.log is not None else [],
-        config=watcher.config,
-        profile=watcher.profile,
+        files=sidecar.log.files if sidecar.log is not None else [],
+        config=sidecar.config,
+        profile=sidecar.profile,
         served=past.served_seconds,
         shares=[
             (signal, state, share)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from markdown_it.token import Token
 
-    from sglang_tuning_exporter.collect.sidecar import Watcher
+    from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
 _ENVIRONMENT = Environment(
@@ -42,7 +42,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
-def render(watcher: Watcher, alert: str, host: str) -> str | None:
+def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     """Write an alert's runbook as HTML, with its commands filled in for this server; None for a name the table has not.
 
     `host` is the address that the reader asked this exporter at: what Prometheus calls `instance`.
@@ -50,8 +50,8 @@ def render(watcher: Watcher, alert: str, host: str) -> str | None:
     row = runbooks.with_alerts().get(alert)
     if row is None:
         return None
-    present, absent = _now(watcher, row)
-    title, lead, body = _parts(runbooks.page(alert), _known(watcher, host))
+    present, absent = _now(sidecar, row)
+    title, lead, body = _parts(runbooks.page(alert), _known(sidecar, host))
     return _ENVIRONMENT.get_template("runbook.html").render(
         title=title,
         tone=_TONES[row.severity],
@@ -72,21 +72,21 @@ def render_index(host: str) -> str:
     )
 
 
-def _now(watcher: Watcher, row: Diagnosis) -> tuple[Finding | None, bool]:
+def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[Finding | None, bool]:
     """Say whether the diagnosis holds now, and else whether that is known: some are told by Prometheus alone."""
-    with watcher.view() as now:
-        judgement = judge(watcher.past(now))
+    with sidecar.view() as now:
+        judgement = judge(sidecar.past(now))
     found = next((finding for finding in judgement.findings if finding.diagnosis.id == row.id), None)
     return found, any(check.diagnosis is row and check.passed is True for check in judgement.checks)
 
 
-def _known(watcher: Watcher, host: str) -> dict[str, str]:
+def _known(sidecar: Sidecar, host: str) -> dict[str, str]:
     """What the placeholders in commands stand for, as far as this exporter knows it, ready for a shell."""
     known = _known_host(host)
-    url = watcher.config.sglang_url
+    url = sidecar.config.sglang_url
     if url is not None and "@" not in url:
         known["SGLANG"] = url.rstrip("/")
-    paths = [file.path for file in watcher.log.files] if watcher.log is not None else []
+    paths = [file.path for file in sidecar.log.files] if sidecar.log is not None else []
     if len(paths) == 1 and paths[0] != "-":
         known["LOG"] = shlex.quote(str(Path(paths[0]).absolute()))
     return known

@@ -93,8 +93,8 @@ def _is_timely(text: bytes, time: float | None) -> bool:
         return False
     lasted, began, beat = (
         int(match[1]),
-        clock_seconds(*match.group(2, 3, 4), None),
-        clock_seconds(*match.group(5, 6, 7), None),
+        clock_seconds(match[2], match[3], match[4], None),
+        clock_seconds(match[5], match[6], match[7], None),
     )
     off = (time % DAY - began - lasted + DAY / 2) % DAY - DAY / 2
     return abs(off) <= _CHECK_OFF and (began - beat) % DAY < DAY / 2

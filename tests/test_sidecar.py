@@ -22,7 +22,7 @@ from conftest import (
     wait_for,
 )
 from sglang_tuning_exporter.collect import sidecar as watching_module
-from sglang_tuning_exporter.collect.sidecar import Inquiry, Watcher
+from sglang_tuning_exporter.collect.sidecar import Inquiry, Sidecar
 from sglang_tuning_exporter.state.stages import Stages
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def append(path: Path, text: bytes) -> None:
 
 
 @contextmanager
-def watching(self_scrape_seconds: float = 0.3, **settings: Any) -> Iterator[Watcher]:
-    """A started watcher that scrapes by itself when nobody has for so long."""
-    watcher = Watcher(config(**settings), self_scrape_seconds=self_scrape_seconds)
-    watcher.start()
+def watching(self_scrape_seconds: float = 0.3, **settings: Any) -> Iterator[Sidecar]:
+    """A started sidecar that scrapes by itself when nobody has for so long."""
+    sidecar = Sidecar(config(**settings), self_scrape_seconds=self_scrape_seconds)
+    sidecar.start()
     try:
-        yield watcher
+        yield sidecar
     finally:
-        watcher.stop()
+        sidecar.stop()
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +164,12 @@ def test_both_halves_are_said(sglang: FakeSGLang, tmp_path: Path) -> None:
 
 
 def test_it_scrapes_by_itself_only_while_nobody_else_does(sglang: FakeSGLang) -> None:
-    with watching(sglang_url=sglang.url, self_scrape_seconds=1.0) as watcher:
+    with watching(sglang_url=sglang.url, self_scrape_seconds=1.0) as sidecar:
         wait_for(lambda: sglang.count("/metrics") == 1)
-        watcher.scrape(5)  # may still be that one, and share its answer
+        sidecar.scrape(5)  # may still be that one, and share its answer
         before = sglang.count("/metrics")
         for _ in range(10):
-            watcher.scrape(5)
+            sidecar.scrape(5)
             time.sleep(0.1)
         assert sglang.count("/metrics") == before + 10
         wait_for(lambda: sglang.count("/metrics") == before + 11)
@@ -181,32 +181,32 @@ def test_a_scrape_has_the_log_read_first(sglang: FakeSGLang, tmp_path: Path, mon
     monkeypatch.setattr(watching_module, "FRESH_SECONDS", 10.0)
     log = tmp_path / "server.log"
     log.touch()
-    with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
+    with watching(sglang_url=sglang.url, log_file=(str(log),)) as sidecar:
         for number in range(3):
             append(log, _another(number))
-            watcher.scrape(10)
-            assert watcher.state.totals().counts["retraction_events"] == number + 1
+            sidecar.scrape(10)
+            assert sidecar.state.totals().counts["retraction_events"] == number + 1
 
 
 def test_a_scrape_does_not_wait_for_a_flood_to_be_read(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
     flood = DECODE * (60_000_000 // len(DECODE))
-    with watching(log_file=(str(log),)) as watcher:
+    with watching(log_file=(str(log),)) as sidecar:
         append(log, flood)
-        watcher.scrape(10)
-        assert watcher.log is not None
-        assert watcher.log.lines["decode"] < flood.count(b"\n")
-        wait_for(lambda: watcher.log is not None and watcher.log.lines["decode"] == flood.count(b"\n"), seconds=60)
+        sidecar.scrape(10)
+        assert sidecar.log is not None
+        assert sidecar.log.lines["decode"] < flood.count(b"\n")
+        wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == flood.count(b"\n"), seconds=60)
 
 
 def test_without_an_address_nothing_is_scraped(tmp_path: Path, sglang: FakeSGLang) -> None:
     log = tmp_path / "server.log"
     log.touch()
-    with watching(log_file=(str(log),)) as watcher:
-        assert watcher.scrape(5) == ""
+    with watching(log_file=(str(log),)) as sidecar:
+        assert sidecar.scrape(5) == ""
         time.sleep(0.6)
-    assert watcher.health.up is None
+    assert sidecar.health.up is None
     assert sglang.asked == []
 
 
@@ -214,13 +214,13 @@ def test_the_servers_arguments_are_asked_for_once_a_start(sglang: FakeSGLang, tm
     sglang.answers["/server_info"] = info()
     log = tmp_path / "server.log"
     log.touch()
-    with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
-        wait_for(lambda: watcher.state.facts.version == "0.5.23")
+    with watching(sglang_url=sglang.url, log_file=(str(log),)) as sidecar:
+        wait_for(lambda: sidecar.state.facts.version == "0.5.23")
         wait_for(lambda: sglang.count("/metrics") >= 4)
         assert sglang.count("/server_info") == 1
         append(log, SERVER_ARGS)
         wait_for(lambda: sglang.count("/server_info") == 2)
-        wait_for(lambda: watcher.state.facts.arg("schedule_conservativeness") == 0.7)
+        wait_for(lambda: sidecar.state.facts.arg("schedule_conservativeness") == 0.7)
 
 
 def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: FakeSGLang, tmp_path: Path) -> None:
@@ -228,73 +228,73 @@ def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: Fa
     sglang.stop()
     log = tmp_path / "server.log"
     log.touch()
-    with watching(sglang_url=sglang.url, log_file=(str(log),)) as watcher:
-        wait_for(lambda: watcher.health.starting)
+    with watching(sglang_url=sglang.url, log_file=(str(log),)) as sidecar:
+        wait_for(lambda: sidecar.health.starting)
         append(log, SERVER_ARGS)
-        wait_for(lambda: watcher.state.starting(time.monotonic()))
-        assert watcher.health.reason == "not_ready"
+        wait_for(lambda: sidecar.state.starting(time.monotonic()))
+        assert sidecar.health.reason == "not_ready"
         sglang.start()
-        wait_for(lambda: watcher.health.up is True)
+        wait_for(lambda: sidecar.health.up is True)
         sglang.stop()
-        wait_for(lambda: watcher.health.up is False)
-        assert watcher.health.reason == "connection_refused"
+        wait_for(lambda: sidecar.health.up is False)
+        assert sidecar.health.reason == "connection_refused"
 
 
 def test_a_server_that_comes_back_is_asked_again(sglang: FakeSGLang) -> None:
     sglang.answers["/server_info"] = info()
-    with watching(sglang_url=sglang.url) as watcher:
+    with watching(sglang_url=sglang.url) as sidecar:
         wait_for(lambda: sglang.count("/server_info") == 1)
         sglang.stop()
-        wait_for(lambda: watcher.health.up is False)
+        wait_for(lambda: sidecar.health.up is False)
         sglang.answers["/server_info"] = info(version="0.5.24")
         sglang.start()
-        wait_for(lambda: watcher.state.facts.version == "0.5.24")
+        wait_for(lambda: sidecar.state.facts.version == "0.5.24")
         assert sglang.count("/server_info") == 2
 
 
 def test_a_late_answer_is_no_restart(sglang: FakeSGLang) -> None:
     sglang.answers["/server_info"] = info()
-    with watching(sglang_url=sglang.url, scrape_timeout=0.3) as watcher:
+    with watching(sglang_url=sglang.url, scrape_timeout=0.3) as sidecar:
         wait_for(lambda: sglang.count("/server_info") == 1)
         sglang.answers["/metrics"] = hang
-        wait_for(lambda: watcher.health.up is False)
+        wait_for(lambda: sidecar.health.up is False)
         sglang.answers["/metrics"] = reply(SERVING)
-        wait_for(lambda: watcher.health.up is True)
+        wait_for(lambda: sidecar.health.up is True)
         time.sleep(0.6)
         assert sglang.count("/server_info") == 1
 
 
 def test_an_old_server_is_asked_under_the_old_name(sglang: FakeSGLang) -> None:
     sglang.answers["/get_server_info"] = info(version="0.4.6")
-    with watching(sglang_url=sglang.url) as watcher:
-        wait_for(lambda: watcher.state.facts.version == "0.4.6")
+    with watching(sglang_url=sglang.url) as sidecar:
+        wait_for(lambda: sidecar.state.facts.version == "0.4.6")
 
 
 def test_a_server_without_metrics_is_asked_for_its_arguments_all_the_same(sglang: FakeSGLang) -> None:
     sglang.answers = {"/server_info": info()}
-    with watching(sglang_url=sglang.url) as watcher:
-        wait_for(lambda: watcher.state.facts.version == "0.5.23")
-        assert watcher.health.reason == "metrics_disabled"
+    with watching(sglang_url=sglang.url) as sidecar:
+        wait_for(lambda: sidecar.state.facts.version == "0.5.23")
+        assert sidecar.health.reason == "metrics_disabled"
 
 
 def test_a_server_that_came_back_without_metrics_is_not_down(sglang: FakeSGLang) -> None:
     sglang.answers["/server_info"] = info()
-    with watching(sglang_url=sglang.url) as watcher:
-        wait_for(lambda: watcher.health.up is True)
+    with watching(sglang_url=sglang.url) as sidecar:
+        wait_for(lambda: sidecar.health.up is True)
         del sglang.answers["/metrics"]
-        wait_for(lambda: watcher.health.reason == "metrics_disabled")
+        wait_for(lambda: sidecar.health.reason == "metrics_disabled")
         assert sglang.count("/server_info") == 2
 
 
 def test_a_proxy_that_answers_for_a_server_that_is_gone_is_no_server_without_metrics(sglang: FakeSGLang) -> None:
-    with watching(sglang_url=sglang.url) as watcher:
-        wait_for(lambda: watcher.health.up is True)
+    with watching(sglang_url=sglang.url) as sidecar:
+        wait_for(lambda: sidecar.health.up is True)
         del sglang.answers["/metrics"]
         asked = sglang.count("/server_info")
         wait_for(lambda: sglang.count("/server_info") > asked)
         seen = sglang.count("/metrics")
         wait_for(lambda: sglang.count("/metrics") > seen + 1)
-        assert watcher.health.reason == "http_404"
+        assert sidecar.health.reason == "http_404"
 
 
 def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: FakeSGLang) -> None:
@@ -308,8 +308,8 @@ def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: 
 def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_the_time(
     sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with watching(sglang_url=sglang.url) as watcher:
-        wait_for(lambda: watcher.health.up is True)
+    with watching(sglang_url=sglang.url) as sidecar:
+        wait_for(lambda: sidecar.health.up is True)
         time.sleep(0.5)
         assert sglang.count("/health_generate") == 0
         monkeypatch.setattr(Stages, "suspicious", lambda _self, _now: True)
@@ -340,16 +340,16 @@ def test_a_log_that_works_while_sglang_hangs_feeds_the_state(sglang: FakeSGLang,
     sglang.answers["/metrics"] = hang
     log = tmp_path / "server.log"
     log.touch()
-    with watching(sglang_url=sglang.url, log_file=(str(log),), scrape_timeout=30.0) as watcher:
+    with watching(sglang_url=sglang.url, log_file=(str(log),), scrape_timeout=30.0) as sidecar:
         wait_for(lambda: sglang.count("/metrics") == 1)
         append(log, DECODE)
-        wait_for(lambda: None in watcher.state.ranks and watcher.state.ranks[None].queued == 4)
+        wait_for(lambda: None in sidecar.state.ranks and sidecar.state.ranks[None].queued == 4)
         begin = time.monotonic()
     assert time.monotonic() - begin < 2, "stopping does not wait for the scrape"
 
 
 @pytest.mark.parametrize("name", ["/nowhere/\ud800.log", "/nowhere/a\0b.log", "/nowhere/\ud800*.log"])
 def test_a_log_with_a_name_that_no_file_can_have_is_a_log_that_is_not_there(name: str) -> None:
-    watcher = Watcher(config(log_file=(name,)))
-    assert watcher.log is not None
-    assert not any(status.up for status in watcher.log.files)
+    sidecar = Sidecar(config(log_file=(name,)))
+    assert sidecar.log is not None
+    assert not any(status.up for status in sidecar.log.files)
