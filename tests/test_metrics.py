@@ -68,6 +68,7 @@ FAMILIES: dict[str, set[str]] = {
     "new_token_ratio": set(),
     "out_of_memory": {"phase"},
     "generation_tokens_per_second": set(),
+    "decode_step_mean_seconds": set(),
     "state": {"signal", "state"},
     "state_seconds": {"signal", "state"},
     "diagnosis_active": {"diagnosis"},

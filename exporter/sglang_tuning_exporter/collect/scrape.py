@@ -129,11 +129,8 @@ class Client:
         return True
 
     def loads(self, timeout: float) -> list[Load]:
-        """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on); none when it does not tell."""
-        try:
-            return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json", MOST_JSON_BYTES))
-        except ScrapeError:
-            return []
+        """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on). Raises `ScrapeError`."""
+        return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json", MOST_JSON_BYTES))
 
     def answer(self, path: str, timeout: float) -> str:
         """Fetch what the server answers at `path` as it is, JSON with its secrets in it. Raises `ScrapeError`."""

@@ -12,8 +12,10 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
+from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.collect.loads import LoadsInquiry
 from sglang_tuning_exporter.collect.log import Logbook
-from sglang_tuning_exporter.collect.scrape import Client, Outcome, Scraper
+from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
@@ -53,6 +55,7 @@ ROTATION_SECONDS = 60.0  # a log whose name is empty for so long is read on (`so
 QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
 # Between two health checks of our own, made only while requests stand still; and how long one may take.
 CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
+LOADS_PATIENCE_SECONDS = 2.0  # it is answered from shared memory
 # In these cases there is a server to ask for more: it has no figure yet, or no metrics. A 404 may be a proxy's: it is asked again.
 # Nobody is there, or another server in its place.
 GONE = AWAY | {"metrics_disabled"}
@@ -123,6 +126,8 @@ class Sidecar:
         self.recommended_since: dict[Recommendation, float] = {}  # what is advised → unix seconds, in the same words
         self.running = False
         self._inquiry = Inquiry()
+        self.loads = LoadsInquiry()
+        self.measured = Measured(self.profile.window_seconds)
         self._was_away = False
         self._checked_at = -inf  # the last health check of our own
         self._outage = Outage()
@@ -309,6 +314,8 @@ class Sidecar:
             self._outage.ends(self.state.starts)
             if self._was_away or self.state.starts != starts:
                 self._inquiry.want()
+                self.loads.want()
+                self.measured.forget()
             self._was_away = False
 
     def _ask_server_info(self) -> None:
@@ -328,11 +335,25 @@ class Sidecar:
                 self.state.facts.apply_ranks(info.ranks)
         # Which DP rank has which limit is told by /v1/loads alone, from 0.5.8 on.
         version = version_tuple(info.version) if info is not None else None
-        if version is not None and version >= (0, 5, 8) and self.state.has_dp_ranks:
-            loads = self._informant.loads(self.config.scrape_timeout)
+        with self._lock:
+            self.loads.starts(version, with_ranks=self.state.has_dp_ranks)
+
+    def _ask_loads(self) -> None:
+        """Ask the schedulers what they have counted, once after each scrape, in this thread: no scrape waits for it."""
+        with self._lock:
+            if self._informant is None or self.health.up is not True or not self.loads.take(self._scraped_at):
+                return
+        try:
+            loads = self._informant.loads(min(self.config.scrape_timeout, LOADS_PATIENCE_SECONDS))
+        except ScrapeError as error:
             with self._lock:
-                for load in loads:
-                    self.state.facts.apply_load(load.dp, load.max_running_requests)
+                self.loads.failed(error.reason)
+            return
+        with self._lock:
+            self.loads.answered(loads)
+            self.measured.observe(loads, time.monotonic())
+            for load in loads if self.state.has_dp_ranks else ():
+                self.state.facts.apply_load(load.dp, load.max_running_requests)
 
     def _check_health(self) -> None:
         """Ask for a token where requests are there and nothing moves: the counters alone do not tell a hang from a wait."""
@@ -363,6 +384,7 @@ class Sidecar:
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= every:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
+            self._ask_loads()
             self._check_health()
             self._remember()
 

@@ -38,6 +38,7 @@ _NOT_ARGUMENTS = frozenset(
     }
 )
 _DEPTH = 12
+_MOMENTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,19 @@ class Load:
     kv_cache_gb: float | None = None
     graph_gb: float | None = None
     queues: dict[str, int] = field(default_factory=dict)
+    # From 0.5.18 on, out of a snapshot in shared memory that the scheduler writes; the rest is cumulative since its start.
+    timestamp: float | None = None  # of the snapshot, unix seconds
+    waiting_uncached_tokens: int | None = None  # prompt tokens in the queue that the prefix cache does not hold
+    prefill_uncached_tokens: int | None = None
+    prefill_busy_seconds: float | None = None
+    # Steps, then over steps the sums of batch, microseconds, batch squared, batch x microseconds, generated tokens. Only steps
+    # that follow another decode step directly are in it (`_accumulate_decode_moment`, srt/managers/scheduler.py).
+    decode_moments: tuple[float, ...] | None = None
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether this release counts its prefill and decode steps (0.5.18 on)."""
+        return self.timestamp is not None and self.prefill_busy_seconds is not None
 
 
 def parse_server_info(text: str | bytes) -> ServerInfo | None:
@@ -185,7 +199,24 @@ def _load(load: dict[str, Any]) -> Load:
         kv_cache_gb=_figure(memory.get("kv_cache_gb")),
         graph_gb=_figure(memory.get("graph_gb")),
         queues={key: value for key, value in queues.items() if value is not None},
+        timestamp=_figure(load.get("timestamp")),
+        waiting_uncached_tokens=_count(load.get("num_waiting_uncached_tokens")),
+        prefill_uncached_tokens=_count(load.get("total_prefill_uncached_tokens")),
+        prefill_busy_seconds=_seconds(load.get("total_prefill_busy_us")),
+        decode_moments=_moments(load.get("decode_moments")),
     )
+
+
+def _seconds(microseconds: Any) -> float | None:
+    counted = _count(microseconds)
+    return None if counted is None else counted / 1e6
+
+
+def _moments(value: Any) -> tuple[float, ...] | None:
+    """Read the six sums; None for what is not all of them."""
+    sums = [_figure(each) for each in value] if isinstance(value, list) and len(value) == _MOMENTS else []
+    found = tuple(each for each in sums if each is not None and each >= 0)
+    return found if len(found) == _MOMENTS else None
 
 
 def _mapping(value: Any) -> dict[str, Any]:

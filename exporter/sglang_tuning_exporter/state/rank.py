@@ -10,6 +10,7 @@ from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.admission import Beside
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL, DRAFTED_TOKENS, LEAST_SECONDS, Cadence
+from sglang_tuning_exporter.state.decode_samples import UNSTEADY, DecodeSamples
 from sglang_tuning_exporter.state.forgeries import PoolMemory
 from sglang_tuning_exporter.state.signals import (
     ALL_IDLE,
@@ -80,6 +81,7 @@ class RankState:
         "_profile",
         "_progress",
         "_retracted",
+        "_samples",
         "_scraped_at",
         "_stages",
         "_stood_since",
@@ -160,11 +162,10 @@ class RankState:
         self._thresholds = Judge(profile, None, None)
         self._stood_since: float | None = None  # when what held before nothing did was seen
         self._works_unmoved = False  # the last scrape told of work, and of nothing that moved
+        self._samples = DecodeSamples()
         self._pool = PoolMemory()
         self._pool_lines: list[tuple[_Lines, float]] = []  # not read yet: only a retraction asks
-        self.native_retractions_told = False
-        self.passes_told = False
-        self._admitted_told = False
+        self.native_retractions_told = self.passes_told = self._admitted_told = False
         self._passes_logged: Counter[str] = Counter()
         self._retracted = (0.0, 0.0)  # requests by log and by metrics when they were last compared
 
@@ -215,6 +216,15 @@ class RankState:
             for line in () if isinstance(lines, DecodeBatch) else lines.joined:
                 self._pool.see_prefill(line)
         return self._pool
+
+    @property
+    def window_seconds(self) -> float:
+        """How long what happened counts as lately."""
+        return self._profile.window_seconds
+
+    def decode_samples(self, begin: float) -> list[tuple[float, float]]:
+        """Return batch and tokens a second of decode lines from `begin` on, between which nothing else was done."""
+        return self._samples.since(begin)
 
     def _keep_prefill(self, lines: PrefillBatch | BatchRun, now: float) -> None:
         self._pool_lines.append((lines, now))
@@ -356,6 +366,7 @@ class RankState:
         self._clear_gauges()
         self.admission = AdmissionRate()
         self._cadence = Cadence()
+        self._samples = DecodeSamples()
         # Whether the new one counts its decode batches must be told anew; until then its log does.
         self.passes_told = False
         self._passes_logged.clear()
@@ -521,6 +532,10 @@ class RankState:
         self._cadence.decoded(now, 1, line)
         self._told_by_log = True
         self._pool_lines = [(line, now)]
+        batch = UNSTEADY if line.running is None else line.running
+        if batch == self._samples.batch and now >= self._samples.due:
+            self._samples.add(now, batch, line.generation_throughput)
+        self._samples.batch = batch
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._count_waiting(now)
@@ -548,6 +563,7 @@ class RankState:
         self._hear(now, line.time)
         self._told_by_log = True
         self._keep_prefill(line, now)
+        self._samples.batch = UNSTEADY
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
@@ -605,6 +621,7 @@ class RankState:
         """
         totals, window, facts, of_rank = self.totals, self.window, self._facts, run.rank
         counts, add_seconds = totals.counts, totals.pending.append
+        samples, batch = self._samples, self._samples.batch
         judge = self._judge()
         event: Event | BatchRun | None = run
         while isinstance(event, BatchRun):
@@ -637,6 +654,8 @@ class RankState:
                     self.beside.decoded(decodes, facts)
                 self._pool_lines = [(event, time)]
                 self._throughput_in = event
+                if running == batch and time >= samples.due and not prefills:
+                    samples.add(time, batch, self.generation_throughput)
                 if graph is not None:
                     self.graph = graph
                     if facts.graph_device != device:
@@ -650,6 +669,7 @@ class RankState:
                         self._passes_logged[kind] += decodes * self._interval
             else:
                 self._keep_prefill(event, time)
+            batch = UNSTEADY if new_tokens else running
             counts["observations"] += decodes + prefills
             counts["decoded"] += decodes * running
             counts["joined"] += sequences
@@ -688,6 +708,7 @@ class RankState:
                 states = judge.unqueued(running + joined, usage, self.graph)
             self._held = (states, queued, usage, running)
             event = next(rest, None)
+        samples.batch = batch
         return event
 
     def see_figures(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from sglang_tuning_exporter.serve.metrics.capacity import capacity
 from sglang_tuning_exporter.serve.metrics.diagnoses import findings
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, text
 from sglang_tuning_exporter.serve.metrics.ranks import schedulers
@@ -29,6 +30,7 @@ OF_METRICS = frozenset(
         "finished_requests",
         "latency_breaches",
         "latency_observations",
+        "loads_failures",
         "started_requests",
     )
 )
@@ -52,6 +54,7 @@ class SidecarCollector(Collector):
                 *server(sidecar, now),
                 *memory(sidecar),
                 *schedulers(sidecar, now),
+                *capacity(sidecar, now),
                 *failures(sidecar, now),
                 *findings(sidecar, now),
                 *thresholds(sidecar),

@@ -1,0 +1,414 @@
+"""The capacity model: moments of decode steps in, a line with its interval out, or the reason why there is none."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from math import isclose
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.capacity.estimate import jackknife
+from sglang_tuning_exporter.capacity.model import STALE_SECONDS, Measured, capacities, logged
+from sglang_tuning_exporter.capacity.moments import NONE, Moments, total, windows
+from sglang_tuning_exporter.capacity.prefill import measure
+from sglang_tuning_exporter.capacity.readings import Interval, Reading, Readings
+from sglang_tuning_exporter.capacity.step_time import fit
+from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+def of(batches: Sequence[float], step: Callable[[float], float]) -> Moments:
+    """The sums that a server would have counted over these steps, one token a request."""
+    return total(Moments.of_line(batch, step(batch)) for batch in batches)
+
+
+def synthetic(
+    fixed: float, slope: float, *, parts: int = 20, batches: Sequence[int] = range(4, 13), noise: float = 0.0
+) -> list[Moments]:
+    """Intervals of fifty steps whose batches are drawn from `batches`; `noise` is relative."""
+    random = Random(f"{fixed} {slope} {noise}")
+    return [
+        of(
+            [random.choice(batches) for _ in range(50)],
+            lambda batch: (fixed + slope * batch) * (1 + random.uniform(-noise, noise)),
+        )
+        for _ in range(parts)
+    ]
+
+
+@given(fixed=st.floats(0.001, 0.1), share=st.floats(0.01, 0.5), noise=st.floats(0.0, 0.05))
+@settings(max_examples=60, deadline=None)
+def test_a_known_line_is_found_again_within_its_interval_widened_threefold(
+    fixed: float, share: float, noise: float
+) -> None:
+    slope = fixed * share
+    step = fit(synthetic(fixed, slope, noise=noise))
+    assert step is not None
+    if step.line is None:
+        assert noise > 0  # without noise there is no reason to refuse
+        return
+    for estimate, truth in ((step.line.fixed, fixed), (step.line.per_request, slope)):
+        assert abs(estimate.value - truth) <= 1.5 * (estimate.high - estimate.low) + 1e-9
+
+
+def test_an_exact_line_has_hardly_an_interval() -> None:
+    step = fit(synthetic(0.004, 0.0003))
+    assert step is not None
+    assert step.line is not None
+    assert isclose(step.line.fixed.value, 0.004, rel_tol=1e-9)
+    assert isclose(step.line.per_request.value, 0.0003, rel_tol=1e-9)
+    assert step.line.per_request.half_width < 1e-6
+
+
+@given(batch=st.integers(1, 4000), seconds=st.floats(1e-4, 1.0))
+@settings(deadline=None)
+def test_a_constant_batch_gives_its_mean_step_and_no_line(batch: int, seconds: float) -> None:
+    step = fit([of([batch] * 50, lambda _: seconds)] * 8)
+    assert step is not None
+    assert step.line is None
+    assert "hardly varied" in step.refused
+    assert isclose(step.seconds.value, seconds, rel_tol=1e-6)
+    assert step.at(batch) is not None
+    assert step.at(2 * batch) is None
+
+
+def test_steps_that_get_shorter_with_the_batch_are_no_line() -> None:
+    step = fit(synthetic(0.010, -0.0005))
+    assert step is not None
+    assert step.line is None
+    assert "not slower" in step.refused
+
+
+def test_a_line_that_starts_below_zero_is_none() -> None:
+    step = fit(synthetic(-0.003, 0.001))
+    assert step is not None
+    assert step.line is None
+    assert "below zero" in step.refused
+
+
+def test_windows_that_disagree_are_no_line() -> None:
+    step = fit([*synthetic(0.004, 0.0001, parts=4), *synthetic(0.003, 0.002, parts=4)])
+    assert step is not None
+    assert step.line is None
+    assert "disagree" in step.refused
+
+
+def test_a_machine_that_becomes_slower_meanwhile_does_not_tilt_the_line() -> None:
+    """The batch varies within each window; the fixed part doubles from the first to the last."""
+    parts = [part for number in range(10) for part in synthetic(0.004 * (1 + number / 9), 0.0005, parts=1)]
+    step = fit(parts)
+    assert step is not None
+    assert step.line is not None
+    assert isclose(step.line.per_request.value, 0.0005, rel_tol=0.01)
+
+
+def test_few_steps_say_nothing() -> None:
+    assert fit(synthetic(0.004, 0.0003, parts=3)) is None
+    assert fit([of([4, 5], lambda _: 0.01)] * 10) is None
+    assert fit([]) is None
+
+
+def test_an_interval_widens_with_the_distance_from_the_batches_seen() -> None:
+    step = fit(synthetic(0.004, 0.0005, noise=0.1))
+    assert step is not None
+    near, far = step.at(8), step.at(60)
+    assert near is not None
+    assert far is not None
+    assert far.high - far.low > near.high - near.low
+
+
+@given(st.lists(st.lists(st.integers(0, 500), max_size=20), max_size=20), st.integers(1, 12))
+def test_windows_hold_every_step_once(parts: list[list[int]], most: int) -> None:
+    moments = [of([batch + 1 for batch in part], lambda batch: batch / 1e3) for part in parts]
+    cut = windows(moments, most)
+    assert len(cut) <= most
+    assert total(cut).steps == total(moments).steps
+    assert isclose(total(cut).batch_seconds, total(moments).batch_seconds, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_a_jackknife_of_one_window_is_none() -> None:
+    assert jackknife(1.0, [1.0]) is None
+    assert jackknife(1.0, [float("nan"), 1.0]) is None
+
+
+def reading(at: float, steps: float, *, prefill: float = 0.0) -> Reading:
+    decode = Moments(steps, 8 * steps, 0.01 * steps, 64 * steps, 0.08 * steps, 8 * steps)
+    return Reading(at, 1000 * prefill, prefill, decode)
+
+
+def test_two_readings_give_what_happened_between() -> None:
+    readings = Readings(600.0)
+    for at in (100.0, 105.0):
+        readings.take(reading(at, 10 * at, prefill=at / 10))
+    (interval,) = readings.intervals
+    assert (interval.seconds, interval.decode.steps) == (5.0, 50.0)
+    assert interval.prefill_tokens == pytest.approx(500.0)
+
+
+def test_counters_that_begin_again_end_what_was_known() -> None:
+    readings = Readings(600.0)
+    for at, steps in ((100.0, 1000.0), (105.0, 1100.0), (110.0, 20.0)):
+        readings.take(reading(at, steps))
+    assert not readings.intervals
+    readings.take(reading(115.0, 70.0))
+    assert [interval.decode.steps for interval in readings.intervals] == [50.0]
+
+
+def test_one_counter_that_falls_is_a_new_server_even_if_the_others_have_passed() -> None:
+    readings = Readings(600.0)
+    readings.take(reading(100.0, 1000.0))
+    readings.take(reading(105.0, 1100.0, prefill=2.0))
+    readings.take(reading(110.0, 5000.0, prefill=1.0))
+    assert not readings.intervals
+
+
+def test_a_snapshot_seen_before_is_no_news() -> None:
+    readings = Readings(600.0)
+    assert readings.take(reading(100.0, 1000.0))
+    assert not readings.take(reading(100.0, 1000.0))
+    assert not readings.intervals
+
+
+def test_what_is_older_than_the_window_is_left_out() -> None:
+    readings = Readings(60.0)
+    for at in range(100, 200, 10):
+        readings.take(reading(float(at), float(at)))
+    assert sum(interval.seconds for interval in readings.intervals) == 60.0
+    readings.take(reading(1000.0, 1000.0))  # nobody asked for long: what came between is not of the last minute
+    assert not readings.intervals
+
+
+finite = st.floats(0, 1e15, allow_nan=False)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Load,
+            dp=st.integers(0, 3) | st.none(),
+            timestamp=st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+            waiting_uncached_tokens=st.integers(0, 10**9) | st.none(),
+            prefill_uncached_tokens=st.integers(0, 10**12) | st.none(),
+            prefill_busy_seconds=finite | st.none(),
+            decode_moments=st.tuples(finite, finite, finite, finite, finite, finite) | st.none(),
+        ),
+        max_size=12,
+    )
+)
+@settings(deadline=None)
+def test_whatever_is_counted_gives_possible_figures_or_none(loads: list[Load]) -> None:
+    measured, state = Measured(600.0), served()
+    for second, load in enumerate(loads):
+        measured.observe([load], float(second))
+    for each in capacities(state, measured, float(len(loads))):
+        speed = each.prefill.tokens_per_second
+        assert speed is None or speed.value > 0
+        assert each.prefill.share is None or 0 <= each.prefill.share <= 1
+        if each.step is not None and each.step.line is not None:
+            assert each.step.line.per_request.value > 0
+            assert each.step.line.fixed.low > 0
+
+
+def served(running: int = 8, *, pool: int = 10_000, limit: int = 64) -> ServerState:
+    """A scheduler whose decode lines say for a minute that `running` requests hold half of the KV cache."""
+    state = ServerState(PROFILES["offline"], 0.0)
+    state.observe(KvPool(0.0, Rank(), pool), 0.0)
+    state.observe(Limits(0.0, Rank(), max_total_num_tokens=pool, max_running_requests=limit), 0.0)
+    for second in range(60):
+        line = DecodeBatch(float(second), Rank(), running, 0, 5000, 0.5, generation_throughput=1000.0)
+        state.observe(line, float(second))
+    return state
+
+
+def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float = 60.0) -> None:
+    """Answers every five seconds of a scheduler that decodes 4 to 12 requests at 4 ms + 0.5 ms a request, a fifth of it prefill."""
+    random, moments = Random(dp), NONE
+    at = begin
+    while at <= end:
+        moments = moments.plus(of([random.randint(4, 12) for _ in range(100)], lambda batch: 0.004 + 0.0005 * batch))
+        microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
+        measured.observe(
+            [
+                Load(
+                    dp=dp,
+                    timestamp=1e9 + at,
+                    waiting_uncached_tokens=6000,
+                    prefill_uncached_tokens=int(600 * (at - begin)),
+                    prefill_busy_seconds=0.2 * (at - begin),
+                    decode_moments=tuple(microseconds),
+                )
+            ],
+            at,
+        )
+        at += 5.0
+
+
+def test_a_scheduler_that_counts_its_steps_has_every_figure() -> None:
+    measured = Measured(600.0)
+    counted(measured)
+    (rank,) = capacities(served(), measured, 60.0)
+    assert rank.step is not None
+    assert rank.step.source == "v1_loads"
+    assert rank.prefill.tokens_per_second is not None
+    assert rank.prefill.tokens_per_second.value == pytest.approx(3000.0)
+    assert rank.prefill.share == pytest.approx(0.2)
+    assert rank.backlog_seconds is not None
+    assert rank.backlog_seconds.value == pytest.approx(2.0)
+    assert rank.tokens_per_request == pytest.approx(625.0)
+    assert rank.most_requests == 16
+    assert rank.decode_limit is not None
+    assert rank.decode_limit.value == pytest.approx(16 / 0.012, rel=0.01)
+
+
+def test_a_scheduler_that_has_gone_has_no_figures_of_before() -> None:
+    measured = Measured(600.0)
+    counted(measured)
+    (rank,) = capacities(served(), measured, 60.0 + STALE_SECONDS)
+    assert rank.step is None
+    assert rank.prefill.tokens_per_second is None
+    assert rank.backlog_seconds is None
+
+
+def test_ranks_come_and_go_each_with_figures_of_its_own() -> None:
+    state, measured = ServerState(PROFILES["offline"], 0.0), Measured(600.0)
+    for second in range(0, 120, 5):
+        for dp in (0, 1):
+            state.observe(DecodeBatch(float(second), Rank(dp=dp), 8, 0, 5000, 0.5), float(second))
+    counted(measured, dp=0, end=500.0)
+    counted(measured, dp=1, begin=60.0, end=120.0)
+    both = {each.dp: each.step is not None for each in capacities(state, measured, 130.0)}
+    later = {each.dp: each.step is not None for each in capacities(state, measured, 500.0)}
+    assert (both, later) == ({0: True, 1: True}, {0: True, 1: False})
+
+
+def test_another_server_starts_with_nothing() -> None:
+    measured = Measured(600.0)
+    counted(measured)
+    measured.forget()
+    (rank,) = capacities(served(), measured, 60.0)
+    assert rank.prefill.share is None
+
+
+def test_without_counters_the_decode_lines_give_the_step_time() -> None:
+    state, at = ServerState(PROFILES["offline"], 0.0), 0.0
+    for block in range(100):
+        batch = 4 + block % 9
+        for _ in range(3):
+            at += 2.0
+            speed = batch / (0.004 + 0.0005 * batch)
+            state.observe(DecodeBatch(at, Rank(), batch, 0, 500, 0.5, generation_throughput=speed), at)
+    (rank,) = capacities(state, None, at)
+    assert rank.step is not None
+    assert rank.step.source == "log"
+    assert rank.step.line is not None
+    assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.01)
+
+
+def test_decode_lines_with_prompts_between_them_are_left_out() -> None:
+    state = ServerState(PROFILES["offline"], 0.0)
+    for second in range(0, 400, 4):
+        state.observe(DecodeBatch(float(second), Rank(), 8, 0, 500, 0.5, generation_throughput=50.0), float(second))
+        state.observe(PrefillBatch(second + 1.0, Rank(), 1, 900, 0, 8, 0), second + 1.0)
+    assert logged(state.schedulers[0], state.facts, 400.0) is None
+
+
+def test_with_speculative_decoding_decode_lines_say_nothing_of_a_step() -> None:
+    state = served()
+    state.facts.args = {"speculative_algorithm": "EAGLE"}
+    for second in range(60, 600):
+        state.observe(DecodeBatch(float(second), Rank(), 8, 0, 500, 0.5, generation_throughput=1000.0), float(second))
+    assert logged(state.schedulers[0], state.facts, 600.0) is None
+    state.facts.args = {}
+    assert logged(state.schedulers[0], state.facts, 600.0) is not None
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 20), st.floats(0, 1), st.floats(0, 1e6)), max_size=30))
+def test_prefill_speed_is_tokens_over_busy_seconds_or_nothing(parts: list[tuple[float, float, float]]) -> None:
+    intervals = [Interval(0.0, seconds, tokens, seconds * share, NONE) for seconds, share, tokens in parts]
+    found = measure(intervals)
+    if found.tokens_per_second is not None:
+        busy = [each for each in intervals if each.prefill_seconds]
+        assert found.tokens_per_second.value == pytest.approx(
+            sum(each.prefill_tokens for each in busy) / sum(each.prefill_seconds for each in busy)
+        )
+    if not sum(each.prefill_seconds for each in intervals):
+        assert found.tokens_per_second is None
+
+
+def test_three_tokens_a_step_and_request_are_the_accepted_length() -> None:
+    parts = [part._replace(tokens=3 * part.batch) for part in synthetic(0.004, 0.0003)]
+    step = fit(parts)
+    assert step is not None
+    assert step.tokens_per_request == pytest.approx(3.0)
+
+
+def readings_of(capture: str) -> list[Moments]:
+    """The moments between the answers of `/v1/loads` that a real server gave in a capture."""
+    kept: dict[str, bytes] = {}
+    with tarfile.open(CAPTURES / f"{capture}.tar.xz") as archive:
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            if "v1_loads" in member.name and file is not None:
+                kept[member.name] = file.read()
+    readings = Readings(600.0)
+    for name in sorted(kept):
+        for load in parse_loads(kept[name]):
+            found = Reading.of(load)
+            assert found is not None
+            readings.take(found)
+    return [interval.decode for interval in readings.intervals]
+
+
+@pytest.mark.parametrize(
+    ("capture", "why"),
+    [
+        ("impatient-clients", "hardly varied"),
+        ("one-at-a-time", "hardly varied"),
+        ("policy-lof", "hardly varied"),
+        ("late-by-prefill", "below zero"),
+        ("priorities-preempt", "disagree"),
+        ("long-answers-tiny-pool", "disagree"),
+    ],
+)
+def test_a_real_servers_counters_that_carry_no_line_are_refused(capture: str, why: str) -> None:
+    step = fit(readings_of(capture))
+    assert step is not None
+    assert step.line is None
+    assert why in step.refused
+
+
+@pytest.mark.parametrize("capture", ["answers-by-schema", "late-by-prefill-interval-10"])
+def test_a_real_servers_counters_that_carry_a_line_give_it(capture: str) -> None:
+    step = fit(readings_of(capture))
+    assert step is not None
+    assert step.line is not None
+    assert 0.003 < step.line.fixed.value < 0.006
+    assert 0.0003 < step.line.per_request.value < 0.0006
+
+
+def test_what_counts_no_steps_is_read_as_before() -> None:
+    old = {"dp_rank": 0, "num_running_reqs": 1, "decode_moments": [1, 2, "three", 4, 5, 6]}
+    (load,) = parse_loads(json.dumps({"loads": [old]}))
+    assert not load.counts_steps
+    assert load.decode_moments is None
+    assert Reading.of(load) is None
+
+
+def test_sums_that_no_steps_can_have_are_no_reading() -> None:
+    load = Load(
+        dp=0, timestamp=1.0, prefill_uncached_tokens=0, prefill_busy_seconds=0.0, decode_moments=(2, 20, 1, 4, 1, 1)
+    )
+    assert Reading.of(load) is None
