@@ -1,6 +1,6 @@
 """What the exporter shows while a row's condition holds, and while it just does not. Derived from the kind of condition, so that a new row has its matrix.
 
-A row of a kind that is not known here, or a `Source` that is not described, is an error: nobody would notice that it is not tried.
+A row of a kind that is not known here, or a `SourceTrouble` that is not described, is an error: nobody would notice that it is not tried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_tuning_exporter.diagnosis.conditions import (
     Reserve,
     RetractionRate,
     Share,
-    Source,
+    SourceTrouble,
     Spread,
     Starts,
     Stuck,
@@ -389,7 +389,7 @@ _SOURCES: dict[str, Callable[[Diagnosis], list[Case]]] = {
 }
 
 
-def _source(row: Diagnosis, _condition: Source) -> list[Case]:
+def _source(row: Diagnosis, _condition: SourceTrouble) -> list[Case]:
     described = _SOURCES.get(row.id)
     if described is None:
         raise UndescribedError(f"{row.id}: describe in alert_matrix/troubles.py what the exporter shows meanwhile")
@@ -407,7 +407,7 @@ _KINDS: dict[type, Callable[[Diagnosis, Any], list[Case]]] = {
     Starts: _starts,
     Spread: _spread,
     BurnRate: _burning,
-    Source: _source,
+    SourceTrouble: _source,
 }
 # What these alerts tell of is the exporter itself, so that scrapes that fail are their trouble.
 OF_THE_EXPORTER = frozenset({"exporter_down", "exporter_gone", "scraped_too_seldom"})

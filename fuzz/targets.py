@@ -294,7 +294,7 @@ def check_report(data: bytes) -> None:
     packed = data[:1] == b"\x1f"
     with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
         try:
-            reading = report.Reading(Logs([str(path)]), PROFILES["offline"])
+            reading = report.ReadLogs(Logs([str(path)]), PROFILES["offline"])
             document = build_document(reading.input, reading.analysis)
         except UsageError as error:
             assert ": " in str(error), error

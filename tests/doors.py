@@ -188,7 +188,7 @@ class Ours(logging.Handler):
         self.said: list[str] = []
         self.door = Door(file)
         sidecar = Sidecar(config(log_file=(str(file.parent / "server.log"),)))
-        self._server = wire.Server(uvicorn_config(make_app(sidecar, self.door), self.door), self.door)
+        self._server = wire.GuardedServer(uvicorn_config(make_app(sidecar, self.door), self.door), self.door)
         self._listener = bind(Address("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"{'https' if self.door.is_tls else 'http'}://127.0.0.1:{self.port}"

@@ -20,7 +20,7 @@ from alert_matrix.columns import Column, Level, Run
 from alert_matrix.machine import LONG, Outcome, every_case, together
 from alert_matrix.troubles import Case, UndescribedError, cases
 from scenes import SCENES, lived
-from sglang_tuning_exporter.diagnosis.conditions import Source
+from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.serve.metrics import registry
 
@@ -94,7 +94,7 @@ def test_a_row_of_an_unknown_kind_is_an_error() -> None:
 
 def test_a_source_that_nobody_has_described_is_an_error() -> None:
     with pytest.raises(UndescribedError, match="new_source"):
-        cases(replace(ALERTS[0], id="new_source", condition=Source("up == 0")))
+        cases(replace(ALERTS[0], id="new_source", condition=SourceTrouble("up == 0")))
 
 
 def case_of(diagnosis: str) -> Case:

@@ -91,13 +91,13 @@ def test_the_ledger_keeps_a_bounded_number_of_events() -> None:
 
 def test_a_failure_that_eight_ranks_print_and_raise_again_is_one() -> None:
     ledger = OutOfMemoryLedger()
-    judged = [ledger.judge(failure("decode", tp % 8), 0.1 * tp) for tp in range(16)]
+    judged = [ledger.classify(failure("decode", tp % 8), 0.1 * tp) for tp in range(16)]
     assert judged == ["new"] + 15 * ["repeated"]
 
 
 def test_a_failure_of_unknown_phase_repeats_the_known_one_before_it() -> None:
     ledger = OutOfMemoryLedger()
-    assert [ledger.judge(failure(phase), 0.0) for phase in ("prefill", "unknown", "unknown")] == [
+    assert [ledger.classify(failure(phase), 0.0) for phase in ("prefill", "unknown", "unknown")] == [
         "new",
         "repeated",
         "repeated",
@@ -106,32 +106,32 @@ def test_a_failure_of_unknown_phase_repeats_the_known_one_before_it() -> None:
 
 def test_a_known_phase_explains_the_unknown_failure_before_it_once() -> None:
     ledger = OutOfMemoryLedger()
-    judged = [ledger.judge(failure(phase), 0.0) for phase in ("unknown", "unknown", "decode", "decode", "unknown")]
+    judged = [ledger.classify(failure(phase), 0.0) for phase in ("unknown", "unknown", "decode", "decode", "unknown")]
     assert judged == ["new", "repeated", "explained", "repeated", "repeated"]
 
 
 def test_an_unknown_line_that_repeated_a_known_failure_is_not_explained_later() -> None:
     ledger = OutOfMemoryLedger()
-    judged = [ledger.judge(failure("decode"), 0.0), ledger.judge(failure("unknown"), 9.0)]
-    assert [*judged, ledger.judge(failure("prefill"), 12.0)] == ["new", "repeated", "new"]
+    judged = [ledger.classify(failure("decode"), 0.0), ledger.classify(failure("unknown"), 9.0)]
+    assert [*judged, ledger.classify(failure("prefill"), 12.0)] == ["new", "repeated", "new"]
 
 
 def test_two_known_phases_are_two_failures() -> None:
     ledger = OutOfMemoryLedger()
-    assert [ledger.judge(failure("prefill"), 0.0), ledger.judge(failure("decode"), 0.0)] == ["new", "new"]
+    assert [ledger.classify(failure("prefill"), 0.0), ledger.classify(failure("decode"), 0.0)] == ["new", "new"]
 
 
 def test_a_failure_long_after_the_last_is_a_new_one() -> None:
     ledger = OutOfMemoryLedger()
-    ledger.judge(failure("decode"), 0.0)
-    assert ledger.judge(failure("decode"), REPEAT_SECONDS + 0.1) == "new"
+    ledger.classify(failure("decode"), 0.0)
+    assert ledger.classify(failure("decode"), REPEAT_SECONDS + 0.1) == "new"
 
 
 def test_a_failure_after_a_restart_repeats_nothing() -> None:
     ledger = OutOfMemoryLedger()
-    ledger.judge(failure("startup"), 0.0)
+    ledger.classify(failure("startup"), 0.0)
     ledger.forget()
-    assert ledger.judge(failure("startup"), 1.0) == "new"
+    assert ledger.classify(failure("startup"), 1.0) == "new"
 
 
 @pytest.mark.parametrize("first", [0, 3])

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.state.profiles import PROFILES, Profile
-from sglang_tuning_exporter.state.signals import ALL_IDLE, NOWHERE, SIGNALS, STATES, Elsewhere, Judge, Signal, named
+from sglang_tuning_exporter.state.signals import (
+    ALL_IDLE,
+    NO_OTHER_WAITS,
+    SIGNALS,
+    STATES,
+    Classifier,
+    OtherWaits,
+    Signal,
+    named,
+)
 
 
 @dataclass(slots=True)
@@ -27,14 +36,14 @@ class Observation:
     running_limit: float | None = None
     largest_captured: int | None = None
     without_graph: str = ""
-    elsewhere: Elsewhere = NOWHERE
+    elsewhere: OtherWaits = NO_OTHER_WAITS
 
 
 def classify(seen: Observation, profile: Profile) -> dict[Signal, str]:
     """Judge one observation."""
     if not seen.serving:
         return named(ALL_IDLE)
-    judge = Judge(profile, seen.running_limit, seen.largest_captured, seen.without_graph)
+    judge = Classifier(profile, seen.running_limit, seen.largest_captured, seen.without_graph)
     return named(
         judge.serving(
             seen.running,
@@ -65,9 +74,9 @@ BUSY = Observation(serving=True, running=8, queued=4, usage=0.5, graph=True, run
         running_limit=st.none() | st.floats(0, 1e5),
         largest_captured=st.none() | st.integers(0, 1000),
         without_graph=st.sampled_from(["", "disabled", "unsupported"]),
-        elsewhere=st.just(NOWHERE)
+        elsewhere=st.just(NO_OTHER_WAITS)
         | st.builds(
-            Elsewhere,
+            OtherWaits,
             grammar=st.floats(0, 1e4),
             disaggregation=st.floats(0, 1e4),
             full_usage=st.none() | st.floats(0, 1),
@@ -131,15 +140,15 @@ def test_the_pool_is_well_used_from_nine_tenths_on(usage: float | None, state: s
         (replace(BUSY, running=64, usage=0.95), "running_limit"),
         (replace(BUSY, running=64, running_limit=None), "held_back"),
         (replace(BUSY, prefill_full=True), "prefill_bound"),
-        (replace(BUSY, elsewhere=Elsewhere(recovering=True)), "recovering"),
-        (replace(BUSY, elsewhere=Elsewhere(grammar=5)), "grammar_queue"),
-        (replace(BUSY, elsewhere=Elsewhere(grammar=4)), "held_back"),
-        (replace(BUSY, queued=0, elsewhere=Elsewhere(grammar=1)), "grammar_queue"),
-        (replace(BUSY, elsewhere=Elsewhere(disaggregation=5)), "pd_queue"),
-        (replace(BUSY, elsewhere=Elsewhere(grammar=5, disaggregation=6)), "pd_queue"),
-        (replace(BUSY, usage=0.95, elsewhere=Elsewhere(disaggregation=5)), "pool_full"),
-        (replace(BUSY, usage=0.95, elsewhere=Elsewhere(full_usage=0.3)), "hybrid_pool_full"),
-        (replace(BUSY, usage=0.95, elsewhere=Elsewhere(full_usage=0.95)), "pool_full"),
+        (replace(BUSY, elsewhere=OtherWaits(recovering=True)), "recovering"),
+        (replace(BUSY, elsewhere=OtherWaits(grammar=5)), "grammar_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(grammar=4)), "held_back"),
+        (replace(BUSY, queued=0, elsewhere=OtherWaits(grammar=1)), "grammar_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(disaggregation=5)), "pd_queue"),
+        (replace(BUSY, elsewhere=OtherWaits(grammar=5, disaggregation=6)), "pd_queue"),
+        (replace(BUSY, usage=0.95, elsewhere=OtherWaits(disaggregation=5)), "pool_full"),
+        (replace(BUSY, usage=0.95, elsewhere=OtherWaits(full_usage=0.3)), "hybrid_pool_full"),
+        (replace(BUSY, usage=0.95, elsewhere=OtherWaits(full_usage=0.95)), "pool_full"),
     ],
 )
 def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security import uvicorn_server as wire
 from sglang_tuning_exporter.serve.security.active_config import Door
-from sglang_tuning_exporter.serve.security.guard import Bucket
+from sglang_tuning_exporter.serve.security.guard import TokenBucket
 from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords
 from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, Refused, parse
 
@@ -536,7 +536,7 @@ def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() ->
     assert other is not None
     assert (limit.interval, other.interval) == (0.5, 90.0)
     assert parse("rate_limit: {interval: 0, burst: 2}").rate_limit is None
-    bucket = Bucket()
+    bucket = TokenBucket()
     assert [bucket.gives(limit, 0.0) for _ in range(3)] == [True, True, False]
     assert [bucket.gives(limit, 0.5), bucket.gives(limit, 0.6)] == [True, False]
     assert [bucket.gives(limit, 99.0) for _ in range(3)] == [True, True, False]

@@ -278,7 +278,7 @@ class Sidecar:
         assert outcome.error is not None
         health, error = self.health, outcome.error
         self.state.lost_scrape(time.monotonic(), gone=error.reason in GONE)
-        why = self._outage.judge(error, self.state, time.monotonic())
+        why = self._outage.explain(error, self.state, time.monotonic())
         if health.up is not False or health.reason != why.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, why.message)
             if why.reason == "http_404":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
 
-class Judged(Samples, Protocol):
+class JudgedSamples(Samples, Protocol):
     """Samples of what the exporter found as well."""
 
     def found(self, row: Diagnosis) -> bool:
@@ -44,7 +44,7 @@ def is_evaluated(row: Diagnosis, profile: str) -> bool:
     return row.condition.is_in_logs and (not row.profiles or profile in row.profiles)
 
 
-def fires(row: Diagnosis, samples: Judged) -> bool:
+def fires(row: Diagnosis, samples: JudgedSamples) -> bool:
     """Evaluate it over samples of a log."""
     if not row.condition.fires(samples) or (row.needs_advice and not samples.found(row)):
         return False

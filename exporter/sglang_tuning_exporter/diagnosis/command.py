@@ -94,7 +94,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _Launch:
     """What the command line is made from."""
 
     args: Mapping[str, object]
@@ -130,7 +130,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
     release = facts.release
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
-    server = _Server(facts.args, release, release != releases()[-1])
+    server = _Launch(facts.args, release, release != releases()[-1])
     given = _given(server)
     wanted = _renamed(changes, server)
     told, left_out = [], []
@@ -163,12 +163,12 @@ def typed_args(facts: ServerFacts) -> dict[str, object] | None:
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
     if known is None or known[0] is not facts.args or known[1] != facts.revision:
-        given = _given(_Server(facts.args, release, release != releases()[-1]))
+        given = _given(_Launch(facts.args, release, release != releases()[-1]))
         known = facts.typed = (facts.args, facts.revision, given)
     return dict(known[2])
 
 
-def _given(server: _Server) -> dict[str, object]:
+def _given(server: _Launch) -> dict[str, object]:
     """Give the arguments that the command line must hold, by name, the model first; values are flag values."""
     args = server.args
     given: dict[str, object] = {"model_path": args["model_path"]}
@@ -183,7 +183,7 @@ def _given(server: _Server) -> dict[str, object]:
     return given
 
 
-def _is_left_out(server: _Server, flag: Flag, value: object) -> bool:
+def _is_left_out(server: _Launch, flag: Flag, value: object) -> bool:
     arg = flag.arg
     if (
         value is None or _same(value, flag.default) or arg == "cuda_graph_config"
@@ -208,34 +208,34 @@ def _is_empty(value: object) -> bool:
     return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
-def _is_the_model(server: _Server, value: object) -> bool:
+def _is_the_model(server: _Launch, value: object) -> bool:
     return value == server.args["model_path"]
 
 
-def _is_drawn(server: _Server, value: object) -> bool:
+def _is_drawn(server: _Launch, value: object) -> bool:
     del server
     return not isinstance(value, int) or value >= _GIVEN_SEED_BELOW
 
 
-def _balances_as_usual(server: _Server, value: object) -> bool:
+def _balances_as_usual(server: _Launch, value: object) -> bool:
     return value == "round_robin" and server.args.get("disaggregation_mode") in (None, "null", "decode")
 
 
-def _is_the_targets(server: _Server, value: object) -> bool:
+def _is_the_targets(server: _Launch, value: object) -> bool:
     return value == server.args.get("quantization")
 
 
-def _compiles_nothing(server: _Server, value: object) -> bool:
+def _compiles_nothing(server: _Launch, value: object) -> bool:
     del value
     return not server.args.get("enable_torch_compile")
 
 
-def _lists_the_usual(server: _Server, value: object) -> bool:
+def _lists_the_usual(server: _Launch, value: object) -> bool:
     del server
     return not isinstance(value, list) or _follows_from_its_largest(value)
 
 
-def _undo_dp_attention(server: _Server, given: dict[str, object]) -> None:
+def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
     args, ranks = server.args, server.attention_ranks
     if not args.get("enable_dp_attention") and ranks == 1:
         return
@@ -255,7 +255,7 @@ def _undo_dp_attention(server: _Server, given: dict[str, object]) -> None:
             given["attn_dp_size"] = ranks
 
 
-def _undo_graph_config(server: _Server, given: dict[str, object]) -> None:
+def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
     """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON itself would fix every size list that follows from others."""
     config = server.args.get("cuda_graph_config")
     if not isinstance(config, dict) or server.args.get("device") == "cpu":  # a CPU server has no graphs to tell of
@@ -294,14 +294,14 @@ def _follows_from_its_largest(sizes: list[object]) -> bool:
     return set(range(step, min(figures[-1], 64) + 1, step)) <= set(figures)
 
 
-def _follows_from_the_chunk(server: _Server, most: object) -> bool:
+def _follows_from_the_chunk(server: _Launch, most: object) -> bool:
     """Say whether the most tokens of a prefill graph is what SGLang takes when it is not told."""
     chunk, pool = server.args.get("chunked_prefill_size"), server.args.get("max_total_tokens")
     limits = {limit for limit in (chunk, pool) if isinstance(limit, int) and limit > 0}
     return most in limits | {2048, 4096, 8192}
 
 
-def _follows_from_the_machine(server: _Server, most: object) -> bool:
+def _follows_from_the_machine(server: _Launch, most: object) -> bool:
     """Say whether the largest decode batch of a graph is one that SGLang chooses by the GPU's memory and TP, or a cap.
 
     From 0.5.14 on what was given by a flag stands beside it, so this only concerns what came by the JSON. Written out, a
@@ -312,7 +312,7 @@ def _follows_from_the_machine(server: _Server, most: object) -> bool:
     return most in _GRAPH_SIZES_BY_MACHINE or most in (requests, share)
 
 
-def _renamed(changes: Mapping[str, object], server: _Server) -> dict[str, object]:
+def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object]:
     """Give the changes under the names that the release has, with what else must change for them to act."""
     wanted = dict(changes)
     for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
@@ -331,7 +331,7 @@ def _renamed(changes: Mapping[str, object], server: _Server) -> dict[str, object
     return wanted
 
 
-def _switch_decode_graphs_on(server: _Server, wanted: dict[str, object]) -> None:
+def _switch_decode_graphs_on(server: _Launch, wanted: dict[str, object]) -> None:
     """Take away whichever of the off-switches is there."""
     for arg in _DECODE_GRAPH_OFF:
         wanted.pop(arg, None)
@@ -341,7 +341,7 @@ def _switch_decode_graphs_on(server: _Server, wanted: dict[str, object]) -> None
         wanted["cuda_graph_backend_decode"] = None
 
 
-def _was_given(server: _Server, listed: str) -> bool:
+def _was_given(server: _Launch, listed: str) -> bool:
     sizes = server.args.get(listed)
     config = server.args.get("cuda_graph_config")
     if not isinstance(sizes, list) and isinstance(config, dict) and isinstance(config.get("decode"), dict):
@@ -349,7 +349,7 @@ def _was_given(server: _Server, listed: str) -> bool:
     return isinstance(sizes, list) and bool(sizes) and not _follows_from_its_largest(sizes)
 
 
-def _decode_backend(server: _Server) -> object:
+def _decode_backend(server: _Launch) -> object:
     config = server.args.get("cuda_graph_config")
     decode = config.get("decode") if isinstance(config, dict) else None
     return decode.get("backend") if isinstance(decode, dict) else server.args.get("cuda_graph_backend_decode")
@@ -360,7 +360,7 @@ def _ordinary(arg: str, value: object) -> Flag:
     return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
 
 
-def _secret_flags(server: _Server, given: Mapping[str, object]) -> list[str]:
+def _secret_flags(server: _Launch, given: Mapping[str, object]) -> list[str]:
     names = ("api_key", "admin_api_key")
     flags = [flag_of(name, server.release) for name in names if name not in given and is_secret(name)]
     return [flag.flag for flag in flags if flag is not None]
@@ -435,7 +435,7 @@ def _shown(value: object) -> str:
 
 
 # Arguments that the server takes from others, or draws, when they are not given.
-_FOLLOWS: dict[str, Callable[[_Server, object], bool]] = {
+_FOLLOWS: dict[str, Callable[[_Launch, object], bool]] = {
     "tokenizer_path": _is_the_model,
     "served_model_name": _is_the_model,
     "random_seed": _is_drawn,

@@ -103,7 +103,7 @@ class Past:
 
     `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
     `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
-    `starts` the starts of the last half hour. `troubles` are the ids of `Source` rows that the exporter itself sees.
+    `starts` the starts of the last half hour. `troubles` are the ids of `SourceTrouble` rows that the exporter itself sees.
     `longest_answer` are the tokens that 99 % of the answers that ended in it end within, `fixed_answer` those of an answer where
     nearly all are of one length. `last_seen` gives when an event, by
     its name, or a state, by signal and state, was last seen; `now` is on the same clock. `knows_waits`: it is known how fast

@@ -41,7 +41,7 @@ _PREFILL_ROWS = _WAITING_ROWS | {"prefill_bound", "admission_too_conservative", 
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ObservedLoad:
     """What a proof looks at: the past, the trouble in it, and what was typed."""
 
     past: Past
@@ -76,7 +76,7 @@ def _held_tokens(past: Past) -> float | None:
     return usage * (sum(pools) / len(pools)) / running
 
 
-def _radix_cache(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Without the radix cache each request holds and computes its whole prompt, also what others share."""
     prompt, held, seen = mean_prompt(load.past), _held_tokens(load.past), load.seen
     if prompt is not None and prompt < SHORT_PROMPT:
@@ -94,7 +94,7 @@ def _radix_cache(suspect: Suspect, current: float | str, load: Load) -> Named | 
     return Named(suspect, current, 0.0, gain, rows) if rows else None
 
 
-def _prefill_limit(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """A prefill batch ends at this many tokens, so beside a larger chunk it is the limit."""
     chunk = load.typed.get("chunked_prefill_size")
     default = usual(suspect, load.past.facts.release or "")
@@ -111,7 +111,7 @@ def _prefill_limit(suspect: Suspect, current: float | str, load: Load) -> Named 
     return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead")
 
 
-def _small_chunk(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     ranks = _ranks(load.typed)
     prompt, reserve = mean_prompt(load.past), load.past.facts.reserve_gb
     if not isinstance(current, float) or (reserve is not None and reserve < load.past.profile.reserve_lower_gb):
@@ -127,7 +127,7 @@ def _small_chunk(suspect: Suspect, current: float | str, load: Load) -> Named | 
     return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
 
 
-def _no_chunks(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Without chunks a long prompt is computed in one piece, and every running request waits for it."""
     prompt, seen = mean_prompt(load.past), load.seen
     if prompt is None or prompt < LONG_PROMPT or not ({"tokens", "prefill", "first_tokens"} & seen):
@@ -151,7 +151,7 @@ def air(page: float, request: float) -> float:
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
 
-def _pages(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     request = _request_tokens(load.past)
     wants_room = bool(_WANT_ROOM & load.seen)
     # At the running limit a smaller page is what lets it be raised, once usage does not.
@@ -177,7 +177,7 @@ def _request_tokens(past: Past) -> float | None:
     return prompt + answer / 2 if prompt is not None else None
 
 
-def _pool_cap(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """The pool is as large as the flag allows, and full: of tokens, or of what requests are going to use."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
     is_full = "pool" in load.seen or ("held" in load.seen and _is_promised(load.past))
@@ -192,7 +192,7 @@ def _is_promised(past: Past) -> bool:
     return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
 
 
-def _adapters(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Requests of an adapter that has no slot wait, whatever room there is."""
     paths = load.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
@@ -203,14 +203,14 @@ def _adapters(suspect: Suspect, current: float | str, load: Load) -> Named | Non
     return Named(suspect, current, float(adapters + 1), gain, rows, "instead")
 
 
-def _prefill_requests(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     if not isinstance(current, float) or "held" not in load.seen:
         return None
     gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
     return Named(suspect, current, None, gain, _WAITING_ROWS, "instead")
 
 
-def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Between long prompts as many steps as the objective for tokens needs protect it, and are not the first to give up."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
@@ -220,18 +220,18 @@ def _decode_interval(suspect: Suspect, current: float | str, load: Load) -> Name
     return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
 
 
-def _reserve(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Less is kept free only where nothing is retracted. Up to 1.3 it is what the guide sets against retractions."""
     return None if load.past.retractions else Named(suspect, current, suspect.suggested)
 
 
-def _padding(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     if "eager" not in load.seen:
         return None
     return Named(suspect, current, 0.0, "", frozenset({"cuda_graph_off"}), "instead")
 
 
-def _queue_limit(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     # While the running limit holds requests back, raising that one is what lets more be answered.
     if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
         return None
@@ -239,24 +239,24 @@ def _queue_limit(suspect: Suspect, current: float | str, load: Load) -> Named | 
     return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
 
 
-def _watchdog(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     if "hang" not in load.seen:
         return None
     return Named(suspect, current, usual(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"}))
 
 
-def _speculation(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """No row of its own: only a large batch makes it a suspect."""
     running = load.past.recent.mean("running")
     return Named(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
 
 
-def _warmup(suspect: Suspect, current: float | str, load: Load) -> Named | None:
+def _warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """No row of its own: only the first requests after a start are slow for want of it."""
     return Named(suspect, current, 0.0) if load.past.starts else None
 
 
-PROOFS: dict[str, Callable[[Suspect, float | str, Load], Named | None]] = {
+PROOFS: dict[str, Callable[[Suspect, float | str, ObservedLoad], Named | None]] = {
     "radix_cache": _radix_cache,
     "prefill_limit": _prefill_limit,
     "small_chunk": _small_chunk,

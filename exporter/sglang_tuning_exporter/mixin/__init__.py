@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.mixin import alerts, boards, diagnoses, tables
-from sglang_tuning_exporter.mixin import static as carried
+from sglang_tuning_exporter.mixin import alerts, boards, diagnoses, static, tables
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, a duration would be none, or longer than Prometheus can say
@@ -20,7 +19,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         **alerts.files(time_scale, links),
         **runbooks.files(),
         **boards.files(),
-        **carried.files(),
+        **static.files(),
         "docs/sources.md": tables.sources_page(),
         "docs/diagnoses.md": diagnoses.page(),
     }

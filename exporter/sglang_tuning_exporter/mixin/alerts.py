@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Advice, Links, description, in_force
+from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, AdviceAnnotations, Links, description, in_force
 from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
 
@@ -53,7 +53,7 @@ class Rule:
     @property
     def annotations(self) -> dict[str, str]:
         """What it tells people, by the annotation's name; those without words are left out."""
-        turn, advice = self.row.turn.told(in_force()), Advice(self.row)
+        turn, advice = self.row.turn.told(in_force()), AdviceAnnotations(self.row)
         told = {
             "summary": self.row.summary,
             "description": description(self.row),

@@ -116,7 +116,7 @@ def description(row: Diagnosis) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class AdviceAnnotations:
     """What to do, as annotations: the exporter's advice while it sees the same, else the guide's words.
 
     All of it comes from one series, so that the flag, its present value and the value to try belong together.

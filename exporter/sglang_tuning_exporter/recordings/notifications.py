@@ -72,7 +72,7 @@ class Receiver:
     """A webhook on a port of its own that hands every message on as Python objects."""
 
     def __init__(self, address: Address, on_message: Callable[[Any], None]) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class WebhookHandler(BaseHTTPRequestHandler):
             timeout = 10
 
             def do_POST(self) -> None:
@@ -99,7 +99,7 @@ class Receiver:
                 """Say nothing: what arrives is printed by its taker."""
 
         try:
-            self._server = ThreadingHTTPServer((address.host, address.port), Handler)
+            self._server = ThreadingHTTPServer((address.host, address.port), WebhookHandler)
         except OSError as error:
             raise UsageError(
                 f"--listen-address={address}: {error.strerror or error}; give another port or address"

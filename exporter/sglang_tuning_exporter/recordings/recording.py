@@ -58,7 +58,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Scrape:
+class RecordedScrape:
     """The exact text of one scrape of `/metrics`, at its position in seconds."""
 
     at: float
@@ -66,7 +66,7 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Transition:
     """From this position in seconds on, the server is in this condition."""
 
     at: float
@@ -92,8 +92,8 @@ class Recording:
     sglang_version: str | None
     note: str
     lines: tuple[LogLine, ...]
-    scrapes: tuple[Scrape, ...]
-    turns: tuple[Turn, ...]
+    scrapes: tuple[RecordedScrape, ...]
+    turns: tuple[Transition, ...]
     loads: tuple[tuple[float, float], ...]
     server_info: bytes | None
 
@@ -112,7 +112,7 @@ class Recording:
         """The position where the last load ends; the length of the recording when there is none."""
         return self.loads[-1][1] if self.loads else self.length_seconds
 
-    def scrape_at(self, position: float) -> Scrape | None:
+    def scrape_at(self, position: float) -> RecordedScrape | None:
         """Give the latest scrape at this position, before the first one the first one; None without any scrape."""
         index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)
         return self.scrapes[max(0, index - 1)] if self.scrapes else None
@@ -199,8 +199,8 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         sglang_version=str(about["sglang_version"]) if about.get("sglang_version") is not None else None,
         note=str(about.get("note", "")),
         lines=tuple(LogLine(max(0.0, line.at - zero), line.text) for line in moments),
-        scrapes=tuple(Scrape(max(0.0, at - zero), text) for at, text in scrapes),
-        turns=tuple(Turn(max(0.0, turn.at - zero), turn.condition) for turn in turns),
+        scrapes=tuple(RecordedScrape(max(0.0, at - zero), text) for at, text in scrapes),
+        turns=tuple(Transition(max(0.0, turn.at - zero), turn.condition) for turn in turns),
         loads=tuple((max(0.0, begin - zero), max(0.0, end - zero)) for begin, end in _loads(events, moments, zero)),
         server_info=_server_info(files, name),
     )
@@ -318,24 +318,24 @@ def _ready_moment(events: list[_Event], moments: list[LogLine]) -> float | None:
     return None
 
 
-def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Turn]:
+def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Transition]:
     if ready is None:
         return []
-    turns = [Turn(ready, "ready")]
+    turns = [Transition(ready, "ready")]
     for index, event in enumerate(events):
         later = events[index + 1 :]
         again = next((other.at for other in later if other.name == "start"), None)
         # The end of the last run is no turn: after it the last scrape stays served.
         if event.at <= ready or again is None or not (event.name == "exit" or event.name.startswith("SIGKILL")):
             continue
-        turns.append(Turn(event.at, "away"))
+        turns.append(Transition(event.at, "away"))
         back = next((other.at for other in later if other.name == "ready"), None)
         # The HTTP server answers scrapes before the model is ready; the first scrape that came back shows from when.
         answered = next((at for at in scrapes if at > again), None)
         if answered is not None and (back is None or answered < back):
-            turns.append(Turn(answered, "starting"))
+            turns.append(Transition(answered, "starting"))
         if back is not None:
-            turns.append(Turn(back, "ready"))
+            turns.append(Transition(back, "ready"))
     return turns
 
 

@@ -54,8 +54,8 @@ def run(
     if output is not None:
         _check_output(output, *(part for part in (read, others) if part is not None))
     judged = PROFILES[profile].with_thresholds(own_thresholds or {})
-    night = Reading(read, judged)
-    before = None if others is None else _compared(Reading(others, judged), night)
+    night = ReadLogs(read, judged)
+    before = None if others is None else _compared(ReadLogs(others, judged), night)
     document = cleaned(build(night.input, night.analysis, before))
     if format == "json":
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -71,7 +71,7 @@ def run(
     return SOMETHING_TO_CHANGE if wrong else NOTHING_TO_CHANGE
 
 
-class Reading:
+class ReadLogs:
     """Logs read to their end. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
 
     def __init__(self, logs: Logs, profile: Profile) -> None:
@@ -108,11 +108,11 @@ class Reading:
 
 def report(logs: Logs, profile: Profile) -> Document:
     """Make the report's document. Raises `UsageError` for input that cannot be read or is no log of SGLang."""
-    reading = Reading(logs, profile)
+    reading = ReadLogs(logs, profile)
     return build(reading.input, reading.analysis)
 
 
-def _compared(before: Reading, after: Reading) -> Against:
+def _compared(before: ReadLogs, after: ReadLogs) -> Against:
     """Compare the starts that the two reports judge."""
     old, new = before.analysis.conclude(), after.analysis.conclude()
     was, now = Arguments.of(old.facts), Arguments.of(new.facts)

@@ -36,7 +36,7 @@ Submit: TypeAlias = "Callable[[bytes, bytes, float | None], Future[bytes]]"
 Wait: TypeAlias = "Callable[[Future[bytes]], Answer]"
 
 
-class Piece(NamedTuple):
+class LogPart(NamedTuple):
     """A part of a log: its text, that of the part after it, and what reads it."""
 
     text: bytes
@@ -53,16 +53,16 @@ class _Sent:
     answer: Future[bytes] | None = None
 
 
-def alone(blocks: Iterable[bytes], reader: LogReader, pace: float | None) -> Iterator[Piece]:
+def alone(blocks: Iterable[bytes], reader: LogReader, pace: float | None) -> Iterator[LogPart]:
     """Read blocks one after the other."""
     part = b""
     for block in blocks:
         for following in cut(block, pace):
             if part:
-                yield Piece(part, following, partial(reader.feed_runs, part))
+                yield LogPart(part, following, partial(reader.feed_runs, part))
             part = following
     if part:
-        yield Piece(part, b"", partial(reader.feed_runs, part))
+        yield LogPart(part, b"", partial(reader.feed_runs, part))
 
 
 class Ahead:
@@ -80,7 +80,7 @@ class Ahead:
         self._mark: Mark | None = None
         self._packed = b""
 
-    def pieces(self, blocks: Iterable[bytes]) -> Iterator[Piece]:
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[LogPart]:
         """Read blocks: the same pieces as `alone` gives, with the same events."""
         rest = iter(blocks)
         self._fill(rest)
@@ -97,7 +97,7 @@ class Ahead:
                 reading = [partial(self._take, part) for part in answer.parts]
                 reading[-1] = partial(self._take, answer.parts[-1], answer.remembered)
             for text, following, events in zip(texts, [*texts[1:], after], reading, strict=True):
-                yield Piece(text, following, events)
+                yield LogPart(text, following, events)
 
     def _fill(self, blocks: Iterator[bytes]) -> None:
         while len(self._sent) < self._depth and (block := next(blocks, None)) is not None:

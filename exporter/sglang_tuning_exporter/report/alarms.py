@@ -16,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.promql import KNOWN, duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, Samples, Shares, increase_of
+from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares, increase_of
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START
 
@@ -154,8 +154,8 @@ class AlarmClock(Evaluations):
         self._forget()
 
     def _forget(self) -> None:
-        self._seconds: dict[int | None, Samples[tuple[float, ...]]] = {}
-        self._counts: dict[str, dict[int | None, Samples[float]]] = {event: {} for event in self._kept}
+        self._seconds: dict[int | None, SampleSeries[tuple[float, ...]]] = {}
+        self._counts: dict[str, dict[int | None, SampleSeries[float]]] = {event: {} for event in self._kept}
         self._left: dict[int | None, tuple[float, float]] = {}  # GPU memory of each rank, GB, and when it was told last
         self._active: dict[str, float] = {}  # when each diagnosis was seen to hold last
 
@@ -189,7 +189,7 @@ class AlarmClock(Evaluations):
         """Keep what a Prometheus would have scraped just now."""
         for rank in state.schedulers:
             seconds = rank.totals.seconds
-            told = self._seconds.setdefault(rank.dp, Samples(_LONGEST))
+            told = self._seconds.setdefault(rank.dp, SampleSeries(_LONGEST))
             told.add(now, tuple([seconds[place] for place in COUNTED]))
             self._counted(RETRACTION, rank.dp, now, rank.totals.counts["retraction_events"])
         if not state.ranks:
@@ -208,7 +208,7 @@ class AlarmClock(Evaluations):
     def _counted(self, event: str, dp: int | None, now: float, count: float) -> None:
         counts = self._counts[event]
         if dp not in counts:
-            counts[dp] = Samples(self._kept[event])
+            counts[dp] = SampleSeries(self._kept[event])
         counts[dp].add(now, count)
 
 
@@ -224,7 +224,7 @@ def _count(event: str, state: ServerState, unrecognised: float) -> float:
     return others[event] if event in others else state.liveness[event]
 
 
-def _forget_gone(by_rank: dict[int | None, Samples[_T]], now: float) -> None:
+def _forget_gone(by_rank: dict[int | None, SampleSeries[_T]], now: float) -> None:
     """A scheduler that is not told of any more leaves the windows."""
     for dp, series in list(by_rank.items()):
         series.prune(now)
@@ -239,8 +239,8 @@ class _Sampled:
     limits: Profile
     state: ServerState
     now: float
-    seconds: dict[int | None, Samples[tuple[float, ...]]]
-    counts: dict[str, dict[int | None, Samples[float]]]
+    seconds: dict[int | None, SampleSeries[tuple[float, ...]]]
+    counts: dict[str, dict[int | None, SampleSeries[float]]]
     left: dict[int | None, tuple[float, float]]
     active: dict[str, float]
     over: dict[str, Shares] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
 from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
-from sglang_tuning_exporter.report.runs import Judged, Runs
+from sglang_tuning_exporter.report.runs import JudgedRun, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
 from sglang_tuning_exporter.report.sightings import Sightings
 from sglang_tuning_exporter.sglang.events import (
@@ -99,7 +99,7 @@ class Analysis:
         self.course = Course(lambda: self.state.served_seconds)
         self._sampler = Sampler(self.state)
         self._runs = Runs(self.state, profile, self._sampler, self.course)
-        self._judged: Judged | None = None
+        self._judged: JudgedRun | None = None
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
@@ -291,7 +291,7 @@ class Analysis:
         """Seconds and counts of all ranks, added up."""
         return self.state.totals()
 
-    def conclude(self) -> Judged:
+    def conclude(self) -> JudgedRun:
         """Judge the last start with enough load, or the last one that failed: the log has ended."""
         if self._judged is None:
             self.state.settle(self._now)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.report.alarms import Span
     from sglang_tuning_exporter.report.analysis import Analysis
-    from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
+    from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
     from sglang_tuning_exporter.report.phases import MemoryTrail, Phase, Run
-    from sglang_tuning_exporter.report.runs import Judged
+    from sglang_tuning_exporter.report.runs import JudgedRun
 
 
 def phases_document(analysis: Analysis) -> list[Document]:
@@ -61,7 +61,7 @@ def starts_document(analysis: Analysis) -> list[Document]:
     return [_start(run, analysis.begin) for run in analysis.runs]
 
 
-def judged_document(judged: Judged, analysis: Analysis) -> Document:
+def judged_document(judged: JudgedRun, analysis: Analysis) -> Document:
     """Write which start verdict, findings, shares and command line are of."""
     run = judged.run
     begin = analysis.begin or 0.0
@@ -74,7 +74,7 @@ def judged_document(judged: Judged, analysis: Analysis) -> Document:
     }
 
 
-def earlier_document(judged: Judged, analysis: Analysis) -> list[Document]:
+def earlier_document(judged: JudgedRun, analysis: Analysis) -> list[Document]:
     """Write what limited the other starts, and whether it is over."""
     return [
         {
@@ -157,7 +157,7 @@ def _changed(change: ArgChange) -> dict[str, Any]:
     return {"arg": change.arg, "flag": change.flag, "before": change.before, "after": change.after}
 
 
-def change_document(change: Change) -> Document:
+def change_document(change: Comparison) -> Document:
     """Write what became of a server from one run to another."""
     return {
         "overall": change.overall,

@@ -184,7 +184,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Comparison:
     """What became of a server from one run to another."""
 
     rows: tuple[Row, ...]
@@ -232,7 +232,7 @@ def compare(
     verdict_before: str = "",
     *,
     known: bool = True,
-) -> Change:
+) -> Comparison:
     """Say what got better or worse, and whether the change of arguments is the likely cause.
 
     `verdict_before` is what limited the server then; `known`: both runs printed their arguments.
@@ -242,13 +242,13 @@ def compare(
     failed = [row for row in rows if row.unit == "count" and row.name.startswith("out-of-memory")]
     if not (before.enough and after.enough) and not any(row.direction == "worse" for row in failed):
         words = f"Too little was served to compare: {before.serving_seconds:.0f} s before, {after.serving_seconds:.0f} s after."
-        return Change(rows, changed, "not_comparable", "none", words)
+        return Comparison(rows, changed, "not_comparable", "none", words)
     directions = {row.direction for row in rows}
     overall: Overall = "same"
     if "better" in directions or "worse" in directions:
         overall = "mixed" if {"better", "worse"} <= directions else "better" if "better" in directions else "worse"
     cause, because = _cause(changed, overall, verdict_before, load, known=known)
-    return Change(rows, changed, overall, cause, f"{_outcome(overall, rows)} {because}")
+    return Comparison(rows, changed, overall, cause, f"{_outcome(overall, rows)} {because}")
 
 
 def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) -> Row | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.report.alarms import Span
     from sglang_tuning_exporter.report.analysis import Analysis
-    from sglang_tuning_exporter.report.comparison import Change
+    from sglang_tuning_exporter.report.comparison import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Against:
     """What the logs are compared with: the other logs, and what became of the server from then to now."""
 
     sources: list[str]
-    change: Change
+    change: Comparison
 
 
 def build(given: Input, analysis: Analysis, against: Against | None = None) -> Document:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.report.comparison import ArgChange
     from sglang_tuning_exporter.report.phases import Run
-    from sglang_tuning_exporter.report.runs import Judged
+    from sglang_tuning_exporter.report.runs import JudgedRun
 
 CRASH = "crash"
 
@@ -40,7 +40,7 @@ class Trouble:
         return f"{text} Not seen again." if self.is_over else text
 
 
-def troubles(runs: Iterable[Run], judged: Judged) -> list[Trouble]:
+def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[Trouble]:
     """Give the troubles of all starts but the judged one, in their order."""
     found: list[Trouble] = []
     told = list(runs)
@@ -58,7 +58,7 @@ def troubles(runs: Iterable[Run], judged: Judged) -> list[Trouble]:
     return found
 
 
-def _of(run: Run, following: Run | None, judged: Judged) -> Iterator[Trouble]:
+def _of(run: Run, following: Run | None, judged: JudgedRun) -> Iterator[Trouble]:
     now = {finding.diagnosis.id for finding in judged.judgement.findings}
     later = judged.run is not None and judged.run.number > run.number and judged.judgement.past.enough
     for each in run.found:

@@ -46,7 +46,7 @@ def shown(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Source:
+class LogSource:
     """One file or stream. A pipe can be read once, so its first block is kept."""
 
     name: str
@@ -162,7 +162,7 @@ class _Watched:
     """A stream that tells its source how much was read of it."""
 
     stream: IO[bytes]
-    source: Source
+    source: LogSource
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(size)
@@ -187,21 +187,21 @@ def _told(name: str) -> Iterator[None]:
         raise UsageError(f"{shown(name)}: {reason}; give a log, or how much to read at most with --max-gb") from None
 
 
-def because(sources: Sequence[Source]) -> str:
+def because(sources: Sequence[LogSource]) -> str:
     """Give the notes, to stand behind an error."""
     return "".join(f" ({note})" for source in sources for note in source.notes)
 
 
-def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
+def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[LogSource]:
     """Find the files that arguments name: paths, globs, and - for standard input. Raises `UsageError` where there is none."""
-    found: list[Source] = []
+    found: list[LogSource] = []
     known: set[tuple[int, int]] = set()
     for argument in arguments:
         if argument == STDIN:
             if stdin is None:
                 raise UsageError("-: there is no standard input; give a file")
             if not any(source.name == STDIN for source in found):
-                found.append(Source(STDIN, stdin))
+                found.append(LogSource(STDIN, stdin))
             continue
         names = [argument]
         if glob.has_magic(argument) and not Path(argument).exists():
@@ -218,14 +218,14 @@ def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
     return found
 
 
-def _opened(name: str, status: os.stat_result) -> Source:
+def _opened(name: str, status: os.stat_result) -> LogSource:
     if stat.S_ISDIR(status.st_mode):
         raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
     if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
         raise UsageError(f"{shown(name)}: is a device; give a file, or - for standard input")
     with _told(name):
         pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
-    return Source(name, pipe)
+    return LogSource(name, pipe)
 
 
 def _rotation_order(name: str) -> tuple[int, int]:
@@ -235,19 +235,19 @@ def _rotation_order(name: str) -> tuple[int, int]:
     return (0, int(re.sub(r"\D", "", match["date"]))) if match["date"] else (1, -int(match["number"]))
 
 
-def _by_name(source: Source) -> tuple[tuple[int, int], list[str | int]]:
+def _by_name(source: LogSource) -> tuple[tuple[int, int], list[str | int]]:
     parts = re.split(r"(\d+)", _ROTATED.sub("", source.name, count=1))
     return _rotation_order(source.name), [int(part) if part.isdigit() else part for part in parts]
 
 
-def in_order(sources: Sequence[Source]) -> list[list[Source]]:
+def in_order(sources: Sequence[LogSource]) -> list[list[LogSource]]:
     """Group the files that one reader takes one after the other, in time order.
 
     A file with dates is a log by itself; one without any time goes on where the file of the name before it ends. Without
     dates only the names tell how a rotation set goes on.
     """
     logs = [[source] for source in sources if source.stream or (source.first or 0.0) >= FIRST_DATED_SECOND]
-    rotations: dict[str, list[Source]] = {}
+    rotations: dict[str, list[LogSource]] = {}
     for source in sorted((each for each in sources if [each] not in logs), key=_by_name):
         before = [log for log in logs if source.first is None and _by_name(log[-1]) < _by_name(source)]
         if before:
@@ -258,7 +258,7 @@ def in_order(sources: Sequence[Source]) -> list[list[Source]]:
     return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, _by_name(log[0])))
 
 
-def align(sources: Sequence[Source]) -> list[str]:
+def align(sources: Sequence[LogSource]) -> list[str]:
     """Put the logs of one server's nodes on one clock; give what a reader must know about it."""
     notes = []
     starts = [(source, source.start) for source in sources if source.start is not None]

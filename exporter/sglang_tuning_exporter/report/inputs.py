@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from sglang_tuning_exporter.report.ahead import Piece
-    from sglang_tuning_exporter.report.files import Source
+    from sglang_tuning_exporter.report.ahead import LogPart
+    from sglang_tuning_exporter.report.files import LogSource
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
@@ -79,7 +79,7 @@ class Logs:
         self._open = {number: log[0] for number, log in enumerate(self._logs)}
 
     @staticmethod
-    def _names(sources: Sequence[Source]) -> str:
+    def _names(sources: Sequence[LogSource]) -> str:
         return ", ".join(shown(source.name) for source in sources[:3]) + (", …" if len(sources) > 3 else "")
 
     @property
@@ -259,7 +259,7 @@ class Logs:
                     self.ends.append(clock.printed)
                 yield moment, None
 
-    def _pieces(self, lane: int, source: Source) -> Iterator[Piece]:
+    def _pieces(self, lane: int, source: LogSource) -> Iterator[LogPart]:
         """Give a log's blocks, cut where they are to be taken by the clock, each with the one that follows."""
         ahead = self._ahead.get(lane)
         if ahead is None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.chart import Scale
     from sglang_tuning_exporter.report.series import Point, Series
-    from sglang_tuning_exporter.serve.pages.page import Piece
+    from sglang_tuning_exporter.serve.pages.page import FlagWord
     from sglang_tuning_exporter.state.profiles import Profile
 
 # In order of the document: nothing is fetched, run, framed or sent; styles stand in the page.
@@ -130,7 +130,7 @@ def _tone(document: Document) -> str:
     return "good" if document["verdict"] == "healthy" else "calm"
 
 
-def _command(document: Document) -> list[Piece]:
+def _command(document: Document) -> list[FlagWord]:
     command = document["command"]
     return pieces(command["text"], frozenset(each["flag"] for each in command["changes"])) if command else []
 

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.report.comparison import Arguments
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sglang_tuning_exporter.report.comparison import ArgChange, Change, RunFigures
+    from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
     from sglang_tuning_exporter.state.facts import ServerFacts
 
 # A shorter pause between two bursts belongs to the load (docs/decisions.md, "Reports").
@@ -94,7 +94,7 @@ class Run:
     verdict: str = ""
     found: tuple[Found, ...] = ()
     changed: tuple[ArgChange, ...] = ()
-    against_last: Change | None = None
+    against_last: Comparison | None = None
 
 
 class Kept(Generic[_Item]):

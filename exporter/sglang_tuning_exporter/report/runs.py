@@ -38,7 +38,7 @@ class _Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRun:
     """The start that the report judges, by what it did alone; `served`: seconds of its serving time."""
 
     run: Run | None  # None where nothing tells that there was one
@@ -67,7 +67,7 @@ class Runs:
         self._base = _Base()
         self._last: Run | None = None
         self._hang: Hang | None = None  # the longest of the run
-        self.judged: Judged | None = None
+        self.judged: JudgedRun | None = None
 
     def begin(self, now: float, served: float) -> None:
         """A run begins; `served`: seconds of serving time until now."""
@@ -112,12 +112,14 @@ class Runs:
             known = bool(earlier.args.printed and run.args.printed)
             run.against_last = compare(earlier.figures, judged.figures, run.changed, earlier.verdict, known=known)
 
-    def whole(self, last: float, served: float, sightings: Sightings) -> Judged:
+    def whole(self, last: float, served: float, sightings: Sightings) -> JudgedRun:
         """Judge a log that tells of no run."""
         self._base = _Base()
         return self._judge(None, last, served, sightings, restarted=False)
 
-    def _judge(self, run: Run | None, last: float, served: float, sightings: Sightings, *, restarted: bool) -> Judged:
+    def _judge(
+        self, run: Run | None, last: float, served: float, sightings: Sightings, *, restarted: bool
+    ) -> JudgedRun:
         state, base = self._state, self._base
         facts, served = state.facts, served - base.served
         by_rank = self._gained()
@@ -144,7 +146,7 @@ class Runs:
             knows_waits=state.knows_waits(last),
             starting=not restarted and state.starting(last),
         )
-        return Judged(run, judge(past), totals, figures, served, sightings)
+        return JudgedRun(run, judge(past), totals, figures, served, sightings)
 
     def _starts_before(self, end: float) -> int:
         """Count the starts of the half hour up to the last one; none where that one has lasted for longer."""

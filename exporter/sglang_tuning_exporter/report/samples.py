@@ -28,7 +28,7 @@ _WATCHED = [place for place, (of, state) in enumerate(COUNTED) if of == "queue" 
 _T = TypeVar("_T")
 
 
-class Samples(Generic[_T]):
+class SampleSeries(Generic[_T]):
     """Samples of a series, or of several that are always told together, as far back as anybody asks."""
 
     __slots__ = ("_kept", "samples")
@@ -53,7 +53,7 @@ class Samples(Generic[_T]):
         samples = self.samples
         return not samples or samples[0][1] == samples[-1][1]
 
-    def within(self, window: float, now: float) -> Range[_T] | None:
+    def within(self, window: float, now: float) -> RangeVector[_T] | None:
         """Give first and last sample of the window, and how many there are; None for less than two.
 
         Sampled at `now`, evaluated soon after; `now` may be a moment before the last sample.
@@ -73,11 +73,11 @@ class Samples(Generic[_T]):
         count = last + 1 - place
         if count < 2:
             return None
-        return Range(*samples[place], *samples[last], count, start, end)
+        return RangeVector(*samples[place], *samples[last], count, start, end)
 
 
 @dataclass(frozen=True, slots=True)
-class Range(Generic[_T]):
+class RangeVector(Generic[_T]):
     """What a range selector found: its first and last sample."""
 
     first_at: float
@@ -102,7 +102,7 @@ class Range(Generic[_T]):
         return gained * (sampled + before + after) / sampled
 
 
-def increase_of(series: Samples[float], window: float, now: float) -> float | None:
+def increase_of(series: SampleSeries[float], window: float, now: float) -> float | None:
     """Give what a counter gained in the window, as `increase()` does; None for less than two samples."""
     found = series.within(window, now)
     return None if found is None else found.increase(found.first, found.last)
@@ -111,7 +111,7 @@ def increase_of(series: Samples[float], window: float, now: float) -> float | No
 class Shares:
     """Seconds in each state over one window, of every scheduler and of all of them together."""
 
-    def __init__(self, seconds: dict[int | None, Samples[tuple[float, ...]]], window: float, now: float) -> None:
+    def __init__(self, seconds: dict[int | None, SampleSeries[tuple[float, ...]]], window: float, now: float) -> None:
         self._gained = [0.0] * len(COUNTED)
         self._serving: dict[Signal, float] = {}
         self._busy: dict[Signal, float] = {}

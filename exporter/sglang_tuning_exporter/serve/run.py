@@ -81,7 +81,7 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
     return config
 
 
-class _Server(wire.Server):
+class _ExporterServer(wire.GuardedServer):
     """Wakes up once a second, for the Date header; uvicorn's own does ten times as often to see whether it should end."""
 
     def __init__(self, config: uvicorn.Config, sidecar: Sidecar, door: Door | None) -> None:
@@ -162,7 +162,7 @@ def serve(config: Config) -> int:
     listener = bind(config.listen_address)
     allocator.give_back()
     sidecar = Sidecar(config)
-    server = _Server(uvicorn_config(make_app(sidecar, door), door), sidecar, door)
+    server = _ExporterServer(uvicorn_config(make_app(sidecar, door), door), sidecar, door)
     # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
     # we end in order.
     signal.signal(signal.SIGTERM, server.end)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.state.signals import NOWHERE, Elsewhere
+from sglang_tuning_exporter.state.signals import NO_OTHER_WAITS, OtherWaits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ LEAST_SHARE = 0.14  # of the initial ratio: where it stops falling
 DECAY_STEPS = 600.0
 
 
-class Beside:
+class OtherQueues:
     """The queues beside the main one and the new-token ratio, as last told; `matters` where any of it can decide."""
 
     __slots__ = ("_ratio", "matters", "queues")
@@ -84,12 +84,12 @@ class Beside:
             self._ratio = None  # it only falls until it is told again: it decides nothing any more
             self._weigh()
 
-    def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts) -> Elsewhere:
+    def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts) -> OtherWaits:
         """Say what of it can hold requests back now."""
         if not self.matters and len(usages) < 2:
-            return NOWHERE
+            return NO_OTHER_WAITS
         initial = facts.initial_new_token_ratio
-        return Elsewhere(
+        return OtherWaits(
             grammar=self.queues.get(GRAMMAR, 0.0),
             disaggregation=sum(waiting for name, waiting in self.queues.items() if name in DISAGGREGATION),
             full_usage=usages.get("full") if len(usages) > 1 else None,

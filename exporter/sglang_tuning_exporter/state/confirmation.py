@@ -175,7 +175,7 @@ class Claims:
         borne_out: Believed = []
         kept = []
         for claim in self._fatal:
-            verdict = _judge(claim, now, sent if _is_of_output(claim.event) else progress, busy=busy)
+            verdict = _verdict_on(claim, now, sent if _is_of_output(claim.event) else progress, busy=busy)
             if verdict is None:
                 kept.append(claim)
             elif verdict:
@@ -184,7 +184,7 @@ class Claims:
                 self._refuse(claim.event)
         self._fatal = kept
         start = self._start
-        verdict = _judge(start, now, progress, busy=False) if start is not None and start.asked else None
+        verdict = _verdict_on(start, now, progress, busy=False) if start is not None and start.asked else None
         if verdict is False:
             self._give_up_start()
         return [*borne_out, *self._bear_out_start()] if verdict else borne_out
@@ -273,7 +273,7 @@ class Claims:
                 self._lines.append((now - entry[0], line))
 
 
-def _judge(claim: _Claim, now: float, progress: float | None, *, busy: bool) -> bool | None:
+def _verdict_on(claim: _Claim, now: float, progress: float | None, *, busy: bool) -> bool | None:
     """What an answer says of a claim: it is so, it is not, or nothing yet."""
     if now < claim.at:
         return None

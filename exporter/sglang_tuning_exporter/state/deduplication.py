@@ -78,7 +78,7 @@ class OutOfMemoryLedger:
     def __init__(self) -> None:
         self._last: dict[OutOfMemoryPhase, float] = {}
 
-    def judge(self, line: OutOfMemory, now: float) -> Literal["new", "repeated", "explained"]:
+    def classify(self, line: OutOfMemory, now: float) -> Literal["new", "repeated", "explained"]:
         """Say what `line` is: a failure of its own, one counted before, or the phase of one counted as unknown.
 
         A line that does not tell its phase repeats any recent failure.

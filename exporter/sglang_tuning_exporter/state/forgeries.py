@@ -152,7 +152,7 @@ class Account:
         return True
 
 
-class Witness:
+class ForgeryFilter:
     """Decides which lines are believed, and remembers those that wait for a confirmation."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class Outage:
         if answered or self._answers:
             self._answers = answered
 
-    def judge(self, failure: Failure, state: ServerState, now: float) -> Why:
+    def explain(self, failure: Failure, state: ServerState, now: float) -> Why:
         """Say why a scrape failed."""
         self._since = now if self._since is None else self._since
         if failure.reason == "metrics_disabled":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, RankFigures
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from sglang_tuning_exporter.state.admission import Beside
+from sglang_tuning_exporter.state.admission import OtherQueues
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL, DRAFTED_TOKENS, LEAST_SECONDS, Cadence
 from sglang_tuning_exporter.state.decode_samples import UNSTEADY, DecodeSamples
 from sglang_tuning_exporter.state.forgeries import PoolMemory
@@ -17,11 +17,11 @@ from sglang_tuning_exporter.state.signals import (
     ALL_STUCK,
     ALL_UNKNOWN,
     HOLD_SECONDS,
-    NOWHERE,
+    NO_OTHER_WAITS,
     SIGNALS,
     STATES,
     UNTOLD_CAPTURED,
-    Judge,
+    Classifier,
     Signal,
     named,
 )
@@ -58,6 +58,7 @@ class RankState:
     __slots__ = (
         "_admitted_told",
         "_cadence",
+        "_classified_by",
         "_facts",
         "_fullest",
         "_held",
@@ -65,7 +66,6 @@ class RankState:
         "_integrated_to",
         "_interval",
         "_joined",
-        "_judged_by",
         "_most",
         "_native",
         "_observed_before",
@@ -133,7 +133,7 @@ class RankState:
         self._pending_at = -inf  # when that was told
         self._pending_for = 0.0  # and how many requests waited at that moment
         self.prompts_told = False
-        self.beside = Beside()
+        self.beside = OtherQueues()
         self._held = _NOTHING
         # Up to here the state held goes on without a look at anything else; never past the first of `_stages`.
         self._holds_until = -inf
@@ -158,8 +158,8 @@ class RankState:
         self._native: RankFigures | None = None
         self._told_at: float | None = None  # when the gauges were last told, if only again
         self._progress: float | None = None
-        self._judged_by: tuple[ServerFacts, int] | None = None
-        self._thresholds = Judge(profile, None, None)
+        self._classified_by: tuple[ServerFacts, int] | None = None
+        self._thresholds = Classifier(profile, None, None)
         self._stood_since: float | None = None  # when what held before nothing did was seen
         self._works_unmoved = False  # the last scrape told of work, and of nothing that moved
         self._samples = DecodeSamples()
@@ -437,7 +437,7 @@ class RankState:
 
     def _serving(self, now: float, *, prefill_full: bool) -> States:
         running = None if self.running is None else self.running + self._joined
-        states = self._judge().serving(
+        states = self._classifier().serving(
             running,
             self.queued,
             self.usage,
@@ -482,18 +482,18 @@ class RankState:
             return None
         return need < COARSE or usage + need <= target
 
-    def _judge(self) -> Judge:
+    def _classifier(self) -> Classifier:
         """Give the thresholds in force; what the facts say changes at a start and hardly ever else."""
-        facts, known = self._facts, self._judged_by
+        facts, known = self._facts, self._classified_by
         if known is None or known[0] is not facts or known[1] != facts.revision:
-            self._judged_by = (facts, facts.revision)
+            self._classified_by = (facts, facts.revision)
             self._most = facts.prefill_batch_tokens
             chunk = facts.arg("chunked_prefill_size")
             self._cadence.chunk = chunk if chunk is not None and chunk > 0 else None
             self._interval = int(facts.decode_log_interval)
             drafted = facts.arg("speculative_num_draft_tokens") or DRAFTED_TOKENS
             self._cadence.interval = self._interval * (drafted if facts.args.get("speculative_algorithm") else 1.0)
-            self._thresholds = Judge(
+            self._thresholds = Classifier(
                 self._profile.for_edition(first=facts.is_first_edition),
                 facts.running_limit(self.dp),
                 facts.largest_captured,
@@ -545,7 +545,7 @@ class RankState:
         self.beside.decoded(1, self._facts)
         self._joined = 0.0
         self._cadence.ended(0.0, None)
-        self._judge()
+        self._classifier()
         if line.graph is not None:
             self._set_graph(line.graph, line.graph_device)
             if self._others is not None:
@@ -576,7 +576,7 @@ class RankState:
             self.pending_tokens, self._pending_at = line.pending_tokens, now
         self._count_waiting(now)
         self._joined = line.new_sequences or 0
-        self._judge()
+        self._classifier()
         tokens = float(line.new_tokens or 0)
         if self._others is not None:
             self._others.prefilled(self.dp, now)
@@ -622,7 +622,7 @@ class RankState:
         totals, window, facts, of_rank = self.totals, self.window, self._facts, run.rank
         counts, add_seconds = totals.counts, totals.pending.append
         samples, batch = self._samples, self._samples.batch
-        judge = self._judge()
+        classifier = self._classifier()
         event: Event | BatchRun | None = run
         while isinstance(event, BatchRun):
             (
@@ -660,7 +660,7 @@ class RankState:
                     self.graph = graph
                     if facts.graph_device != device:
                         self._set_graph(graph, device)
-                        judge = self._judge()
+                        classifier = self._classifier()
                     if self._others is not None:
                         self._blame_graph(time, running)
                     if not self.passes_told:
@@ -693,7 +693,7 @@ class RankState:
             if self.beside.matters or len(usages) > 1:
                 states = self._serving(time, prefill_full=full)
             elif queued:
-                states = judge.serving(
+                states = classifier.serving(
                     running + joined,
                     queued,
                     usage,
@@ -701,11 +701,11 @@ class RankState:
                     full,
                     self.queue_wait_seconds,
                     time,
-                    NOWHERE,
+                    NO_OTHER_WAITS,
                     self.next_fits,
                 )
             else:
-                states = judge.unqueued(running + joined, usage, self.graph)
+                states = classifier.unqueued(running + joined, usage, self.graph)
             self._held = (states, queued, usage, running)
             event = next(rest, None)
         samples.batch = batch
@@ -770,7 +770,7 @@ class RankState:
         self.advance(max(self._integrated_to, now - HOLD_SECONDS))
         if self._held[0][0] == "serving":
             return
-        states = self._judge().serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)  # noqa: FBT003
+        states = self._classifier().serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)  # noqa: FBT003
         self._stages, self._planned, self._holds_until = [(now, (states, 0.0, None, None))], True, -inf
         self.totals.counts["observations"] += 1
 

@@ -39,7 +39,7 @@ from sglang_tuning_exporter.state.confirmation import FATAL, Claims
 from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.state.dp_attention import AttentionRanks
 from sglang_tuning_exporter.state.facts import WHOLE_ARGS, ServerFacts, number
-from sglang_tuning_exporter.state.forgeries import Witness, counts
+from sglang_tuning_exporter.state.forgeries import ForgeryFilter, counts
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.state.rank import RankState, gained
 from sglang_tuning_exporter.state.stages import Hang, Look, Stages
@@ -96,7 +96,7 @@ class ServerState:
         self.out_of_memory: Counter[str] = Counter()
         self.starts = 0
         self.liveness: Counter[str] = Counter()
-        self.witness = Witness()
+        self.witness = ForgeryFilter()
         self.claims = Claims(self.witness.suspicious)
         self._recalled = Claims(Counter())  # a start from before the exporter came, which nothing has borne out yet
         self._retractions = RetractionLedger()
@@ -434,7 +434,7 @@ class ServerState:
             self._tell(event, now)
 
     def _fail(self, event: OutOfMemory, now: float) -> None:
-        judged = self._failures.judge(event, now)
+        judged = self._failures.classify(event, now)
         self._tell(event, now)
         if judged == "repeated":
             return

@@ -62,7 +62,7 @@ def named(states: States) -> dict[Signal, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class OtherWaits:
     """What else can hold requests back on one scheduler; none of it on most servers.
 
     `grammar` and `disaggregation` are requests in queues beside the main one; `full_usage` is the full-attention
@@ -75,7 +75,7 @@ class Elsewhere:
     recovering: bool = False
 
 
-NOWHERE = Elsewhere()
+NO_OTHER_WAITS = OtherWaits()
 
 
 _Fits: TypeAlias = "Callable[[float, float, float], bool | None]"
@@ -85,7 +85,7 @@ def _always(_running: float, _usage: float, _target: float) -> bool:
     return True
 
 
-class Judge:
+class Classifier:
     """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them.
 
     `waits_by` says what else decides when a waiting request starts: `prefill` on the prefill side of disaggregation, where
@@ -134,7 +134,7 @@ class Judge:
         prefill_full: bool,  # noqa: FBT001
         wait: Callable[[float], float | None],
         now: float,
-        elsewhere: Elsewhere = NOWHERE,
+        elsewhere: OtherWaits = NO_OTHER_WAITS,
         next_fits: _Fits = _always,
     ) -> States:
         """Give the states of a scheduler that has something to do.
@@ -152,7 +152,7 @@ class Judge:
         else:
             queue = self._queue(queued, wait, now)
             admission = self._admission(running, usage, elsewhere, next_fits, prefill_full=prefill_full)
-        if elsewhere is not NOWHERE and (usage is None or usage < self._target):
+        if elsewhere is not NO_OTHER_WAITS and (usage is None or usage < self._target):
             beside = max(elsewhere.grammar, elsewhere.disaggregation)
             if beside > (queued or 0):
                 admission = "grammar_queue" if elsewhere.grammar == beside else "pd_queue"
@@ -179,7 +179,7 @@ class Judge:
         self,
         running: float | None,
         usage: float | None,
-        elsewhere: Elsewhere,
+        elsewhere: OtherWaits,
         next_fits: _Fits,
         *,
         prefill_full: bool,

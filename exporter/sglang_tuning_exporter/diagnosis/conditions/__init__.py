@@ -10,27 +10,27 @@ from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate, Slow
 from sglang_tuning_exporter.diagnosis.conditions.rejections import Rejections
 from sglang_tuning_exporter.diagnosis.conditions.reserve import Reserve
 from sglang_tuning_exporter.diagnosis.conditions.retractions import RetractionRate
-from sglang_tuning_exporter.diagnosis.conditions.share import Beside, Share
-from sglang_tuning_exporter.diagnosis.conditions.source import Source
+from sglang_tuning_exporter.diagnosis.conditions.share import OtherCause, Share
+from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.conditions.spread import Spread
 from sglang_tuning_exporter.diagnosis.conditions.starts import Starts
 from sglang_tuning_exporter.diagnosis.conditions.stuck import Stuck
 from sglang_tuning_exporter.diagnosis.conditions.suitability import Suits
 
 __all__ = [
-    "Beside",
     "BurnRate",
     "Condition",
     "Failures",
     "GraphMemory",
     "Kind",
+    "OtherCause",
     "Rejections",
     "Reserve",
     "RetractionRate",
     "Samples",
     "Share",
     "Slow",
-    "Source",
+    "SourceTrouble",
     "Spread",
     "Starts",
     "Stuck",

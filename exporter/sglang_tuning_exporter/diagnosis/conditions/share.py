@@ -35,7 +35,7 @@ def busy(signal: Signal) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OtherCause:
     """More than `above` of a signal's serving time was spent in one of these states: then something else is the case."""
 
     signal: Signal
@@ -57,7 +57,7 @@ class Share(Condition):
 
     signal: Signal
     states: tuple[str, ...]
-    unless: tuple[Beside, ...] = ()
+    unless: tuple[OtherCause, ...] = ()
 
     @property
     def needs(self) -> str:

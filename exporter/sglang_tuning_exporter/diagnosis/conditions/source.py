@@ -13,7 +13,7 @@ from sglang_tuning_exporter.state.server import START, WORK
 
 
 @dataclass(frozen=True, slots=True)
-class Source(Condition):
+class SourceTrouble(Condition):
     """Something is wrong with where the figures come from.
 
     Prometheus knows by the expression. `trouble` is the exporter's word for it, if it can know; `words` what is seen, where

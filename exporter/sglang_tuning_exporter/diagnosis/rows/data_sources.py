@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.diagnosis.conditions import Source
+from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble
 from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED
 from sglang_tuning_exporter.diagnosis.promql import EVER, EXCUSED, KNOWN, ON, before, firing, known
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
@@ -16,7 +16,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="metrics_disabled",
         alert="SGLangMetricsDisabled",
         severity="info",
-        condition=Source(
+        condition=SourceTrouble(
             f"{disabled(KNOWN)} == 1\nunless {ON} {firing('SGLangServerDown')}",
             trouble="metrics_disabled",
         ),
@@ -37,7 +37,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="log_silent",
         alert="SGLangLogSilent",
         severity="warning",
-        condition=Source(
+        condition=SourceTrouble(
             # Work that the metrics show long after the last batch line; of bursts, all but the first. It lasts until a line comes.
             f"{known('sglang_tuning_log_up', EXCUSED)} == 0\nor {known('sglang_tuning_log_silent_seconds', EXCUSED)} > 60",
             trouble="log_silent",
@@ -59,7 +59,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="sources_disagree",
         alert="SGLangSourcesDisagree",
         severity="warning",
-        condition=Source(f"max without (fact) ({known('sglang_tuning_sources_disagree', EXCUSED)}) == 1"),
+        condition=SourceTrouble(f"max without (fact) ({known('sglang_tuning_sources_disagree', EXCUSED)}) == 1"),
         summary="SGLang's log and its metrics tell different things.",
         seen="pool size or retractions differ between the log and the metrics",
         guide="not in the guide: figures of two servers, or half of a log, lead to wrong advice",
@@ -76,7 +76,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="format_drift",
         alert="SGLangFormatDrift",
         severity="info",
-        condition=Source(
+        condition=SourceTrouble(
             "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0\n"
             f"or {known('sglang_tuning_metrics_unrecognised_families')} > 0",
             events=(UNRECOGNISED,),
@@ -98,7 +98,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="exporter_down",
         alert="SGLangTuningExporterDown",
         severity="critical",
-        condition=Source(
+        condition=SourceTrouble(
             # Not `up == 0`: an exporter that answers every other time is as blind. Once told, until it answers again.
             f"avg_over_time(up[5m]) < 0.5\nand {ON} ({known('sglang_tuning_build_info', EVER)} or {firing('SGLangTuningExporterDown')})"
         ),
@@ -119,7 +119,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="exporter_gone",
         alert="SGLangTuningExporterGone",
         severity="critical",
-        condition=Source(
+        condition=SourceTrouble(
             f"count by (job) (last_over_time(sglang_tuning_build_info[{EVER}] offset {KNOWN})) > 0\n"
             f"unless on (job) group by (job) ({known('sglang_tuning_build_info')})\n"
             f"unless on (job) group by (job) ({known('up')})"
@@ -140,7 +140,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="scraped_too_seldom",
         alert="SGLangScrapedTooSeldom",
         severity="info",
-        condition=Source(
+        condition=SourceTrouble(
             # Failed scrapes count as well: this is about the interval.
             f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"
             # The same target, with the same labels, as long as that.

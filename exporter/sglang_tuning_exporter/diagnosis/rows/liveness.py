@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.diagnosis.conditions import Source, Starts, Stuck
+from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
 from sglang_tuning_exporter.diagnosis.conditions.failures import told
 from sglang_tuning_exporter.diagnosis.promql import EXCUSED, ON, WHILE, before, firing, known
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
@@ -58,7 +58,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="server_down",
         alert="SGLangServerDown",
         severity="critical",
-        condition=Source(
+        condition=SourceTrouble(
             "\n".join(_DOWN), trouble="server_down", words="its /metrics could not be scraped", is_end=True
         ),
         summary="SGLang does not answer.",
@@ -120,7 +120,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="crashed",
         alert="SGLangCrashed",
         severity="warning",
-        condition=Source(
+        condition=SourceTrouble(
             "\n".join(told(*ENDS)),
             words="its log tells of an exception in its scheduler, a dead process or a start that failed",
             events=ENDS,
@@ -142,7 +142,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="often_down",
         alert="SGLangOftenDown",
         severity="warning",
-        condition=Source(
+        condition=SourceTrouble(
             _OFTEN_DOWN, words="it did not answer for more than a tenth of the last two hours, in three pieces or more"
         ),
         summary="SGLang is away again and again.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.diagnosis.conditions import Beside, Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
 
 CONSERVATIVENESS = "schedule_conservativeness"
@@ -112,7 +112,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangRunningAtLimit",
         severity="warning",
         # With a full KV cache a higher limit would let no more run.
-        condition=Share("admission", ("running_limit",), unless=(Beside("token_usage", ("at_target",), 0.5),)),
+        condition=Share("admission", ("running_limit",), unless=(OtherCause("token_usage", ("at_target",), 0.5),)),
         summary="Requests wait because SGLang already runs as many as it is allowed to.",
         summary_past="Until {until} requests waited because SGLang ran as many as it is allowed to.",
         seen="{value} of the serving time at --max-running-requests with requests waiting",
@@ -295,8 +295,8 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
             ("empty",),
             # What has been reached limits in the meantime: more requests would only wait.
             unless=(
-                Beside("admission", ("running_limit", "pool_full", "hybrid_pool_full", "prefill_bound"), 0.1),
-                Beside("token_usage", ("at_target",), 0.5),
+                OtherCause("admission", ("running_limit", "pool_full", "hybrid_pool_full", "prefill_bound"), 0.1),
+                OtherCause("token_usage", ("at_target",), 0.5),
             ),
         ),
         summary="SGLang has nothing waiting: the clients are the bottleneck, not the server.",

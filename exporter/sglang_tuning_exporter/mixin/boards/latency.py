@@ -6,7 +6,7 @@ from sglang_tuning_exporter.diagnosis.conditions.latency import MOST_SHARE
 from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
-from sglang_tuning_exporter.mixin.boards import client_latency as felt
+from sglang_tuning_exporter.mixin.boards import client_latency
 from sglang_tuning_exporter.mixin.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, marks, variables, ways
 from sglang_tuning_exporter.mixin.panels import (
     BAD,
@@ -56,7 +56,7 @@ def _pickers() -> tuple[Json, ...]:
         layout.choice(
             "first_token",
             "First token within (s)",
-            bounds(felt.FIRST[0]),
+            bounds(client_latency.FIRST[0]),
             "An objective to try, of those that the server's histogram can tell",
             numeric=True,
             first="2.0",
@@ -64,7 +64,7 @@ def _pickers() -> tuple[Json, ...]:
         layout.choice(
             "between_tokens",
             "Between tokens (s)",
-            bounds(felt.BETWEEN[0]),
+            bounds(client_latency.BETWEEN[0]),
             "An objective to try, of those that the server's histogram can tell",
             numeric=True,
             first="0.1",
@@ -179,20 +179,22 @@ def _tiles() -> Shelf:
         (
             _against(
                 "First token",
-                felt.FIRST,
-                felt.FIRST[0].removeprefix("sglang:"),
+                client_latency.FIRST,
+                client_latency.FIRST[0].removeprefix("sglang:"),
                 "The guide looks at the queue when it is long.",
             ),
             _against(
                 "Between tokens",
-                felt.BETWEEN,
-                felt.BETWEEN[0].removeprefix("sglang:"),
+                client_latency.BETWEEN,
+                client_latency.BETWEEN[0].removeprefix("sglang:"),
                 "The guide lowers --max-running-requests when it is long.",
             ),
-            _neutral("Whole request", felt.WHOLE, "The guide trades it for throughput, and so nobody judges it."),
+            _neutral(
+                "Whole request", client_latency.WHOLE, "The guide trades it for throughput, and so nobody judges it."
+            ),
             _neutral(
                 "Time queued",
-                felt.QUEUED,
+                client_latency.QUEUED,
                 "Part of the first token's time, which is judged; the guide's queue is in requests.",
                 "No traffic or not reported",
             ),
@@ -269,13 +271,15 @@ def _burning() -> Shelf:
 
 def _lines() -> tuple[Shelf, ...]:
     return (
-        Shelf(8, (felt.first_token(), felt.between_tokens())),
-        Shelf(8, (felt.whole_request(), felt.time_queued())),
+        Shelf(8, (client_latency.first_token(), client_latency.between_tokens())),
+        Shelf(8, (client_latency.whole_request(), client_latency.time_queued())),
     )
 
 
 def _maps() -> Shelf:
-    return Shelf(8, (felt.first_token_map(), felt.between_tokens_map(), felt.whole_request_map()))
+    return Shelf(
+        8, (client_latency.first_token_map(), client_latency.between_tokens_map(), client_latency.whole_request_map())
+    )
 
 
 # --- what if ---------------------------------------------------------------------------------------------------------
@@ -291,8 +295,12 @@ def _supposed() -> Shelf:
     kept = timeseries(
         "Would be kept",
         Query("vector($objective)", "for this share", bound_line(WATCH)),
-        Query(_kept(felt.FIRST[0], "$first_token"), "first token within $first_token s", painted(NEUTRAL)),
-        Query(_kept(felt.BETWEEN[0], "$between_tokens"), "between tokens within $between_tokens s", painted("purple")),
+        Query(_kept(client_latency.FIRST[0], "$first_token"), "first token within $first_token s", painted(NEUTRAL)),
+        Query(
+            _kept(client_latency.BETWEEN[0], "$between_tokens"),
+            "between tokens within $between_tokens s",
+            painted("purple"),
+        ),
         unit="percentunit",
         ceiling=1,
         metric="sglang:time_to_first_token_seconds_count",
@@ -306,8 +314,8 @@ def _supposed() -> Shelf:
             painted(colour),
         )
         for metric, bound, said, colour in (
-            (felt.FIRST[0], "$first_token", "first token", NEUTRAL),
-            (felt.BETWEEN[0], "$between_tokens", "between tokens", "purple"),
+            (client_latency.FIRST[0], "$first_token", "first token", NEUTRAL),
+            (client_latency.BETWEEN[0], "$between_tokens", "between tokens", "purple"),
         )
     ]
     burn = timeseries(

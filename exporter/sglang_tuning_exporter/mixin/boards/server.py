@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
-from sglang_tuning_exporter.mixin.boards import answers, figures
-from sglang_tuning_exporter.mixin.boards import client_latency as felt
+from sglang_tuning_exporter.mixin.boards import answers, client_latency, figures
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
     NO_EXPORTER,
@@ -60,7 +59,7 @@ def board() -> Json:
             Chapter("The guide's figures and what is healthy", figures.shelves()),
             Chapter("Since when", (_since(),)),
             Chapter("Throughput and prefix cache", (_throughput(),)),
-            Chapter("What clients feel", felt.shelves()),
+            Chapter("What clients feel", client_latency.shelves()),
             Chapter("Data sources", (_health(),)),
         ),
         variables=variables(),

@@ -44,7 +44,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankRow:
     """What one data-parallel rank does, in words."""
 
     name: str
@@ -68,12 +68,12 @@ def figures(state: ServerState, past: Past, history: History, now: float) -> lis
     ]
 
 
-def ranks(state: ServerState) -> list[Rank]:
+def ranks(state: ServerState) -> list[RankRow]:
     """Give the data-parallel ranks; empty where there is one scheduler only."""
     if len(state.schedulers) < 2:
         return []
     return [
-        Rank(
+        RankRow(
             "not told" if rank.dp is None else f"DP{rank.dp}",
             count(rank.running),
             count(state.facts.running_limit(rank.dp)),

@@ -70,7 +70,7 @@ _FLAG = re.compile(r"(--[a-z][a-z0-9-]*[a-z0-9])")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FlagWord:
     """A flag of a command line with its value; a browser does not break the line inside. `changed`: by the advice."""
 
     text: str
@@ -92,15 +92,15 @@ def healthy(evidence: Evidence) -> str:
     return f"{bound} or more" if evidence.below else f"up to {bound}"
 
 
-def pieces(command: str, changed: frozenset[str]) -> list[Piece]:
+def pieces(command: str, changed: frozenset[str]) -> list[FlagWord]:
     """Cut a shell's line before each flag; joined with blanks they are the line again."""
     groups: list[list[str]] = [[]]
     for word in _WORD.findall(command):
         if word.startswith("--"):
             groups.append([])
         groups[-1].append(word)
-    cut = [Piece(" ".join(group), group[0] in changed) for group in groups if group]
-    return cut if " ".join(piece.text for piece in cut) == command else [Piece(command, changed=False)]
+    cut = [FlagWord(" ".join(group), group[0] in changed) for group in groups if group]
+    return cut if " ".join(piece.text for piece in cut) == command else [FlagWord(command, changed=False)]
 
 
 def remark(judgement: Judgement, past: Past) -> str:

@@ -48,7 +48,7 @@ class Guard:
     def __init__(self, app: ASGIApp, door: Door | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._door, self._clock = app, door, clock
         self._passwords = Passwords()
-        self._bucket = Bucket()
+        self._bucket = TokenBucket()
         # One thread, apart from those that answer: who guesses passwords holds up nobody but other guessers.
         self._verifier = ThreadPoolExecutor(1, thread_name_prefix="passwords")
 
@@ -85,7 +85,7 @@ class Guard:
         return known
 
 
-class Bucket:
+class TokenBucket:
     """Requests that may still come; full at first."""
 
     def __init__(self) -> None:

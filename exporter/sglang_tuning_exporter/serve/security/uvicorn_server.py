@@ -38,7 +38,7 @@ class Protocol(H11Protocol):
         self.transport.close()
 
 
-class Server(uvicorn.Server):
+class GuardedServer(uvicorn.Server):
     """uvicorn's, with a handshake that must end in time, and that takes over what the `door` reads anew."""
 
     def __init__(self, config: uvicorn.Config, door: Door | None = None) -> None:

@@ -32,7 +32,7 @@ class Objection:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ArgumentCheck:
     """One thing that the releases from place `first` to place `last` check; all of `when` must hold."""
 
     first: int
@@ -69,12 +69,12 @@ def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
 
 
 @lru_cache(maxsize=1)
-def checks() -> tuple[Check, ...]:
+def checks() -> tuple[ArgumentCheck, ...]:
     """Give everything that any release checks."""
     document = json.loads((files(__package__) / "refusals.json").read_text(encoding="utf-8"))
     places = _places()
     return tuple(
-        Check(
+        ArgumentCheck(
             places[row["first"]],
             places[row["last"]],
             row["then"],
@@ -91,7 +91,7 @@ def checks() -> tuple[Check, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _concerning(place: int, args: frozenset[str]) -> tuple[Check, ...]:
+def _concerning(place: int, args: frozenset[str]) -> tuple[ArgumentCheck, ...]:
     """Give what the release at `place` checks of these arguments, or of others beside them."""
     return tuple(
         check for check in checks() if check.first <= place <= check.last and any(check.concerns(arg) for arg in args)

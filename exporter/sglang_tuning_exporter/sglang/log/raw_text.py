@@ -35,7 +35,7 @@ _SINK = re.compile(
 )
 
 
-class _Mark:
+class RawLine:
     """The last line of a kind that may hold raw words."""
 
     __slots__ = ("arrived", "line", "time")
@@ -46,6 +46,7 @@ class _Mark:
         self.arrived: float | None = None
 
     def put(self, line: int, time: float | None, arrived: float | None) -> None:
+        """Note the newest such line."""
         self.line, self.time, self.arrived = line, time, arrived
 
     def is_near(self, line: int, time: float | None, arrived: float | None) -> bool:
@@ -73,7 +74,7 @@ class Suspicion:
         self.arrived: float | None = (
             None  # when the lines that are being read came, where they are read as they are written
         )
-        self._sink, self._words = _Mark(), _Mark()
+        self._sink, self._words = RawLine(), RawLine()
 
     def look(self, message: bytes, time: float | None, line: int) -> None:
         """See whether this message, the `line`-th of the log, holds a model's words raw."""

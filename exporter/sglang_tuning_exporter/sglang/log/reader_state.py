@@ -13,7 +13,7 @@ import re
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_tuning_exporter.sglang.log.raw_text import _Mark
+from sglang_tuning_exporter.sglang.log.raw_text import RawLine
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -87,7 +87,7 @@ def unpack(reader: LogReader, remembered: bytes) -> None:
         words.line += reader._line - line
 
 
-class _NotKnown(_Mark):
+class _NotKnown(RawLine):
     """Words of others that may have stood before what is read: taken as far away, and what was asked about them is kept."""
 
     __slots__ = ("asked", "known")
