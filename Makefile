@@ -43,6 +43,16 @@ check: install ## style, types, insecure calls, and generated files
 	$(BIN)/bandit -q -c pyproject.toml -r exporter
 	$(BIN)/sglang-tuning-exporter generate --check
 
+.PHONY: docs
+docs: install ## the documentation site in build/docs: a warning or a link that leads nowhere is an error
+	@$(BIN)/python -c 'import sphinx, myst_parser, furo' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --builder html --conf-dir docs . build/docs
+
+.PHONY: docs-links
+docs-links: docs ## whether the addresses that the documentation names answer; needs the network
+	$(BIN)/python -m sphinx --quiet --builder linkcheck --conf-dir docs . build/docs-links
+
 .PHONY: audit
 audit: install ## known vulnerabilities of what is installed, locked, and lowest allowed; asks PyPI's database, so it needs the network
 	$(BIN)/python -m pip freeze --exclude-editable | $(BIN)/pip-audit --strict --no-deps --disable-pip -r /dev/stdin

@@ -13,7 +13,7 @@ def page() -> str:
         "# Every diagnosis",
         "",
         "Made by `sglang-tuning-exporter generate` from the table of diagnoses (`diagnosis/`). A share is of the serving time of the last ten minutes, ",
-        "more than `frequent_share`. Thresholds are the profile's; each can be set: `--threshold NAME=VALUE`. Rows are in order of urgency:",
+        "more than `frequent_share`. Thresholds are the profile's ([all of them](reference/profiles.md)). Rows are in order of urgency:",
         "the first that holds is the verdict. Every row has its tests: `pytest tests/test_guide_rows.py -k ID`, and its rule's in `alerts/tests/`.",
         "",
         "| diagnosis | what must be seen | alert | what to turn | it costs | not while |",
@@ -23,6 +23,31 @@ def page() -> str:
         "## Why some rows have no alert",
         "",
         *(f"- `{row.id}`: {row.no_alert}." for row in DIAGNOSES if not row.alert),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# What a workload must be like for a profile to suit it.
+_SUITS = {
+    "online": "People or programs wait for each answer. An empty queue is good; a queue is judged by the wait that it means.",
+    "offline": "Batches: throughput counts, nobody waits for a single answer. An empty queue is a waste.",
+    "long_context": "As `online`, with prompts of tens of thousands of tokens: the first token may take longer.",
+    "multi_turn": "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters.",
+}
+assert _SUITS.keys() == PROFILES.keys()
+
+
+def profiles_page() -> str:
+    """Write what each profile is for, its thresholds and SGLang's settings for it, as Markdown."""
+    lines = [
+        "# Profiles and thresholds",
+        "",
+        "Made by `sglang-tuning-exporter generate` from the profiles that the exporter judges by. `--profile NAME` chooses one,",
+        "`--threshold NAME=VALUE` replaces one of its thresholds. Rules and boards follow, because they read the thresholds from the exporter.",
+        "",
+        "| profile | for |",
+        "|---|---|",
+        *(f"| `{name}` | {_SUITS[name]} |" for name in PROFILES),
         "",
         "## Thresholds by profile",
         "",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
+from sglang_tuning_exporter.config import OPTIONS, Option
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.sglang.metrics import catalogue as facts
@@ -10,24 +13,76 @@ from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from sglang_tuning_exporter.state.server import MOST_SCHEDULERS
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def inserts() -> dict[str, dict[str, str]]:
     """File → name of its marked place → text that belongs there."""
-    return {"README.md": {"alerts": alerts_table()}}
+    return {"README.md": {"alerts": alerts_table(MOST_IMPORTANT), "settings": settings_table(EVERYDAY)}}
 
 
-def alerts_table() -> str:
-    """Every alert with its advice, as Markdown."""
-    head = ["| alert | when | what to turn | it will not help if |", "|---|---|---|---|"]
-    return "\n".join([*head, *(_row(row) for row in ALERTS)])
+# The alerts and the settings that the README shows.
+MOST_IMPORTANT = (
+    "SGLangServerDown",
+    "SGLangSchedulerStuck",
+    "SGLangOutOfMemoryDecode",
+    "SGLangRetractingTooOften",
+    "SGLangQueueTooLong",
+    "SGLangTimeToFirstTokenBurningFast",
+)
+EVERYDAY = ("sglang_url", "log_file", "profile", "listen_address", "threshold", "state_file", "web_config")
 
 
-def _row(row: Diagnosis) -> str:
-    when = row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
+def alerts_table(names: Sequence[str]) -> str:
+    """These alerts with their advice in short, as Markdown for the README."""
+    rows = {row.alert: row for row in ALERTS}
+    head = ["| alert | when | what to change |", "|---|---|---|"]
+    return "\n".join(
+        [*head, *(f"| {link(rows[name], 'alerts')} | {when(rows[name])} | {advice(rows[name])} |" for name in names)]
+    )
+
+
+def settings_table(names: Sequence[str]) -> str:
+    """These settings of `serve`, as Markdown for the README."""
+    options = {option.name: option for option in OPTIONS}
+    head = ["| flag | default | meaning |", "|---|---|---|"]
+    return "\n".join(
+        [
+            *head,
+            *(
+                f"| `{options[name].flag}` | {default(options[name])} | {_brief(options[name].help)} |"
+                for name in names
+            ),
+        ]
+    )
+
+
+def _brief(text: str) -> str:
+    """Cut a help text where its list of names begins."""
+    return text.partition(": ")[0]
+
+
+def default(option: Option) -> str:
+    """Write a setting's default for a table."""
+    return f"`{option.default_text}`" if option.default_text else "-"
+
+
+def link(row: Diagnosis, alerts: str) -> str:
+    """Write an alert's name as a link to its runbook; `alerts` is the way to that folder."""
+    return f"[{row.alert}]({alerts}/runbooks/{row.alert}.md)"
+
+
+def when(row: Diagnosis) -> str:
+    """Write when an alert fires."""
+    return row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
+
+
+def advice(row: Diagnosis) -> str:
+    """Write what to change, where no figure can be computed."""
     turn = row.turn.told(DEFAULT.figures)
     flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
-    advice = f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
-    return f"| [**{row.alert}**](alerts/runbooks/{row.alert}.md) ({row.severity}) | {when} | {advice} | {turn.will_not_help_if} |"
+    return f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
 
 
 # The releases whose code was read for metrics and log lines.

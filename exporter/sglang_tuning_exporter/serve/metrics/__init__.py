@@ -36,6 +36,20 @@ OF_METRICS = frozenset(
 )
 
 
+def sections(sidecar: Sidecar, now: float) -> dict[str, list[Metric]]:
+    """Make every family by the heading that it has in the reference, those without samples included."""
+    return {
+        "Data sources": [*sources(sidecar), *agreement(sidecar, now)],
+        "Server": [*server(sidecar, now)],
+        "GPU memory": [*memory(sidecar)],
+        "Scheduler": [*schedulers(sidecar, now)],
+        "Capacity": [*capacity(sidecar, now)],
+        "Failures": [*failures(sidecar, now)],
+        "Findings": [*findings(sidecar, now)],
+        "Profile": [*thresholds(sidecar)],
+    }
+
+
 class SidecarCollector(Collector):
     """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards.
 
@@ -49,17 +63,7 @@ class SidecarCollector(Collector):
         """All families at one moment. A thing that this server cannot tell is absent."""
         sidecar = self._sidecar
         with sidecar.view() as now:
-            families = [
-                *sources(sidecar),
-                *server(sidecar, now),
-                *memory(sidecar),
-                *schedulers(sidecar, now),
-                *capacity(sidecar, now),
-                *failures(sidecar, now),
-                *findings(sidecar, now),
-                *thresholds(sidecar),
-                *agreement(sidecar, now),
-            ]
+            families = [family for section in sections(sidecar, now).values() for family in section]
             if sidecar.log is not None and sidecar.log.reads_the_past:
                 families = [each for each in families if each.type != "counter" or each.name in OF_METRICS]
         return (family for family in families if family.samples)

@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from prometheus_client.core import Metric
+    from prometheus_client.core import GaugeMetricFamily, Metric
 
 LOOK_SECONDS = 1.0
 _Look: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 logger = logging.getLogger("sglang_tuning_exporter")
+
+
+def up_family() -> GaugeMetricFamily:
+    """Make the family of whether the file is in force, without a sample."""
+    return gauge("web_config_up", "Whether --web-config is in force as it is now; 0 while the last good one holds.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +128,7 @@ class Door(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Say whether the file is in force as it is now."""
-        family = gauge(
-            "web_config_up", "Whether --web-config is in force as it is now; 0 while the last good one holds."
-        )
+        family = up_family()
         family.add_metric([], float(not self._problem))
         yield family
 

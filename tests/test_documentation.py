@@ -1,0 +1,74 @@
+"""What the README and the reference promise, and that every page is reached and every link of the repository leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sglang_tuning_exporter.config import OPTIONS
+from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.mixin import boards, files
+from sglang_tuning_exporter.mixin.tables import EVERYDAY, MOST_IMPORTANT
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *REFERENCE.glob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def targets(page: Path) -> list[str]:
+    """The links of a page to files of the repository."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len(README.split()) <= 1000
+
+
+@pytest.mark.parametrize("words", ["Prometheus 2.42", "Alertmanager 0.25", "Grafana 10.4", "doubles every `sglang:*`"])
+def test_the_readme_names_what_it_needs_and_what_must_not_be_done(words: str) -> None:
+    assert words in " ".join(README.split())
+
+
+def test_the_readme_shows_six_alerts_and_the_everyday_settings() -> None:
+    assert [alert for alert in MOST_IMPORTANT if f"[{alert}](alerts/runbooks/{alert}.md)" in README] == list(
+        MOST_IMPORTANT
+    )
+    assert all(f"| `{option.flag}` |" in README for option in OPTIONS if option.name in EVERYDAY)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    assert [target for target in targets(page) if not (page.parent / target).exists()] == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    named = set(re.findall(r"^(?:.*<)?([\w./-]+?)>?$", index, re.MULTILINE))
+    pages = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - named == {"index"}
+
+
+def test_every_series_of_the_rules_and_boards_is_in_the_reference() -> None:
+    reference = (REFERENCE / "metrics.md").read_text()
+    made = files()
+    text = made["alerts/rules/sglang-tuning.rules.yml"] + "".join(boards.files().values())
+    asked = set(re.findall(r"(?<![:\w])sglang_tuning_[a-z_]+\b(?![:.])", text))
+    assert len(asked) > 30
+    assert {name for name in asked if f"| `{name}` |" not in reference} == set()
+
+
+def test_every_family_of_the_reference_has_a_meaning_and_a_source() -> None:
+    rows = [line for line in (REFERENCE / "metrics.md").read_text().splitlines() if line.startswith("| `sglang_")]
+    assert len(rows) > 60
+    assert [row for row in rows if not all(cell.strip() for cell in row.strip("| ").split(" | "))] == []
+
+
+def test_every_alert_and_every_flag_is_in_the_reference() -> None:
+    alerts, flags = (REFERENCE / "alerts.md").read_text(), (REFERENCE / "flags.md").read_text()
+    assert [row.alert for row in ALERTS if f"[{row.alert}](" not in alerts] == []
+    assert [option.name for option in OPTIONS if f"`{option.variable}`" not in flags] == []
