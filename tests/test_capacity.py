@@ -412,3 +412,59 @@ def test_sums_that_no_steps_can_have_are_no_reading() -> None:
         dp=0, timestamp=1.0, prefill_uncached_tokens=0, prefill_busy_seconds=0.0, decode_moments=(2, 20, 1, 4, 1, 1)
     )
     assert Reading.of(load) is None
+
+
+def at_limit(
+    measured: Measured, *, begin: float, seconds: float = 0.0085, at: Reading | None = None, watched: bool = True
+) -> None:
+    """Ten more minutes of the same counters with nine requests in each step."""
+    moments = NONE if at is None else at.decode
+    for number in range(1, 130):
+        moments = moments.plus(of([9] * 100, lambda _: seconds))
+        microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
+        now = begin + 5.0 * number
+        load = Load(
+            dp=0,
+            timestamp=1e9 + now,
+            prefill_uncached_tokens=10**9,
+            prefill_busy_seconds=1e6,
+            decode_moments=tuple(microseconds),
+        )
+        measured.observe([load], now)
+        if watched:
+            capacities(served(), measured, now)
+
+
+def after_variety(seconds: float = 0.0085, *, watched: bool = True) -> Measured:
+    measured = Measured(600.0)
+    counted(measured)
+    capacities(served(), measured, 60.0)
+    last = measured.readings(0, 60.0, only=True)
+    assert last is not None
+    assert last.last is not None
+    at_limit(measured, begin=60.0, at=last.last, seconds=seconds, watched=watched)
+    return measured
+
+
+def test_a_batch_that_stands_still_keeps_the_line_of_when_it_varied() -> None:
+    (rank,) = capacities(served(), after_variety(), 705.0)
+    assert rank.step is not None
+    assert rank.step.line is not None
+    assert rank.step.line.per_request.value == pytest.approx(0.0005, rel=0.01)
+    assert 0 < rank.step.line_age_seconds < 700
+
+
+def test_a_line_that_the_present_steps_do_not_lie_on_is_dropped() -> None:
+    (rank,) = capacities(served(), after_variety(0.02, watched=False), 705.0)
+    assert rank.step is not None
+    assert rank.step.line is None
+
+
+def test_a_line_does_not_outlive_its_server() -> None:
+    measured = Measured(600.0)
+    counted(measured)
+    capacities(served(), measured, 60.0)
+    at_limit(measured, begin=60.0)  # counters begin again
+    (rank,) = capacities(served(), measured, 705.0)
+    assert rank.step is not None
+    assert rank.step.line is None

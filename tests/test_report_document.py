@@ -36,7 +36,19 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 def faults(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
     """Say where `value` breaks `schema`; knows the keywords that the report's schema uses, and only those."""
-    used = {"type", "const", "enum", "pattern", "minimum", "maximum", "items", "minItems", "required", "properties"}
+    used = {
+        "type",
+        "const",
+        "enum",
+        "pattern",
+        "minimum",
+        "maximum",
+        "items",
+        "minItems",
+        "maxItems",
+        "required",
+        "properties",
+    }
     unknown = set(schema) - used - {"additionalProperties", "description", "title", "$schema"}
     assert not unknown, f"the walker does not know {unknown}"
     names = schema.get("type", [])
@@ -59,6 +71,7 @@ def faults_inside(value: Any, schema: dict[str, Any], where: str) -> list[str]:
     found = []
     if isinstance(value, list):
         found += [f"{where}: too few"] * (len(value) < schema.get("minItems", 0))
+        found += [f"{where}: too many"] * (len(value) > schema.get("maxItems", len(value)))
         for number, item in enumerate(value):
             found += faults(item, schema.get("items", {}), f"{where}[{number}]")
     if isinstance(value, dict):

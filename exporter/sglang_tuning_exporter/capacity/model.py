@@ -75,6 +75,7 @@ class Measured:
         self._ranks: dict[int | None, Readings] = {}
         self._waiting: dict[int | None, float | None] = {}
         self._seen: dict[int | None, float] = {}
+        self._fitted: dict[int | None, tuple[float, StepTime]] = {}  # the last line of each, and when
 
     def observe(self, loads: Sequence[Load], now: float) -> None:
         """Take one answer, whose schedulers each have a time stamp of their own; a repeated snapshot says nothing new."""
@@ -92,6 +93,7 @@ class Measured:
         self._ranks.clear()
         self._waiting.clear()
         self._seen.clear()
+        self._fitted.clear()
 
     def readings(self, dp: int | None, now: float, *, only: bool) -> Readings | None:
         """Return one scheduler's readings; the server's one scheduler counts as rank 0 there. None where they are stale."""
@@ -99,6 +101,23 @@ class Measured:
         if now - self._seen.get(key, -STALE_SECONDS) >= STALE_SECONDS:
             return None
         return self._ranks[key]
+
+    def step_time(self, dp: int | None, readings: Readings, now: float) -> StepTime | None:
+        """Return the present fit; while the batch stands still, with the line of the time when it varied.
+
+        At a running limit the batch is always the same, and that is when somebody wants to know what a larger one brings.
+        """
+        step = fit([each.decode for each in readings.intervals])
+        if readings.restarted:
+            readings.restarted = False
+            self._fitted.pop(dp, None)
+        if step is None:
+            return None
+        if step.line is not None:
+            self._fitted[dp] = (now, step)
+            return step
+        at, earlier = self._fitted.get(dp, (now, step))
+        return step.with_line_of(earlier, now - at)
 
     def waiting(self, dp: int | None, *, only: bool) -> float | None:
         """Return the prompt tokens that wait and are in no cache, as last read."""
@@ -117,7 +136,7 @@ def _rank(rank: RankState, facts: ServerFacts, measured: Measured | None, now: f
     prefill = _NOT_MEASURED
     if measured is not None and readings is not None:
         intervals = list(readings.intervals)
-        step, prefill = fit([each.decode for each in intervals]), measure(intervals)
+        step, prefill = measured.step_time(rank.dp, readings, now), measure(intervals)
         waiting = measured.waiting(rank.dp, only=only)
         generated = total(each.decode for each in intervals).tokens
         if step is not None and generated:

@@ -51,26 +51,28 @@ class Readings:
 
     def __init__(self, length: float) -> None:
         self._length = length
-        self._last: Reading | None = None
+        self.last: Reading | None = None
         self.intervals: deque[Interval] = deque()
+        self.restarted = False  # until somebody takes note
 
     def take(self, reading: Reading) -> bool:
         """Take a reading; False for the snapshot that is known already.
 
         Counters that fall are those of a new server: what the one before did says nothing about it.
         """
-        last = self._last
+        last = self.last
         if last is None:
-            self._last = reading
+            self.last = reading
             return True
         if last.at - BACKWARDS_SECONDS <= reading.at < last.at + LEAST_SECONDS and not _fell(last, reading):
             return reading.at > last.at
         interval = _between(last, reading)
         if interval is None:
             self.intervals.clear()
+            self.restarted = True
         elif interval.seconds <= self._length:
             self.intervals.append(interval)
-        self._last = reading
+        self.last = reading
         while self.intervals and self.intervals[0].end - self.intervals[0].seconds < reading.at - self._length:
             self.intervals.popleft()
         return True

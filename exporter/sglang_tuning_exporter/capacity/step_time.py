@@ -7,7 +7,7 @@ where the windows disagree. The mean step at the present batch remains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ LEAST_LINES = 40  # of the log: each is the mean of some forty steps
 LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
 # Half of the interval relative to the slope. Above it not even the sign is sure.
 MOST_HALF_WIDTH = 0.6
+# Between the mean step and an earlier fit's line at the same batch: above it the server is not the one that was fitted.
+MOST_OFF = 0.25
 # Of the batch's spread: where that much lies within windows, a machine that became slower between two of them is left out of the slope.
 MOSTLY_WITHIN = 0.5
 
@@ -51,6 +53,17 @@ class StepTime:
     line: Line | None = None
     refused: str = ""
     source: str = "v1_loads"
+    line_age_seconds: float = 0.0  # since the line's own steps, where the present ones carry none
+
+    def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
+        """Return this with the line of an earlier fit of the same server, where the present steps lie on it; else itself."""
+        foretold = earlier.at(self.batch)
+        if self.line is not None or foretold is None:
+            return self
+        off = abs(self.seconds.value / foretold.value - 1.0)
+        if off > MOST_OFF:
+            return self
+        return replace(self, line=earlier.line, refused="", line_age_seconds=age)
 
     def at(self, batch: float) -> Estimate | None:
         """Return the seconds of a step of `batch` requests; None where that cannot be known.

@@ -222,7 +222,13 @@ class Sidecar:
         )
         half_read = self.log is not None and self.log.reads_the_past
         return past_of(
-            self.state, now, troubles=frozenset(troubles), words=words, starting=starting, half_read=half_read
+            self.state,
+            now,
+            troubles=frozenset(troubles),
+            words=words,
+            starting=starting,
+            half_read=half_read,
+            measured=self.measured,
         )
 
     @property

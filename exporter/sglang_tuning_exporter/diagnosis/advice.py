@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
+from sglang_tuning_exporter.diagnosis.expectation import with_expectation
 from sglang_tuning_exporter.diagnosis.sizing import SIZERS, Case, Value
 from sglang_tuning_exporter.diagnosis.suspects import explaining, unexplained
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
 
 if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.expectation import Expected
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
     from sglang_tuning_exporter.diagnosis.suspect import Named
     from sglang_tuning_exporter.state.facts import ServerFacts
@@ -41,6 +43,7 @@ class Advice:
     cost: str = ""
     direction: str = ""
     is_switch: bool = False
+    expected: Expected | None = None  # by the measured step times
     explains: bool = False  # the flag was set away from its default, and figures show that it is the cause
 
     @property
@@ -106,7 +109,7 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
         return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)
     size = SIZERS.get(diagnosis_id)
     values = [Value(None, case.present(row.turn.arg))] if size is None else size(case)
-    own = [advice for value in values for advice in _accepted(row, value, case)]
+    own = [with_expectation(row.id, advice, case) for value in values for advice in _accepted(row, value, case)]
     named = explaining(diagnosis_id, case.past)
     if not named:
         return own

@@ -20,15 +20,12 @@ def at_least(past: Past) -> str:
     What fits into the pool is what runs, stretched to the usage that the profile aims at; at most the limit of the server.
     No more are asked to wait than the server lets wait.
     """
-    running, usage, lowest = past.total("running"), past.recent.mean("usage"), past.profile.queue_lower
-    if not running or not usage or lowest is None:
+    running, lowest, fit = past.total("running"), past.profile.queue_lower, fitting(past)
+    if not running or fit is None or lowest is None:
         return ""
-    facts, batches = past.facts, past.serving_ranks * past.facts.micro_batches
-    running *= facts.micro_batches
-    fit = max(running, running * past.profile.token_usage_target / usage)
-    limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
-    fit, waiting = fit if limit is None else min(fit, batches * limit), past.serving_ranks * lowest
-    most = facts.arg("max_queued_requests")
+    running *= past.facts.micro_batches
+    waiting = past.serving_ranks * lowest
+    most = past.facts.arg("max_queued_requests")
     if most is not None:
         waiting = min(waiting, past.serving_ranks * most)
     wanted, now = round(fit + waiting), round(running + (past.total("queued") or 0.0))
@@ -38,6 +35,17 @@ def at_least(past: Past) -> str:
         f"send at least {wanted:,} requests at once (now about {now:,}): some {fit:,.0f} fit beside each other, and"
         f" {waiting:,.0f} waiting keep the batches full"
     )
+
+
+def fitting(past: Past) -> float | None:
+    """Return how many requests can run at once: what runs, stretched to the usage that the profile aims at, at most the limit."""
+    running, usage, facts = past.total("running"), past.recent.mean("usage"), past.facts
+    if not running or not usage:
+        return None
+    running *= facts.micro_batches
+    fit = max(running, running * past.profile.token_usage_target / usage)
+    limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
+    return fit if limit is None else min(fit, past.serving_ranks * facts.micro_batches * limit)
 
 
 def at_most(past: Past) -> str:

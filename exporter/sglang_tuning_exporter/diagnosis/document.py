@@ -10,8 +10,10 @@ from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN
 
 if TYPE_CHECKING:
+    from sglang_tuning_exporter.capacity.estimate import Estimate
     from sglang_tuning_exporter.diagnosis.advice import Advice
     from sglang_tuning_exporter.diagnosis.evidence import Evidence
+    from sglang_tuning_exporter.diagnosis.expectation import Expected
     from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
     from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.totals import Totals
@@ -134,4 +136,21 @@ def _advice(advice: Advice) -> Document:
         "gain": advice.gain or None,
         "cost": advice.cost or None,
         "typed": advice.typed or None,
+        "expected": None if advice.expected is None else _expected(advice.expected),
     }
+
+
+def _expected(expected: Expected) -> Document:
+    """Write what a change is expected to bring: each figure now and after it, with its interval, and the basis of all."""
+    return {
+        "tokens_per_second": _predicted(expected.now.tokens_per_second, expected.then.tokens_per_second),
+        "inter_token_p50_seconds": _predicted(
+            expected.now.inter_token_p50_seconds, expected.then.inter_token_p50_seconds
+        ),
+        "gain": number(expected.gain),
+        "basis": expected.basis,
+    }
+
+
+def _predicted(now: Estimate, then: Estimate) -> Document:
+    return {"now": number(now.value), "value": number(then.value), "interval": [number(then.low), number(then.high)]}

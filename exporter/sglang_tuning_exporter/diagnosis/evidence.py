@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
 from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full
 from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
 from sglang_tuning_exporter.state.server import HUNG, START
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from sglang_tuning_exporter.sglang.events import LivenessKind
     from sglang_tuning_exporter.state.facts import ServerFacts
@@ -132,6 +134,7 @@ class Past:
     serves: bool = False  # at this moment
     left_in_vain: bool = False
     crash: str = ""  # which process crashed, and how, where the log's last word of the server is that
+    capacities: Callable[[], Sequence[RankCapacity]] = tuple  # what each scheduler can do, as far as was measured
 
     @property
     def stage(self) -> str:
@@ -258,6 +261,7 @@ def past_of(
     words: Mapping[str, str] | None = None,
     starting: bool = False,
     half_read: bool = False,
+    measured: Measured | None = None,
 ) -> Past:
     """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told).
 
@@ -288,6 +292,7 @@ def past_of(
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
         state.stages.left_in_vain,
         state.crash if died else "",
+        cache(lambda: capacities(state, measured, now)),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.capacity.model import capacities
 from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Past, ended
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
@@ -145,6 +147,7 @@ class Runs:
             last_seen=sightings.last,
             knows_waits=state.knows_waits(last),
             starting=not restarted and state.starting(last),
+            capacities=partial(capacities, state, None, last),
         )
         return JudgedRun(run, judge(past), totals, figures, served, sightings)
 

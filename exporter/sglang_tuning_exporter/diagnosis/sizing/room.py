@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.sizing.case import Value
 from sglang_tuning_exporter.diagnosis.sizing.graphs import growth_to, largest_covered, usual_size
-from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, running_limit
+from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, batch_within_objective, running_limit
 from sglang_tuning_exporter.sglang.args.flags import is_before
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ def at_limit(case: Case) -> list[Value]:
         return [Value(None, current)]
     # Usage grows with the requests that run.
     room = min(MOST_TIMES, case.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
+    running, in_time = case.recent.mean("running"), batch_within_objective(case)
+    if running and in_time is not None:
+        room = min(room, max(in_time / running, 1.0))
     share, size = case.facts.room_for_micro_batch, case.facts.arg(case.facts.micro_batch_arg)
     if share and size:
         suggested = min(float(_round_down(size * room)), share)

@@ -1,0 +1,75 @@
+"""What a server would do with more or fewer requests at once: throughput and inter-token latency, each with its interval. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.capacity.estimate import Estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang_tuning_exporter.capacity.model import RankCapacity
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """All schedulers together with `requests` running at once.
+
+    `inter_token_p50_seconds` is a step's time: more than half of the tokens come from steps that no prefill delays. The mean has
+    the prefill in it.
+    """
+
+    requests: float
+    tokens_per_second: Estimate
+    inter_token_p50_seconds: Estimate
+    inter_token_mean_seconds: float
+
+
+def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
+    """Return generated tokens a second at a batch, prompts of the present mix computed beside.
+
+    Each generated token takes its share of a step, and the prefill of the prompt tokens that come with it:
+    1 / (step / (batch x tokens per step) + prompt tokens per generated token / prefill speed).
+    """
+    speed = rank.decode_speed(batch)
+    if speed is None:
+        return None
+    prefill, mix = rank.prefill.tokens_per_second, rank.prefill_per_token
+    beside = mix / prefill.value if prefill is not None and mix else 0.0
+    return Estimate(*(1 / (1 / each + beside) for each in speed))
+
+
+def predict(ranks: Sequence[RankCapacity], times: float = 1.0) -> Prediction | None:
+    """Return what all schedulers do with `times` as many running requests as now; None unless all can be predicted."""
+    if not ranks or not all(rank.running for rank in ranks):
+        return None
+    return at(ranks, [times * (rank.running or 0.0) for rank in ranks])
+
+
+def at(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | None:
+    """Return what the schedulers do with these batches; None unless each can be predicted."""
+    speeds = [throughput(rank, batch) for rank, batch in zip(ranks, batches, strict=True)]
+    steps = [None if rank.step is None else rank.step.at(batch) for rank, batch in zip(ranks, batches, strict=True)]
+    known = [each for each in speeds if each is not None]
+    requests = sum(batches)
+    if len(known) < len(ranks) or not requests:
+        return None
+    together = Estimate(*(sum(part) for part in zip(*known, strict=True)))
+    weighted = [
+        step.times(batch / requests / (rank.step.tokens_per_request or 1.0))
+        for rank, batch, step in zip(ranks, batches, steps, strict=True)
+        if step is not None and rank.step is not None
+    ]
+    token = Estimate(*(sum(part) for part in zip(*weighted, strict=True)))
+    return Prediction(requests, together, token, requests / together.value)
+
+
+def largest_within(rank: RankCapacity, seconds: float) -> float | None:
+    """Return the largest batch whose step takes no longer than `seconds`; None where no line is known, 0 where none does."""
+    step = rank.step
+    if step is None or step.line is None:
+        return None
+    left = seconds * step.tokens_per_request - (step.seconds.value - step.line.per_request.value * step.batch)
+    return max(left / step.line.per_request.value, 0.0)

@@ -1,0 +1,177 @@
+"""What a change would bring, by the measured step times: throughput and inter-token latency before and after. Pure.
+
+Which batch a change leads to is in `BATCHES`, by the argument or the diagnosis that it is advised for. A change that is not there,
+or a server whose step time is not known, has no figure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.capacity.prediction import Prediction, predict
+from sglang_tuning_exporter.diagnosis.clients import fitting
+from sglang_tuning_exporter.diagnosis.demand import demand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sglang_tuning_exporter.capacity.step_time import StepTime
+    from sglang_tuning_exporter.diagnosis.advice import Advice
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+
+WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
+# Prediction far beyond what was seen: nobody has measured how the line goes on.
+MOST_TIMES = 16.0
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the model predicts for a change, and on what ground."""
+
+    now: Prediction
+    then: Prediction
+    basis: str
+
+    @property
+    def gain(self) -> float:
+        """Return the relative change of throughput: 0.39 is 39 % more."""
+        return self.then.tokens_per_second.value / self.now.tokens_per_second.value - 1.0
+
+    @property
+    def gain_interval(self) -> tuple[float, float]:
+        """Return the ends of the gain's interval."""
+        now, then = self.now.tokens_per_second.value, self.then.tokens_per_second
+        return then.low / now - 1.0, then.high / now - 1.0
+
+    @property
+    def words(self) -> str:
+        """Say it in one sentence."""
+        now, then = self.now.tokens_per_second.value, self.then.tokens_per_second.value
+        before, after = self.now.inter_token_p50_seconds.value, self.then.inter_token_p50_seconds.value
+        return (
+            f"expected: {now:,.0f} → {then:,.0f} tokens/s ({100 * self.gain:+.0f} %), inter-token p50"
+            f" {1e3 * before:.3g} → {1e3 * after:.3g} ms; from {self.basis}"
+        )
+
+
+def expected(diagnosis_id: str, advice: Advice, case: Case) -> Expected | None:
+    """Return what following `advice` would bring; None where nothing tells."""
+    batch_of = BATCHES.get(advice.arg or diagnosis_id)
+    ranks = case.past.capacities()
+    if batch_of is None or not ranks or case.facts.micro_batches > 1:
+        return None
+    times = batch_of(advice, case)
+    now = predict(ranks)
+    then = None if times is None or not 0 < times <= MOST_TIMES else predict(ranks, times)
+    if now is None or then is None:
+        return None
+    return Expected(now, then, _basis([rank.step for rank in ranks if rank.step is not None], case))
+
+
+def _basis(steps: Sequence[StepTime], case: Case) -> str:
+    """Say where the figures come from."""
+    if any(step.source == "log" for step in steps):
+        return "the step times of the log's decode lines, prefill left out"
+    age = max((step.line_age_seconds for step in steps), default=0.0)
+    if age >= MINUTE:
+        return f"the step times of {age / MINUTE:.0f} minutes ago, when the batch varied"
+    return f"the last {case.profile.window_seconds / MINUTE:.0f} minutes' step times"
+
+
+def with_expectation(diagnosis_id: str, advice: Advice, case: Case) -> Advice:
+    """Return the advice with what it is expected to bring; where that is hardly more throughput, words that say so instead."""
+    found = expected(diagnosis_id, advice, case)
+    if found is None:
+        return advice
+    gain = f"{advice.gain}; {found.words}" if advice.gain else found.words
+    if _runs_more(advice, diagnosis_id) and found.gain_interval[1] < WORTH_IT:
+        what = f"leave {advice.flag} as it is" if advice.flag else "send no more requests at once"
+        return replace(
+            advice,
+            flag="",
+            arg="",
+            current=None,
+            suggested=None,
+            suggestion=f"{what}: more requests at once would gain under {100 * WORTH_IT:.0f} %",
+            gain=gain,
+            is_switch=False,
+            expected=found,
+        )
+    return replace(advice, gain=gain, expected=found)
+
+
+def _runs_more(advice: Advice, diagnosis_id: str) -> bool:
+    if advice.arg == "schedule_conservativeness":
+        return not advice.raises
+    return advice.raises or diagnosis_id == "client_too_slow"
+
+
+def _wanted(case: Case) -> float | None:
+    """Return how many times the running requests would run if all that wait were let in."""
+    running, queued = case.past.total("running"), case.past.total("queued")
+    return None if not running or queued is None else (running + queued) / running
+
+
+def _room(case: Case) -> float | None:
+    """Return how many times the running requests fit into the KV cache, up to the usage that the profile aims at."""
+    usage = case.recent.mean("usage")
+    return None if not usage else max(case.profile.token_usage_target / usage, 1.0)
+
+
+def _least(*bounds: float | None) -> float | None:
+    known = [each for each in bounds if each is not None]
+    return None if len(known) < len(bounds) else min(known)
+
+
+def _other_limit(advice: Advice, case: Case) -> float | None:
+    """A running limit: the batch follows it up to what fits and what waits, and down where it is larger."""
+    suggested, running = advice.suggested, case.recent.mean("running")
+    if not isinstance(suggested, float) or not running:
+        return None
+    limit = suggested / case.facts.limit_shared_by / running
+    return min(limit, 1.0) if not advice.raises else _least(limit, _room(case), _wanted(case))
+
+
+def _less_careful(advice: Advice, case: Case) -> float | None:
+    """A lower conservativeness: as many as the balance of admission lets in with so much less kept free."""
+    asking, ratio, running = demand(case.past), case.past.new_token_ratio, case.recent.mean("running")
+    current, suggested = advice.current, advice.suggested
+    pools = case.facts.kv_pool_tokens.values()
+    if asking is None or ratio is None or not running or not pools or advice.raises:
+        return None
+    if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
+        return None
+    usage = case.recent.mean("usage")
+    if not usage:
+        return None
+    held, kept = usage * (sum(pools) / len(pools)) / running, asking.asked - asking.used
+    then = ratio * suggested / current
+    return _least((held + ratio * kept) / (held + then * kept), _room(case), _wanted(case))
+
+
+def _larger_pool(times: float) -> Callable[[Advice, Case], float | None]:
+    def batch(_: Advice, case: Case) -> float | None:
+        """A KV cache so many times as large: as many more run, up to the running limit and to what waits."""
+        running, limits = case.recent.mean("running"), list(case.facts.running_limits.values())
+        limit = min((each for each in limits if each), default=None)
+        bound = times if not running or limit is None else min(times, limit / running)
+        return _least(max(bound, 1.0), _wanted(case))
+
+    return batch
+
+
+def _more_at_once(_: Advice, case: Case) -> float | None:
+    """Clients that send more at once: as many as fit and may run."""
+    running, fit = case.past.total("running"), fitting(case.past)
+    return None if not running or fit is None else fit / (running * case.facts.micro_batches)
+
+
+BATCHES: dict[str, Callable[[Advice, Case], float | None]] = {
+    "max_running_requests": _other_limit,
+    "schedule_conservativeness": _less_careful,
+    "max_total_tokens": _larger_pool(2.0),
+    "kv_cache_dtype": _larger_pool(2.0),
+    "client_too_slow": _more_at_once,
+}
