@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fuzz import files
-from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.tail import LogFollower
 
 if TYPE_CHECKING:
@@ -250,6 +250,38 @@ def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log:
     assert read(follower)[-1] == log.count
     assert lost(follower) == 2
     follower.close()
+
+
+def test_a_file_that_got_the_inode_of_a_deleted_one_is_another_file(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on ext4 and xfs: the new log has the number of the empty one that was followed, and another generation."""
+    generation = 7
+    monkeypatch.setattr(positions, "generation", lambda _: generation)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == []
+    before = saved(follower)
+    follower.close()
+    log.write(2)  # where nobody sees it, and then it is gone
+    log.path.write_bytes(b"")
+    generation = 8
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=before)
+    assert (read(follower), lost(follower)) == ([3], 1)
+    generation = 0  # a file system that has none any more: the number must do
+    again = LogFollower([str(log.path)], positions=before)
+    assert (read(again), lost(again)) == ([3], 0)
+
+
+def test_a_process_that_writes_on_in_a_rotated_file_makes_no_other_file_a_lost_one(log: Log) -> None:
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    for _ in range(3):
+        log.shift()
+    late = Path(f"{log.path}.3")  # it has line 1, and is written to after server.log.2 was made
+    log.touch(late)
+    log.touch(Path(f"{log.path}.1"))
+    log.write(1)
+    assert (read(follower), lost(follower)) == ([2], 0)
 
 
 def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:

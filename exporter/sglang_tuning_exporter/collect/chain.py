@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
-from sglang_tuning_exporter.collect.stream import Dropped, Key, Lines, Packed, Stream
+from sglang_tuning_exporter.collect.lines import Dropped, Lines
+from sglang_tuning_exporter.collect.stream import Key, Packed, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -145,7 +146,7 @@ class Chain:
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         fresh = [] if sure else self._unread(marks, {at: to for at, to in found.items() if to != here}, beside)
         # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
-        joined = following is not None and marks[last].inode == following.key[1] and not sure
+        joined = following is not None and marks[last].is_of(following.fd) and not sure
         for at, mark in enumerate(marks):
             place = None if at not in found else places_[found[at]]
             if place is None:
@@ -278,4 +279,5 @@ def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Pla
     counts = [place.count for place in fresh]
     if last is None or not counts or any(count is None or count > last for count in counts):
         return 0
-    return last - min(1, *(count for count in counts if count is not None)) - len(counts)
+    there = {place.count for place in beside}
+    return sum(number not in there for number in range(min(1, *(count for count in counts if count is not None)), last))

@@ -6,8 +6,10 @@ itself may hold a secret of the server's arguments and marks are written to the 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ SURE_BYTES = 32
 """This much equal text before the offset, or at the start, proves a copy, whose inode is another."""
 _SEARCHED = 16 << 20  # how far into a file the text is looked for that was read last
 _NEVER = 1 << 63
+_GET_VERSION = 0x80007601 | struct.calcsize("l") << 16  # FS_IOC_GETVERSION of linux/fs.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class Mark:
     size: int = 0  # at the last look
     modified: int = _NEVER  # nanoseconds
     joined: bool = False
+    generation: int = (
+        0  # of the inode, which is given to another file once this one is deleted; 0: the file system has none
+    )
     held: bool = False  # the file is open, and `position` is its end: another of the same text ends there as well
     least: int = SURE_BYTES  # text before the offset that proves a copy
 
@@ -60,20 +66,26 @@ class Mark:
     def fits(self, fd: int, name: str = "") -> bool:
         """Say whether the open file is the marked one, or a copy of it, and has not been written anew."""
         try:
-            inode = os.fstat(fd).st_ino
-            if inode != self.inode and not self.is_sure:
+            same = self.is_of(fd)
+            if not same and not self.is_sure:
                 return False
             if rotation.packing(name):
                 with rotation.unpacked(fd, name) as file:
-                    return self._is_in(lambda size, at: file.read(size) if file.seek(at) == at else b"", inode)
-            return self._is_in(lambda size, at: os.pread(fd, size, at), inode)
+                    return self._is_in(lambda size, at: file.read(size) if file.seek(at) == at else b"", same=same)
+            return self._is_in(lambda size, at: os.pread(fd, size, at), same=same)
         except rotation.DAMAGE:
             return False
 
-    def _is_in(self, pread: Callable[[int, int], bytes], inode: int) -> bool:
+    def is_of(self, fd: int) -> bool:
+        """Say whether the open file is the marked one, whatever its text: the same inode, and not given to a later file."""
+        if os.fstat(fd).st_ino != self.inode:
+            return False
+        return not self.generation or generation(fd) in (self.generation, 0)
+
+    def _is_in(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
         if digest(pread(self.head_bytes, 0)) != self.head:
             return False
-        more = self.held and inode != self.inode
+        more = self.held and not same
         tail = pread(self.tail_bytes + more, self.position - self.tail_bytes)
         return len(tail) == self.tail_bytes and digest(tail) == self.tail
 
@@ -110,8 +122,16 @@ class Saved:
 
     def fitting(self, fd: int) -> Mark | None:
         """Return the mark of the open file under whatever name it had, or None."""
-        inode = os.fstat(fd).st_ino
-        return next((mark for mark in self.marks if mark.inode == inode and mark.fits(fd)), None)
+        return next((mark for mark in self.marks if mark.is_of(fd) and mark.fits(fd)), None)
+
+
+def generation(fd: int) -> int:
+    """Return the generation of an open regular file's inode, which tells it from later files of the same number; 0 if unknown."""
+    try:
+        number: int = struct.unpack("=I4x", fcntl.ioctl(fd, _GET_VERSION, bytes(8)))[0]
+    except OSError:  # tmpfs, which gives no inode number again, or a file system of the network
+        return 0
+    return number
 
 
 def digest(text: bytes) -> str:
@@ -130,7 +150,9 @@ def mark_of_all(path: str, fd: int) -> Mark:
     length = min(status.st_size, TAIL_BYTES)
     head, tail = os.pread(fd, HEAD_BYTES, 0), os.pread(fd, length, status.st_size - length)
     mark = make_mark(path, status.st_ino, status.st_size, head[: status.st_size], tail)
-    return replace(mark, size=status.st_size, modified=status.st_mtime_ns, held=True, least=1)
+    return replace(
+        mark, size=status.st_size, modified=status.st_mtime_ns, generation=generation(fd), held=True, least=1
+    )
 
 
 def dump(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
@@ -153,12 +175,12 @@ def _mark(entry: object) -> Mark | None:
         return None
     path, head, tail = entry.get("path"), entry.get("head"), entry.get("tail")
     numbers = [entry.get(name) for name in ("inode", "position", "head_bytes", "tail_bytes")]
-    numbers += [entry.get("size", 0), entry.get("modified", _NEVER)]  # marks of old have neither
+    numbers += [entry.get("size", 0), entry.get("modified", _NEVER), entry.get("generation", 0)]  # not in older marks
     if not (isinstance(path, str) and isinstance(head, str) and isinstance(tail, str)):
         return None
     whole = [n for n in numbers if isinstance(n, int) and n >= 0]
     if len(whole) != len(numbers) or whole[3] > whole[1] or whole[2] > HEAD_BYTES or whole[3] > TAIL_BYTES:
         return None
-    inode, position, head_bytes, tail_bytes, size, modified = whole
+    inode, position, head_bytes, tail_bytes, size, modified, number = whole
     joined = entry.get("joined") is True
-    return Mark(path, inode, position, head_bytes, head, tail_bytes, tail, size, modified, joined)
+    return Mark(path, inode, position, head_bytes, head, tail_bytes, tail, size, modified, joined, number)

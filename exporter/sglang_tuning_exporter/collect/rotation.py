@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import lzma
 import os
 import re
@@ -141,10 +142,16 @@ def _added(name: str, base: str) -> tuple[str, bool]:
 
 
 def _in_order(places: list[Place]) -> list[Place]:
-    """Sort by the dates in the names; numbers run up or down, so such files are sorted by when they were last written."""
-    if any(place.count is not None for place in places):
+    """Sort by the dates or the numbers in the names; which way numbers run is read off the times at which most files were written last."""
+    numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
+    if not numbered:
+        return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
+    pairs = [(before.modified, after.modified) for before, after in itertools.pairwise(numbered)]
+    up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
+    if len(numbered) < len(places) or up == down:
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
-    return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
+    # Not by the times alone: one process of a server may write on in a file when another one has begun the next.
+    return numbered if up > down else numbered[::-1]
 
 
 def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:

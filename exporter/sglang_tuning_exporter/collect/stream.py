@@ -1,18 +1,18 @@
-"""One open log file, or standard input, read to whole lines: through truncation, holes of NUL bytes and giant lines."""
+"""One open log file, read to whole lines: through truncation and holes of NUL bytes."""
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.lines import Dropped, Lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,90 +36,6 @@ Key = tuple[int, int]
 """Device and inode: what a file is, whatever it is called."""
 
 
-@dataclass(slots=True)
-class Dropped:
-    """Lines longer than the limit, and their bytes."""
-
-    lines: int = 0
-    bytes: int = 0
-
-
-class Lines:
-    """Bytes to whole lines, in memory of one line's limit."""
-
-    def __init__(self, limit: int, dropped: Dropped) -> None:
-        self.limit = limit
-        self._dropped = dropped
-        self._partial = bytearray()
-        self._overlong = 0
-
-    def skip_line(self) -> None:
-        """Drop the line under way: it is too long already."""
-        self._partial.clear()
-        self._overlong = self.limit + 1
-
-    def feed(self, data: bytes) -> bytes:
-        """Return the lines that `data` completes."""
-        data = data.replace(b"\0", b"")
-        end = data.rfind(b"\n") + 1
-        if not end:
-            self._extend(data)
-            return b""
-        first = data.find(b"\n") + 1 if self._partial or self._overlong else 0
-        self._extend(data[:first])
-        begun = self._finish() if first else b""
-        whole = data[first:end]
-        if len(whole) > self.limit:
-            whole = self._without_overlong(whole)
-        self._extend(data[end:])
-        return begun + whole
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a line under way."""
-        return bool(self._partial or self._overlong)
-
-    def rest(self) -> bytes:
-        """Return the last line, which nobody will end any more, ended; empty when there is none."""
-        if self._overlong:
-            self._finish()
-        if not self._partial:
-            return b""
-        self._partial += b"\n"
-        return self._finish()
-
-    def _extend(self, data: bytes) -> None:
-        length = len(self._partial) + len(data)
-        if self._overlong:
-            self._overlong += len(data)
-        elif length > self.limit:
-            self._partial.clear()
-            self._overlong = length
-        else:
-            self._partial += data
-
-    def _finish(self) -> bytes:
-        line = bytes(self._partial)
-        self._partial.clear()
-        if self._overlong:
-            self._drop(self._overlong)
-            self._overlong = 0
-        return line
-
-    def _without_overlong(self, whole: bytes) -> bytes:
-        kept = []
-        for line in whole[:-1].split(b"\n"):
-            if len(line) < self.limit:
-                kept.append(line + b"\n")
-            else:
-                self._drop(len(line) + 1)
-        return b"".join(kept)
-
-    def _drop(self, length: int) -> None:
-        self._dropped.lines += 1
-        self._dropped.bytes += length
-
-
 class Stream:
     """One open file, known by device and inode whatever it is called meanwhile."""
 
@@ -129,6 +45,7 @@ class Stream:
         self.fd = fd
         self.key: Key = (status.st_dev, status.st_ino)
         self.seekable = stat.S_ISREG(status.st_mode)
+        self._generation = places.generation(fd) if self.seekable else 0
         self.lines = lines
         self.position = 0
         self.look_back_from = 0  # not 0: start-up facts before this offset have not been told yet
@@ -185,14 +102,14 @@ class Stream:
         if not self.seekable:
             return None
         mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
-        return replace(mark, size=self.size, modified=self.modified, joined=self.joined)
+        return replace(mark, size=self.size, modified=self.modified, joined=self.joined, generation=self._generation)
 
     def mark_of_text(self) -> places.Mark:
         """Return a mark that fits whatever holds the same text: all of an intact file, what was read of one rewritten."""
         if not self.rewritten:
             return replace(places.mark_of_all(self.path, self.fd), modified=self.modified)
         mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
-        return replace(mark, modified=self.modified, size=self.size, least=1)
+        return replace(mark, modified=self.modified, size=self.size, generation=self._generation, least=1)
 
     def has_text(self) -> bool:
         """Say whether anybody has written here."""
@@ -380,47 +297,6 @@ class Packed(Stream):
         self._advance(raw)
         self.size = self.position + (not self.at_end)
         return raw
-
-
-class Stdin:
-    """Standard input: a pipe of somebody else's, so its blocking mode is left alone."""
-
-    def __init__(self, stream: BinaryIO | None, limit: int) -> None:
-        self.dropped = Dropped()
-        self.lines = Lines(limit, self.dropped)
-        self.position = 0
-        self.ended = stream is None
-        self.reason = "ended" if stream is None else ""
-        self._stream = stream
-        self._ready = select.poll()
-        try:
-            self._fd = stream.fileno() if stream is not None else -1
-            if self._fd >= 0:
-                self._ready.register(self._fd, select.POLLIN)
-        except (OSError, ValueError):
-            self._fd = -1
-
-    def read(self) -> Iterator[bytes]:
-        """Yield what is there, at most the budget."""
-        budget = BUDGET
-        while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
-            try:
-                raw = self._read()
-            except BlockingIOError:
-                return
-            except (OSError, ValueError) as error:
-                self.ended, self.reason = True, f"unreadable: {getattr(error, 'strerror', None) or error}"
-                break
-            budget -= len(raw)
-            self.position += len(raw)
-            if not raw:
-                self.ended, self.reason = True, "ended"
-            yield self.lines.feed(raw) if raw else self.lines.rest()
-
-    def _read(self) -> bytes:
-        if self._fd >= 0:
-            return os.read(self._fd, CHUNK)
-        return self._stream.read(CHUNK) if self._stream is not None else b""
 
 
 def _last(before: bytes, text: bytes, end: int) -> bytes:

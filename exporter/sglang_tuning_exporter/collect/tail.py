@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.chain import Chain
+from sglang_tuning_exporter.collect.lines import Dropped, Lines
 from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
-from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Dropped, Key, Lines, Stdin, Stream, look_at, why
+from sglang_tuning_exporter.collect.standard_input import Stdin
+from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, look_at, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,0 +1,54 @@
+"""Standard input read to whole lines, without waiting."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import TYPE_CHECKING, BinaryIO
+
+from sglang_tuning_exporter.collect.lines import Dropped, Lines
+from sglang_tuning_exporter.collect.stream import BUDGET, CHUNK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Stdin:
+    """Standard input: a pipe of somebody else's, so its blocking mode is left alone."""
+
+    def __init__(self, stream: BinaryIO | None, limit: int) -> None:
+        self.dropped = Dropped()
+        self.lines = Lines(limit, self.dropped)
+        self.position = 0
+        self.ended = stream is None
+        self.reason = "ended" if stream is None else ""
+        self._stream = stream
+        self._ready = select.poll()
+        try:
+            self._fd = stream.fileno() if stream is not None else -1
+            if self._fd >= 0:
+                self._ready.register(self._fd, select.POLLIN)
+        except (OSError, ValueError):
+            self._fd = -1
+
+    def read(self) -> Iterator[bytes]:
+        """Yield what is there, at most the budget."""
+        budget = BUDGET
+        while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
+            try:
+                raw = self._read()
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                self.ended, self.reason = True, f"unreadable: {getattr(error, 'strerror', None) or error}"
+                break
+            budget -= len(raw)
+            self.position += len(raw)
+            if not raw:
+                self.ended, self.reason = True, "ended"
+            yield self.lines.feed(raw) if raw else self.lines.rest()
+
+    def _read(self) -> bytes:
+        if self._fd >= 0:
+            return os.read(self._fd, CHUNK)
+        return self._stream.read(CHUNK) if self._stream is not None else b""
