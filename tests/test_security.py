@@ -388,8 +388,12 @@ def test_no_request_reaches_a_file_a_program_or_a_socket_of_its_choice(sglang: F
 
 
 def is_our_own(event: str, log: Path) -> bool:
-    """What it does by itself: it looks at its log, and asks its SGLang."""
-    return str(log) in event or f"'{log.parent}'" in event
+    """What it does by itself: it looks at its log and at its own process, and asks its SGLang."""
+    return (
+        str(log) in event
+        or f"'{log.parent}'" in event
+        or re.search(r"'/proc/(self|\d+)/(stat|limits|fd)'", event) is not None
+    )
 
 
 # --- SECURITY.md and what is checked without running -----------------------------------------------------------------

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from prometheus_client.process_collector import ProcessCollector
 
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
 from sglang_tuning_exporter.serve.metrics import page as own_page
 from sglang_tuning_exporter.serve.metrics import registry
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.serve.security.active_config import Door
 
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # What is kept back of the scraper's patience for rendering and the way home.
 MARGIN_SECONDS = 0.5
@@ -41,10 +42,10 @@ def patience(announced: str | None, most: float) -> float:
     return min(most, max(seconds - min(MARGIN_SECONDS, MARGIN_SHARE * seconds), 0.05))
 
 
-def exposition(sidecar: Sidecar, families: CollectorRegistry, timeout: float) -> bytes:
+def exposition(sidecar: Sidecar, families: CollectorRegistry, timeout: float) -> str:
     """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
     native = sidecar.scrape(timeout)
-    return (own_page(families) + native).encode()
+    return own_page(families) + native
 
 
 def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
@@ -54,6 +55,7 @@ def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(sidecar)
+    ProcessCollector(registry=families)
     if door is not None:
         families.register(door)
     app.add_middleware(Guard, door=door)
@@ -61,7 +63,7 @@ def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
     @reading(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
         timeout = patience(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
-        return Response(exposition(sidecar, families, timeout), media_type=TEXT_FORMAT)
+        return formats.response(exposition(sidecar, families, timeout), request.headers)
 
     @reading(app, "/api/v1/findings")
     def findings() -> Response:
