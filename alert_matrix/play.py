@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from alert_matrix.columns import PLACES, Run
+from alert_matrix.promtool import got, promtool
 from alert_matrix.rules import Chosen
 from alert_matrix.story import Shown, page, stored
 
@@ -26,15 +25,10 @@ _ASKED = (
 )
 # promtool answers no query that holds more than 10,000 samples.
 _SAMPLES = 3000
-_GOT = re.compile(r"^\s+got: (.*)$", re.MULTILINE)
 _FAILED = re.compile(r"^\s+rule: (\S+), time: \w+, err: (.*)$", re.MULTILINE)
 _SAMPLE = re.compile(r'\{(?:__name__="matrix:\w+", )?alertname="(\w+)", job="([^"]+)"\} ([-+.\dEe]+)')
 _NOBODY = 'label_replace(label_replace(vector(1), "job", "nobody", "", ""), "alertname", "none", "", "")'
 Reads: TypeAlias = Callable[[Run, Shown], bool]
-
-
-class UnplayableError(Exception):
-    """promtool is missing, or refused what it was given."""
 
 
 class RuleError(Exception):
@@ -64,9 +58,6 @@ def play(runs: list[Run], chosen: Chosen, order: list[str], reads: Reads | None 
 
     `order` is that of the rules' groups. `reads`: which series a run's server needs to have, if not all that the rules read.
     """
-    program = shutil.which("promtool")
-    if program is None:
-        raise UnplayableError("promtool is missing: install Prometheus 2.42 or newer (Debian: apt install prometheus)")
     [evaluation] = {run.column.evaluation for run in runs}
     stop = ceil(max(run.stop for run in runs) / evaluation) * evaluation
     each = max(1, int(_SAMPLES * evaluation / stop))
@@ -82,23 +73,14 @@ def play(runs: list[Run], chosen: Chosen, order: list[str], reads: Reads | None 
                     expression = f"{asked.format(firing, stop, evaluation)} or {_NOBODY}"
                     # Nobody expects any, so that promtool prints what it got.
                     file.write(f"  - {{expr: '{expression}', eval_time: {stop}s}}\n")
-        ran = subprocess.run(
-            [program, "test", "rules", str(place / "test.yml")],
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
-    said = ran.stdout + ran.stderr
-    answers = [
-        {(alert, instance): float(value) for alert, instance, value in _SAMPLE.findall(answer)}
-        for answer in _GOT.findall(said)
-    ]
+        said = promtool("test", "rules", place / "test.yml", seconds=1800).words
     failed = _FAILED.search(said)
     if failed:
         raise RuleError(failed[1], failed[2])
-    if len(answers) != len(parts) * len(_ASKED):
-        raise UnplayableError(said[:2000])
+    answers = [
+        {(alert, instance): float(value) for alert, instance, value in _SAMPLE.findall(answer)}
+        for answer in got(said, len(parts) * len(_ASKED))
+    ]
     fired: list[dict[str, Fired]] = [{} for _ in runs]
     names = {_instance(number): number for number in range(len(runs))}
     for firsts, lasts, counts in zip(answers[::3], answers[1::3], answers[2::3], strict=True):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -18,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from alert_matrix.promtool import promtool
 from sglang_tuning_exporter.recordings.stack import LOOPBACK, Process, free_port, program
 
 CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
@@ -152,7 +151,6 @@ def prometheus() -> Iterator[Prometheus]:
 
 def unreadable(pages: Sequence[bytes]) -> dict[int, str]:
     """Give the places of the pages that promtool cannot read, with its words; what it only finds unusual is none of them."""
-    promtool = str(shutil.which("promtool"))
     found: dict[int, str] = {}
     while True:
         lines = [
@@ -161,9 +159,7 @@ def unreadable(pages: Sequence[bytes]) -> dict[int, str]:
             if place not in found
             for line in _NAMES.sub(rf"\1\2p{place}_", page.decode()).split("\n")
         ]
-        together = "".join(f"{line}\n" for _, line in lines).encode()
-        done = subprocess.run([promtool, "check", "metrics"], input=together, capture_output=True, check=False)
-        said = (done.stderr + done.stdout).decode(errors="replace")
+        said = promtool("check", "metrics", given="".join(f"{line}\n" for _, line in lines)).words
         if "error while linting" not in said:
             return found
         words = next(line for line in said.splitlines() if "error while linting" in line)

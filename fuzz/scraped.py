@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from alert_matrix.promtool import PRESENT
 from fuzz import words
 from fuzz.prometheus import Prometheus, prometheus, unreadable
 from fuzz.targets import TARGETS, settings
@@ -125,7 +125,7 @@ def refused(rng: random.Random, count: int, running: Prometheus) -> list[tuple[b
 
 def run(seconds: float, seed: int) -> int:
     """Try pages until the time is over. Returns the exit status."""
-    if program("prometheus") is None or shutil.which("promtool") is None:
+    if program("prometheus") is None or not PRESENT:
         print("scraped: prometheus and promtool are not installed: left out", file=sys.stderr)
         return 0
     rng, done, begin = random.Random(seed), 0, time.monotonic()

@@ -7,7 +7,6 @@ have answered to each scrape goes, with its time, into a file that `promtool` tu
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from unittest.mock import patch
 
 from prometheus_client import generate_latest
 
+from alert_matrix.promtool import promtool
 from conftest import config
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect import sidecar
@@ -172,11 +172,8 @@ def repeated(page: str, *, end: float, count: int = 24, every: float = 5.0) -> I
 
 def blocks(source: Path, directory: Path) -> None:
     """Turn what `told` wrote into a Prometheus's data directory."""
-    ran = subprocess.run(
-        ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(source), str(directory)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    ran = promtool("tsdb", "create-blocks-from", "openmetrics", source, directory)
+    assert ran.status == 0, ran.words[-2000:]
 
 
 def quarter() -> float:

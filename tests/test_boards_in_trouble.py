@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from alert_matrix.promtool import PRESENT, promtool
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin import boards
 
@@ -35,7 +34,7 @@ ALL = {
 URGENCY_OF_A_DEAD_EXPORTER = {"critical": 4, "warning": 3}[
     next(r.severity for r in DIAGNOSES if r.id == "exporter_down")
 ]
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no Prometheus is installed")
+pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
 
 Samples = list[tuple[dict[str, str], float]]
 
@@ -73,17 +72,15 @@ def answers(
     }
     path = directory / "case.yml"
     path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": every, "tests": [case]}))
-    said = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60, check=False
-    )
+    said = promtool("test", "rules", path).words
     got: list[Samples] = []
-    for part in said.stderr.split("expr: ")[1:]:
+    for part in said.split("expr: ")[1:]:
         [words] = re.findall(r"\n +got:(.*)", part)
         samples = re.findall(r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} ([^\s,]+)', words)
         got.append(
             [(dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)), float(value)) for labels, value in samples]
         )
-    assert len(got) == len(exprs), said.stdout + said.stderr
+    assert len(got) == len(exprs), said
     return got
 
 

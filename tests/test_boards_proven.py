@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 import requests
 import yaml
 
+from alert_matrix.promtool import PRESENT
 from conftest import wait_for
 from hours import Story, blocks, quarter, recorded, repeated, told
 from sglang_tuning_exporter.mixin import boards
@@ -33,7 +33,7 @@ EVERYTHING = {
     "job": ".+", "model": ".*", "dp_rank": ".*", "first_token": "2.0", "between_tokens": "0.1", "objective": "0.99",
     "__rate_interval": "4m", "__range": "10m",
 }  # fmt: skip
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no Prometheus is installed")
+pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
 
 
 def panels_of(board: dict[str, Any]) -> Iterator[dict[str, Any]]:

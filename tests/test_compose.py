@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.metadata import requires
@@ -17,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from alert_matrix.promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -260,13 +260,10 @@ def test_the_rule_files_of_prometheus_are_where_the_compose_file_mounts_them() -
     assert list((ROOT / "alerts" / "rules").glob("*.yml"))
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.skipif(not PRESENT, reason="promtool is not installed")
 def test_promtool_finds_nothing_wrong_with_the_configuration_of_prometheus() -> None:
-    ran = subprocess.run(
-        ["promtool", "check", "config", "--syntax-only", str(ROOT / "alerts" / "prometheus.yml")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    ran = promtool("check", "config", "--syntax-only", ROOT / "alerts" / "prometheus.yml")
+    assert ran.status == 0, ran.words
 
 
 def test_alertmanager_finds_its_templates_where_the_compose_file_mounts_them() -> None:

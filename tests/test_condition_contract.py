@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from alert_matrix.promtool import alerts_firing
 from sglang_tuning_exporter.diagnosis.alerting import is_evaluated
 from sglang_tuning_exporter.diagnosis.promql import duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
@@ -236,39 +235,11 @@ def fired(
     series: list[dict[str, str]], steps: int, directory: Path, rules: str
 ) -> Iterator[tuple[int, int, frozenset[str]]]:
     """Give instance, step and the ids that fire, as Prometheus' engine has them."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.fail("promtool is missing: install Prometheus 2.42 or newer", pytrace=False)
-    asked = 'count by (instance, diagnosis) (ALERTS{alertstate="firing"}) or label_replace(vector(1), "instance", "nobody", "", "")'
-    (directory / "rules.yml").write_text(rules)
-    document = {
-        "rule_files": ["rules.yml"],
-        "evaluation_interval": "15s",
-        "group_eval_order": ["sglang-tuning.records", "sglang-tuning.alerts"],
-        "tests": [
-            {
-                "interval": "5s",
-                "input_series": series,
-                "promql_expr_test": [{"eval_time": f"{15 * step + 15}s", "expr": asked} for step in range(steps)],
-            }
-        ],
-    }
-    (directory / "test.yml").write_text(json.dumps(document))
-    ran = subprocess.run(
-        [program, "test", "rules", str(directory / "test.yml")],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    answers = re.findall(r"^\s+got: (.*)$", ran.stdout + ran.stderr, re.MULTILINE)
-    assert len(answers) == steps, ran.stdout[-2000:] + ran.stderr[-2000:]
-    for step, answer in enumerate(answers):
-        firing: dict[int, set[str]] = {}
-        for diagnosis, instance in re.findall(r'\{diagnosis="(\w+)", instance="(\d+)"\}', answer):
-            firing.setdefault(int(instance), set()).add(diagnosis)
-        for number in {json.loads(re.findall(r'instance=("\d+")', each["series"])[0]) for each in series}:
-            yield int(number), step, frozenset(firing.get(int(number), set()))
+    numbers = {json.loads(re.findall(r'instance=("\d+")', each["series"])[0]) for each in series}
+    moments = [15.0 * step + 15 for step in range(steps)]
+    for step, fires in enumerate(alerts_firing(series, moments, rules, directory, interval="5s", evaluation="15s")):
+        for number in numbers:
+            yield int(number), step, frozenset(fires.get(number, ()))
 
 
 def differences(life: Life, tale: Told) -> list[str]:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from alert_matrix.promtool import alerts_firing
 from conftest import config
 from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
 from sglang_tuning_exporter.collect.sidecar import Sidecar
@@ -122,45 +121,15 @@ def shorthand(samples: Mapping[int, float]) -> str:
 
 def fired(scenarios: tuple[Scenario, ...], directory: Path, rules: str = RULES) -> dict[str, dict[float, set[str]]]:
     """Give the diagnoses whose alerts fire at each of `ASKED_AT`, by scenario, as the rules have them."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.fail("promtool is missing: install Prometheus 2.42 or newer", pytrace=False)
     inputs: list[dict[str, str]] = []
     for scenario in scenarios:
         for (name, labels), samples in played(scenario)[1].items():
             told = ",".join(f"{key}={json.dumps(value)}" for key, value in labels)
             selector = f'{name}{{job="sglang",instance="{scenario.name}",{told}}}'
             inputs.append({"series": selector, "values": shorthand(samples)})
-    # No expectation is met, so that promtool prints what it got.
-    asked = 'count by (instance, diagnosis) (ALERTS{alertstate="firing"}) or label_replace(vector(1), "instance", "nobody", "", "")'
-    test = {
-        "interval": "15s",
-        "input_series": inputs,
-        "promql_expr_test": [{"eval_time": f"{at:g}s", "expr": asked} for at in ASKED_AT],
-    }
-    (directory / "rules.yml").write_text(rules)
-    document = {
-        "rule_files": ["rules.yml"],
-        "evaluation_interval": "30s",
-        "group_eval_order": ["sglang-tuning.records", "sglang-tuning.alerts"],
-        "tests": [test],
-    }
-    (directory / "test.yml").write_text(json.dumps(document))
-    ran = subprocess.run(
-        [program, "test", "rules", str(directory / "test.yml")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    answers = re.findall(r"^\s+got: (.*)$", ran.stdout + ran.stderr, re.MULTILINE)
-    assert len(answers) == len(ASKED_AT), ran.stdout[-2000:] + ran.stderr[-2000:]
-    assert all('instance="nobody"' in answer for answer in answers)
-    firing: dict[str, dict[float, set[str]]] = {scenario.name: {at: set() for at in ASKED_AT} for scenario in scenarios}
-    for at, answer in zip(ASKED_AT, answers, strict=True):
-        for diagnosis, instance in re.findall(r'\{diagnosis="(\w+)", instance="([^"]+)"\}', answer):
-            firing[instance][at].add(diagnosis)
-    return firing
+    fires = alerts_firing(inputs, ASKED_AT, rules, directory, interval="15s", evaluation="30s")
+    names = [scenario.name for scenario in scenarios]
+    return {name: {at: named.get(name, set()) for at, named in zip(ASKED_AT, fires, strict=True)} for name in names}
 
 
 def seconds(duration: str) -> float:

@@ -6,8 +6,6 @@ The oracle is the parser of prometheus_client. How the pages were made: data/met
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +20,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from alert_matrix.promtool import PRESENT, promtool
 from sglang_tuning_exporter.sglang.metrics import exposition
 
 if TYPE_CHECKING:
@@ -56,10 +55,7 @@ def types_of(text: str) -> dict[str, str]:
 
 
 def promtool_accepts(text: str) -> bool:
-    promtool = shutil.which("promtool")
-    assert promtool is not None
-    done = subprocess.run([promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
-    return "error while linting" not in done.stderr + done.stdout
+    return "error while linting" not in promtool("check", "metrics", given=text).words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -252,7 +248,7 @@ def test_an_empty_page_passes_through_as_nothing() -> None:
     assert passthrough("<html>502 Bad Gateway</html>\n") == ""
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+@pytest.mark.skipif(not PRESENT, reason="needs promtool")
 def test_promtool_refuses_a_damaged_page_and_accepts_what_passes_through() -> None:
     page = (
         "# HELP sglang:a bad \\escape\n# TYPE sglang:a counter\nsglang:a 1\nsglang:b 1\n# TYPE sglang:b gauge\n"
@@ -265,7 +261,7 @@ def test_promtool_refuses_a_damaged_page_and_accepts_what_passes_through() -> No
     assert set(types_of(passed)) == {"sglang:a", "sglang:b", "sglang:d_info"}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+@pytest.mark.skipif(not PRESENT, reason="needs promtool")
 def test_promtool_accepts_every_page_together_with_ours() -> None:
     for page in PAGES:
         ours = "# TYPE sglang_tuning_up gauge\nsglang_tuning_up 1\n"

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from alert_matrix.promtool import PRESENT
 from fuzz.prometheus import Prometheus, prometheus, unreadable
 from fuzz.scraped import LABELS, LINES, NUMBERS, TEXTS, exported, refused
 from sglang_tuning_exporter.recordings.stack import program
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 
-pytestmark = pytest.mark.skipif(
-    program("prometheus") is None or shutil.which("promtool") is None, reason="needs prometheus and promtool"
-)
+pytestmark = pytest.mark.skipif(program("prometheus") is None or not PRESENT, reason="needs prometheus and promtool")
 # What was found once: each of them had Prometheus or promtool refuse the whole page.
 FOUND = (
     "sglang:x 1e400",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import shutil
-import subprocess
 from math import inf
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alert_matrix.promtool import promtool
 from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram, read
@@ -241,10 +240,6 @@ def test_quantiles_are_those_of_histogram_quantile(tmp_path: Path) -> None:
         ],
     }
     (tmp_path / "quantiles.yml").write_text(yaml.safe_dump(document))
-    promtool = shutil.which("promtool")
-    assert promtool is not None
-    played = subprocess.run(
-        [promtool, "test", "rules", str(tmp_path / "quantiles.yml")], capture_output=True, text=True, check=False
-    )
-    assert played.returncode == 0, played.stdout + played.stderr
+    played = promtool("test", "rules", tmp_path / "quantiles.yml")
+    assert played.status == 0, played.words
     assert len(streamed) == 19

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from alert_matrix.promtool import PRESENT, promtool
 from conftest import (
     RETRACTION,
     SERVING,
@@ -283,18 +282,15 @@ def test_a_log_whose_name_is_not_utf8_does_not_cost_the_page(tmp_path: Path) -> 
     assert [labels["file"][-9:] for labels in page.labels("sglang_tuning_log_up")] == [r"\udcff.log"[-9:]]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.skipif(not PRESENT, reason="promtool is not installed")
 @pytest.mark.parametrize("passthrough", [True, False])
 def test_promtool_finds_nothing_wrong_with_ours_and_can_read_all(passthrough: bool, sglang: FakeSGLang) -> None:  # noqa: FBT001 - a parameter of the test
     page = native(sglang, passthrough=passthrough)
-    ended = subprocess.run(
-        ["promtool", "check", "metrics"], input=page.text, capture_output=True, text=True, check=False
-    )
-    said = ended.stdout + ended.stderr
+    status, said = promtool("check", "metrics", given=page.text)
     assert "error" not in said, said
     assert PREFIX not in said, said
     if not passthrough:
-        assert (ended.returncode, said) == (0, "")
+        assert (status, said) == (0, "")
 
 
 @pytest.mark.parametrize("serving", [SERVING, SERVING_WITH_DP_RANKS], ids=["one scheduler", "DP ranks"])

@@ -14,6 +14,7 @@ import pytest
 import requests
 import yaml
 
+from alert_matrix.promtool import promtool
 from conftest import config, watched_retractions, web
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import UsageError
@@ -81,10 +82,8 @@ def test_every_query_of_a_runbook_is_one_that_prometheus_can_read(tmp_path: Path
     assert len(queries) > len(PROSE)
     rules = [{"record": f"q{number}", "expr": query} for number, query in enumerate(queries)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "runbooks", "rules": rules}]}))
-    checked = subprocess.run(
-        ["promtool", "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    checked = promtool("check", "rules", tmp_path / "rules.yml")
+    assert checked.status == 0, checked.words
 
 
 # Lines that no log kept here holds, as the code of 0.5.9 to 0.5.20, PyTorch and uvicorn have them.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ import pytest
 import requests
 import yaml
 
+from alert_matrix.promtool import PRESENT, promtool
 from conftest import wait_for
 from nights import failing, imbalanced, prolonged, restarted, started
 from sglang_tuning_exporter.cli import main
@@ -31,7 +31,7 @@ from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml"
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no Prometheus is installed")
+pytestmark = pytest.mark.skipif(not PRESENT, reason="no Prometheus is installed")
 
 
 def capped() -> bytes:
@@ -147,11 +147,8 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
         flags = ["--profile", profile, "--instance", name, "--output", str(exposed)]
         assert main(["backfill", str(log), *flags]) == 0
         reported[name] = told_by_the_report(log, exposed, profile)
-        ran = subprocess.run(
-            ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(exposed), f"{directory}/data"],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert ran.returncode == 0, ran.stderr
+        ran = promtool("tsdb", "create-blocks-from", "openmetrics", exposed, f"{directory}/data")
+        assert ran.status == 0, ran.words
     prometheus = Prometheus(directory)
     try:
         fired = evaluated(directory, prometheus, {name: told.first for name, told in reported.items()})
@@ -219,10 +216,7 @@ def evaluated(
     }
     path = directory / "nights.yml"
     path.write_text(json.dumps(test))  # JSON is YAML, and quicker to write
-    ran = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    return _fired(ran.stdout + ran.stderr, firsts)
+    return _fired(promtool("test", "rules", path).words, firsts)
 
 
 def _noted(series: dict[str, Any], first: float, length: int) -> dict[str, str]:
