@@ -10,11 +10,13 @@ import re
 import sys
 from contextlib import closing, contextmanager
 from math import isfinite
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily
 
-from sglang_tuning_exporter.collect.sidecar import ScrapeHealth, Sidecar
+from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.collect.loads import LoadsInquiry
+from sglang_tuning_exporter.collect.sidecar import ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
@@ -49,7 +51,7 @@ _SAY_EVERY = 3600.0  # seconds of the log
 class _Book:
     """What `metrics` asks of the log half: everything up to the last event taken."""
 
-    state_file_problem = None
+    state_file_problem: str | None = None
     reads_the_past = False  # each moment has what was written until then
 
     def __init__(self, logs: Logs) -> None:
@@ -70,7 +72,7 @@ class _Book:
 class Night:
     """Stands in for the running sidecar while a log is read: the same state, at the log's own time."""
 
-    log_silent_seconds = None  # only the metrics could say that the server worked meanwhile
+    log_silent_seconds: float | None = None  # only the metrics could say that the server worked meanwhile
 
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
         self.profile = profile
@@ -79,7 +81,7 @@ class Night:
         self.analysis = Analysis(profile)
         self.clock = AlarmClock(profile)
         self._logs, self._shift = logs, shift
-        self._collector = SidecarCollector(cast("Sidecar", self))  # it asks for no more than there is here
+        self._collector = SidecarCollector(self)
         self.config = Config(
             sglang_url=None,
             log_file=tuple(logs.names),
@@ -93,6 +95,8 @@ class Night:
             state_file=None,
         )
         self.state = self.analysis.state
+        self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
+        self.loads = LoadsInquiry()
         self.recommended_since: dict[Recommendation, float] = {}
         self._now = 0.0
 

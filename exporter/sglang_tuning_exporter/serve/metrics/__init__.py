@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
 # Counters that no line of the log moves.
@@ -36,7 +36,7 @@ OF_METRICS = frozenset(
 )
 
 
-def sections(sidecar: Sidecar, now: float) -> dict[str, list[Metric]]:
+def sections(sidecar: SidecarView, now: float) -> dict[str, list[Metric]]:
     """Make every family by the heading that it has in the reference, those without samples included."""
     return {
         "Data sources": [*sources(sidecar), *agreement(sidecar, now)],
@@ -56,7 +56,7 @@ class SidecarCollector(Collector):
     While the log's past is being read its counters are left out: Prometheus would take their way up for events of now.
     """
 
-    def __init__(self, sidecar: Sidecar) -> None:
+    def __init__(self, sidecar: SidecarView) -> None:
         self._sidecar = sidecar
 
     def collect(self) -> Iterator[Metric]:
@@ -74,7 +74,7 @@ def page(families: CollectorRegistry) -> str:
     return text(families.collect())
 
 
-def registry(sidecar: Sidecar) -> CollectorRegistry:
+def registry(sidecar: SidecarView) -> CollectorRegistry:
     """Make a registry of its own with nothing but our families (no process or platform metrics)."""
     own = CollectorRegistry(auto_describe=False)
     own.register(SidecarCollector(sidecar))

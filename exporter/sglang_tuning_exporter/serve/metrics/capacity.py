@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.capacity.estimate import Estimate
     from sglang_tuning_exporter.capacity.model import RankCapacity
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
 _Figure: TypeAlias = "Callable[[RankCapacity], Estimate | float | None]"
@@ -46,7 +46,7 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 }
 
 
-def capacity(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def capacity(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """What was measured, for each scheduler; a figure that is not known has no series."""
     has_ranks = sidecar.state.has_dp_ranks
     labels = ("dp_rank",) if has_ranks else ()

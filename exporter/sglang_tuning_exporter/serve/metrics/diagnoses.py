@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.diagnosis.findings import Judgement
+    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
-def findings(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """Tell the verdict, and everything that it rests on."""
     judgement = sidecar.judge(now)
     verdict = gauge(

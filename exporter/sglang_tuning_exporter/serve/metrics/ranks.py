@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from sglang_tuning_exporter.serve.metrics.view import SidecarView
     from sglang_tuning_exporter.state.rank import RankState
 
 
 class _Schedulers:
     """The schedulers of one moment, and how their samples are labelled."""
 
-    def __init__(self, sidecar: Sidecar, now: float) -> None:
+    def __init__(self, sidecar: SidecarView, now: float) -> None:
         self.state, self.now, self.has_log = sidecar.state, now, bool(sidecar.config.log_file)
         self.has_dp_ranks = sidecar.state.has_dp_ranks
         self.ranks: list[RankState] = sorted(self.state.schedulers, key=_place)
@@ -55,7 +55,7 @@ def _place(rank: RankState) -> int:
     return -1 if rank.dp is None else rank.dp
 
 
-def schedulers(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def schedulers(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """Tell everything that each scheduler does and counts."""
     of = _Schedulers(sidecar, now)
     yield from _waiting(of)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 JUDGED: tuple[Latency, ...] = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
 
 
-def server(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def server(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """What runs, and what happened to it."""
     state, facts = sidecar.state, sidecar.state.facts
     yield info(
@@ -44,7 +44,7 @@ def server(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     yield from _counts(sidecar, now)
 
 
-def memory(sidecar: Sidecar) -> Iterable[Metric]:
+def memory(sidecar: SidecarView) -> Iterable[Metric]:
     """Where the GPU's memory went, as told at the start."""
     state, facts = sidecar.state, sidecar.state.facts
     reserve = gauge(
@@ -90,7 +90,7 @@ def memory(sidecar: Sidecar) -> Iterable[Metric]:
     yield off
 
 
-def _counts(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def _counts(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     state = sidecar.state
     for name, words in (
         ("aborted_requests", "Requests that their clients gave up, as the server counts them."),
@@ -128,7 +128,7 @@ def _counts(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     yield missed
 
 
-def failures(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def failures(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """Out-of-memory failures by phase, where a log tells them."""
     family = counter(
         "out_of_memory",
@@ -144,7 +144,7 @@ def failures(sidecar: Sidecar, now: float) -> Iterable[Metric]:
     )
 
 
-def _ages(sidecar: Sidecar, now: float, name: str, words: str, label: str) -> Metric:
+def _ages(sidecar: SidecarView, now: float, name: str, words: str, label: str) -> Metric:
     """How long ago each event that was counted last happened; absent for one that never did.
 
     A counter that is first seen above 0 cannot say whether its events are fresh.
@@ -158,7 +158,7 @@ def _ages(sidecar: Sidecar, now: float, name: str, words: str, label: str) -> Me
     return family
 
 
-def thresholds(sidecar: Sidecar) -> Iterable[Metric]:
+def thresholds(sidecar: SidecarView) -> Iterable[Metric]:
     """What the profile in force calls healthy, for panels and rules."""
     profile = sidecar.profile.for_edition(first=sidecar.state.facts.is_first_edition)
     family = gauge("threshold", "What the profile in force calls healthy.", "signal", "bound")

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
 SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
-def sources(sidecar: Sidecar) -> Iterable[Metric]:
+def sources(sidecar: SidecarView) -> Iterable[Metric]:
     """Tell where the figures come from, and how well."""
     health, config = sidecar.health, sidecar.config
     yield info("build", "The version of this exporter.", {"version": __version__})
@@ -57,7 +57,7 @@ def sources(sidecar: Sidecar) -> Iterable[Metric]:
     yield from _log(sidecar)
 
 
-def _log(sidecar: Sidecar) -> Iterable[Metric]:
+def _log(sidecar: SidecarView) -> Iterable[Metric]:
     log = sidecar.log
     if log is None:
         return
@@ -120,7 +120,7 @@ def _log(sidecar: Sidecar) -> Iterable[Metric]:
     yield problem
 
 
-def agreement(sidecar: Sidecar, now: float) -> Iterable[Metric]:
+def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """Compare what both sources tell."""
     family = gauge(
         "sources_disagree",

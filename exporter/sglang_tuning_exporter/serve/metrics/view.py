@@ -1,0 +1,69 @@
+"""What the families need of a running sidecar; `report.backfill` gives the same of a log of the past."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from sglang_tuning_exporter.capacity.model import Measured
+    from sglang_tuning_exporter.collect.loads import LoadsInquiry
+    from sglang_tuning_exporter.collect.sidecar import ScrapeHealth
+    from sglang_tuning_exporter.collect.tail import FileStatus
+    from sglang_tuning_exporter.config import Config
+    from sglang_tuning_exporter.diagnosis.findings import Judgement
+    from sglang_tuning_exporter.diagnosis.recommendation import Recommendation
+    from sglang_tuning_exporter.state.profiles import Profile
+    from sglang_tuning_exporter.state.server import ServerState
+
+
+class LogView(Protocol):
+    """The log half: its files, what was counted of its lines, and whether the state file can be written."""
+
+    last_line_at: float | None
+
+    @property
+    def files(self) -> Sequence[FileStatus]: ...  # noqa: D102 - an attribute, as all below; its class says what it is
+    @property
+    def reads_the_past(self) -> bool: ...  # noqa: D102
+    @property
+    def left_out(self) -> int: ...  # noqa: D102
+    @property
+    def files_lost(self) -> int: ...  # noqa: D102
+    @property
+    def dropped_lines(self) -> int: ...  # noqa: D102
+    @property
+    def lines(self) -> Counter[str]: ...  # noqa: D102
+    @property
+    def unrecognised(self) -> Counter[str]: ...  # noqa: D102
+    @property
+    def state_file_problem(self) -> str | None: ...  # noqa: D102
+
+
+class SidecarView(Protocol):
+    """One server's state with where it comes from."""
+
+    config: Config
+    profile: Profile
+    health: ScrapeHealth
+    state: ServerState
+    measured: Measured
+    loads: LoadsInquiry
+    recommended_since: dict[Recommendation, float]
+
+    @property
+    def log(self) -> LogView | None:
+        """The log half; None without a log."""
+
+    @property
+    def log_silent_seconds(self) -> float | None:
+        """How long after the log's last batch line the metrics showed work; None where there are not both."""
+
+    def view(self) -> AbstractContextManager[float]:
+        """Hold the state still; the moment is given."""
+
+    def judge(self, now: float) -> Judgement:
+        """Say what limits the server."""
