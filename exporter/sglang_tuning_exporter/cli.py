@@ -220,7 +220,7 @@ def make_parser() -> _Parser:
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.completion import script  # noqa: PLC0415
+    from sglang_tuning_exporter.completion import script
 
     flags = {name: words(command) for name, command in commands_of(make_parser()).items()}
     sys.stdout.write(script(PROGRAM, arguments.shell, flags))
@@ -320,7 +320,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     for words_of_it in unknown_variables(os.environ):
         logging.getLogger("sglang_tuning_exporter").warning(words_of_it)
     config = resolve(arguments, os.environ)
-    from sglang_tuning_exporter.serve.run import serve  # noqa: PLC0415 - the web stack is for `serve` alone
+    from sglang_tuning_exporter.serve.run import serve
 
     return serve(config)
 
@@ -335,7 +335,7 @@ def _own_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.report.cores import MOST_JOBS, available  # noqa: PLC0415
+    from sglang_tuning_exporter.report.cores import MOST_JOBS, available
 
     if arguments.jobs is None:
         return available()
@@ -346,7 +346,7 @@ def _jobs(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter import report  # noqa: PLC0415
+    from sglang_tuning_exporter import report
 
     return report.run(
         arguments.logs,
@@ -361,7 +361,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _backfill(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.report import backfill  # noqa: PLC0415
+    from sglang_tuning_exporter.report import backfill
 
     return backfill.run(
         arguments.logs,
@@ -385,7 +385,7 @@ def _most(arguments: argparse.Namespace) -> int | None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.recordings import replay  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings import replay
 
     directory = replay.packaged(arguments.directory) if _is_name(arguments.directory) else Path(arguments.directory)
     return replay.run(
@@ -406,7 +406,7 @@ def _record(arguments: argparse.Namespace) -> int:
     given = ["--sglang-url", arguments.sglang_url, "--log-file", arguments.log_file]
     given += ["--api-key-file", arguments.api_key_file] if arguments.api_key_file is not None else []
     config = resolve(watched.parse_args(given), os.environ)
-    from sglang_tuning_exporter.recordings import record as recorder  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings import record as recorder
 
     assert config.sglang_url is not None
     assert config.metrics_url is not None
@@ -426,21 +426,21 @@ def _is_name(directory: str) -> bool:
 
 
 def _notify(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.recordings.notifications import run  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings.notifications import run
 
     return run(arguments.listen_address)
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.mixin import run  # noqa: PLC0415
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, RUNBOOK_URL, Links  # noqa: PLC0415
+    from sglang_tuning_exporter.mixin import run
+    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, RUNBOOK_URL, Links
 
     links = Links(arguments.runbook_url or RUNBOOK_URL, arguments.grafana_url or GRAFANA_URL)
     return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale, links=links)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.recordings.demo import run  # noqa: PLC0415
+    from sglang_tuning_exporter.recordings.demo import run
 
     _log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)

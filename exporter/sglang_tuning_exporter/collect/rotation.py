@@ -112,7 +112,7 @@ def beside(path: str) -> list[Place]:
                 with suppress(OSError):
                     status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 -- thousands of them
                     found[suffix] = Place(
-                        os.path.join(folder, name),  # noqa: PTH118
+                        os.path.join(folder, name),  # noqa: PTH118 -- as above
                         status.st_ino,
                         status.st_dev,
                         status.st_size,

@@ -132,7 +132,7 @@ def run(listen_address: str) -> int:
     receiver = Receiver(parse_address("--listen-address", listen_address), show)
     receiver.start()
     print(f"waiting for Alertmanager at {receiver.url}", flush=True)
-    import signal  # noqa: PLC0415
+    import signal  # noqa: PLC0415 - only this command ends by it
 
     signal.signal(signal.SIGTERM, lambda *_: done.set())
     try:

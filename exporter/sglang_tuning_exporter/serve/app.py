@@ -96,7 +96,7 @@ def _pages(sidecar: Sidecar) -> APIRouter:
 
     @reading(routes, "/", response_class=HTMLResponse)
     def page(request: Request) -> Response:
-        from sglang_tuning_exporter.serve.pages.page import render  # noqa: PLC0415
+        from sglang_tuning_exporter.serve.pages.page import render
 
         return _html(render(sidecar, still="still" in request.query_params))
 
@@ -106,7 +106,7 @@ def _pages(sidecar: Sidecar) -> APIRouter:
 
     @reading(routes, "/runbooks/", response_class=HTMLResponse)
     def index(request: Request) -> Response:
-        from sglang_tuning_exporter.serve.pages.runbooks import render_index  # noqa: PLC0415
+        from sglang_tuning_exporter.serve.pages.runbooks import render_index
 
         return _html(render_index(request.headers.get("Host", "")))
 
@@ -118,7 +118,7 @@ def _pages(sidecar: Sidecar) -> APIRouter:
         openapi_extra={"parameters": [named]},
     )
     def runbook(request: Request) -> Response:
-        from sglang_tuning_exporter.serve.pages.runbooks import render  # noqa: PLC0415
+        from sglang_tuning_exporter.serve.pages.runbooks import render
 
         text = render(sidecar, str(request.path_params["alert"]), request.headers.get("Host", ""))
         if text is None:

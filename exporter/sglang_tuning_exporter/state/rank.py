@@ -452,7 +452,7 @@ class RankState:
             self._weigh_pools(states[3] == "hybrid_pool_full", now)
         return states
 
-    def _weigh_pools(self, limits: bool, now: float) -> None:  # noqa: FBT001
+    def _weigh_pools(self, limits: bool, now: float) -> None:
         """Count the seconds in which requests waited for a pool beside the main one, by pool: one of two is advised on."""
         pool, since = self._fullest
         if pool:
@@ -502,7 +502,7 @@ class RankState:
             )
         return self._thresholds
 
-    def _set_graph(self, graph: bool, device: str | None) -> None:  # noqa: FBT001
+    def _set_graph(self, graph: bool, device: str | None) -> None:
         self.graph = graph
         if self._facts.graph_device != device:
             self._facts.graph_device = device
@@ -770,7 +770,7 @@ class RankState:
         self.advance(max(self._integrated_to, now - HOLD_SECONDS))
         if self._held[0][0] == "serving":
             return
-        states = self._classifier().serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)  # noqa: FBT003
+        states = self._classifier().serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)
         self._stages, self._planned, self._holds_until = [(now, (states, 0.0, None, None))], True, -inf
         self.totals.counts["observations"] += 1
 

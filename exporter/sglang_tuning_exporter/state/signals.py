@@ -115,13 +115,13 @@ class Classifier:
         self._waits_by = waits_by
         self._unqueued: dict[tuple[float, float, bool | None], States] = {}
 
-    def unqueued(self, running: float, usage: float, graph: bool | None) -> States:  # noqa: FBT001
+    def unqueued(self, running: float, usage: float, graph: bool | None) -> States:
         """Give the same without a queue; the figures are few, and so their answers are kept."""
         known = self._unqueued.get((running, usage, graph))
         if known is None:
             if len(self._unqueued) >= _ANSWERS_KEPT:
                 self._unqueued.clear()
-            known = self.serving(running, 0.0, usage, graph, False, lambda _: 0.0, 0.0)  # noqa: FBT003
+            known = self.serving(running, 0.0, usage, graph, False, lambda _: 0.0, 0.0)
             self._unqueued[running, usage, graph] = known
         return known
 
@@ -130,8 +130,8 @@ class Classifier:
         running: float | None,
         queued: float | None,
         usage: float | None,
-        graph: bool | None,  # noqa: FBT001
-        prefill_full: bool,  # noqa: FBT001
+        graph: bool | None,
+        prefill_full: bool,
         wait: Callable[[float], float | None],
         now: float,
         elsewhere: OtherWaits = NO_OTHER_WAITS,

@@ -26,21 +26,21 @@ class LogView(Protocol):
     last_line_at: float | None
 
     @property
-    def files(self) -> Sequence[FileStatus]: ...  # noqa: D102 - an attribute, as all below; its class says what it is
+    def files(self) -> Sequence[FileStatus]: ...
     @property
-    def reads_the_past(self) -> bool: ...  # noqa: D102
+    def reads_the_past(self) -> bool: ...
     @property
-    def left_out(self) -> int: ...  # noqa: D102
+    def left_out(self) -> int: ...
     @property
-    def files_lost(self) -> int: ...  # noqa: D102
+    def files_lost(self) -> int: ...
     @property
-    def dropped_lines(self) -> int: ...  # noqa: D102
+    def dropped_lines(self) -> int: ...
     @property
-    def lines(self) -> Counter[str]: ...  # noqa: D102
+    def lines(self) -> Counter[str]: ...
     @property
-    def unrecognised(self) -> Counter[str]: ...  # noqa: D102
+    def unrecognised(self) -> Counter[str]: ...
     @property
-    def state_file_problem(self) -> str | None: ...  # noqa: D102
+    def state_file_problem(self) -> str | None: ...
 
 
 class SidecarView(Protocol):

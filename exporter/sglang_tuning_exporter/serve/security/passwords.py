@@ -72,7 +72,7 @@ class Passwords:
 
     def _hash_of_nobody(self, users: Mapping[str, str]) -> bytes:
         """A hash as dear as the dearest of the users', which no password fits."""
-        import bcrypt  # noqa: PLC0415
+        import bcrypt  # noqa: PLC0415 - as above
 
         cost = max(int(hashed[4:6]) for hashed in users.values())
         if cost not in self._nobody:
