@@ -10,7 +10,7 @@ from sglang_tuning_exporter.diagnosis.acceptance import objection_to
 from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
 from sglang_tuning_exporter.diagnosis.evidence import OVER_SECONDS, Evidence, Past, explained
 from sglang_tuning_exporter.diagnosis.profile_settings import differing
-from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing import tolerated
 from sglang_tuning_exporter.diagnosis.suspects import waits_beside_room
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES, causes_first
@@ -92,8 +92,11 @@ class Judgement:
 
     @property
     def severity(self) -> str:
-        """How bad the verdict is: `critical`, `warning`, `info` or `none`."""
-        return BY_ID[self.verdict].severity if self.verdict in BY_ID else "none"
+        """How bad the verdict is, or the worst of what follows from it: `critical`, `warning`, `info` or `none`."""
+        if self.verdict not in BY_ID:
+            return "none"
+        follow = (found.diagnosis for found in self.findings if self.verdict in found.because and not found.is_over)
+        return max((BY_ID[self.verdict], *follow), key=lambda row: URGENCY[row.severity]).severity
 
 
 def time_of_day(moment: float) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
+URGENCY: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.diagnosis.row import URGENCY
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
-
-_URGENCY = {"info": 0, "warning": 1, "critical": 2}
 
 
 def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
@@ -23,11 +22,11 @@ def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
     """
     if "job" in {row.about, other.about}:
         return False
-    if row is other or row.id in other.causes or _URGENCY[other.severity] < _URGENCY[row.severity]:
+    if row is other or row.id in other.causes or URGENCY[other.severity] < URGENCY[row.severity]:
         return False
     if other.id in row.causes:
         return not row.notified_beside
-    return other.hides is not None and row.hides is None and _URGENCY[row.severity] <= _URGENCY[other.hides]
+    return other.hides is not None and row.hides is None and URGENCY[row.severity] <= URGENCY[other.hides]
 
 
 def inhibitions() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -11,6 +11,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
 from sglang_tuning_exporter.diagnosis.promql import ON, WHILE, above, before, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
+from sglang_tuning_exporter.state.server import START
 
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
 # Fewer requests than this in the long window and one slow request is a large share of them. Not in the short one: a server
@@ -76,18 +77,18 @@ class Slow(Condition):
 
 @dataclass(frozen=True, slots=True)
 class BurnRate(Condition):
-    """An objective's error budget is used up `times` too fast over both windows; measured by Prometheus alone.
+    """An objective's error budget is used up `times` too fast over both windows of the rule.
 
     The value is the share of observations of the `long` window that missed the objective, 0-1. `settled` is twice the
     `short` one: what a server does in the first minutes after its start (kernels compiled, caches filled) is not judged,
-    nor by an exporter that has just come and cannot know of a start.
+    nor by an exporter that has just come and cannot know of a start. The exporter measures its own window: a server
+    that misses its objective now is not healthy, whatever the hours before were like.
     """
 
     described = "an objective's error budget, two windows"
-    kind = "remark"
     is_event = True
     is_advice_fixed = True
-    is_measured = False
+    is_in_logs = False
     figure = PERCENT
     needs = "a Prometheus with hours of samples"
 
@@ -98,7 +99,14 @@ class BurnRate(Condition):
     settled: str
 
     def measure(self, past: Past) -> Evidence | None:
-        return None  # mypy wants it
+        requests, late = past.latency.get("time_to_first_token"), late_share(self.latency, past, self.times)
+        if late is None or requests is None or requests.observations < ENOUGH_REQUESTS:
+            return None
+        started = past.last_seen(START)
+        settling = started is not None and past.now - started < past.profile.window_seconds
+        if settling or past.watched_seconds < past.profile.window_seconds or past.hung:
+            return None
+        return late
 
     def promql(self) -> list[str]:
         of = f'{{latency="{self.latency}"}}'

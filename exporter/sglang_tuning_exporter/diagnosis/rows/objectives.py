@@ -12,6 +12,9 @@ from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
+# Rows that say why; none of them has an alert, so they hide nothing.
+FIRST_TOKEN_CAUSES = ("latency_queue", "latency_long_prompts")
+INTER_TOKEN_CAUSES = ("latency_batch_too_large", "latency_prefill_between")
 
 
 _FIRST_TOKEN = Turn(
@@ -43,6 +46,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         turn=_FIRST_TOKEN,
         hold="2m",
+        causes=FIRST_TOKEN_CAUSES,
     ),
     Diagnosis(
         id="time_to_first_token_burning_slow",
@@ -54,7 +58,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         turn=_FIRST_TOKEN,
         hold="15m",
-        causes=("time_to_first_token_burning_fast",),
+        causes=("time_to_first_token_burning_fast", *FIRST_TOKEN_CAUSES),
     ),
     Diagnosis(
         id="inter_token_latency_burning_fast",
@@ -66,6 +70,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         turn=_NEXT_TOKEN,
         hold="2m",
+        causes=INTER_TOKEN_CAUSES,
     ),
     Diagnosis(
         id="inter_token_latency_burning_slow",
@@ -77,6 +82,6 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         turn=_NEXT_TOKEN,
         hold="15m",
-        causes=("inter_token_latency_burning_fast",),
+        causes=("inter_token_latency_burning_fast", *INTER_TOKEN_CAUSES),
     ),
 )
