@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import config
-from sglang_tuning_exporter.cli import _OneLine, main
+from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.cli.commands import _OneLine
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.recordings.notifications import as_text

@@ -1,71 +1,22 @@
-"""The command line. Each command imports what it needs when it runs, so that `--help` is quick."""
+"""The parser of the command line: every command with its flags."""
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.config import (
-    ENVIRONMENT_PREFIX,
-    UsageError,
-    add_arguments,
-    agreeing,
-    resolve,
-    suggestion,
-    thresholds,
-    unknown_variables,
-)
-from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.cli import commands as run
+from sglang_tuning_exporter.config import UsageError, add_arguments, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "sglang-tuning-exporter"
-USAGE_STATUS = 2
-BROKEN_PIPE_STATUS = 141  # what a shell says of a program that SIGPIPE ended
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. A user's mistake is one line on stderr and status 2."""
-    _open_standard_streams()
-    try:
-        arguments = make_parser().parse_known(argv)
-        status: int = arguments.run(arguments)
-        sys.stdout.flush()
-    except UsageError as error:
-        with suppress(OSError):  # a full disk, a broken pipe: the status says it too
-            sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
-        return USAGE_STATUS
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has enough of it. The signal itself stays ignored, as Python has it: it would end a
-        # server whose client hangs up.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE_STATUS
-    return status
-
-
-def _open_standard_streams() -> None:
-    """Put `/dev/null` where a stream was closed: the next file or socket would get its number, and what is printed."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for as long as we run
-
-
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001 - argparse has no other name for it
 
 
@@ -104,13 +55,30 @@ def make_parser() -> _Parser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
+    for add in (
+        _add_serve,
+        _add_report,
+        _add_backfill,
+        _add_replay,
+        _add_record,
+        _add_notify,
+        _add_generate,
+        _add_demo,
+        _add_completion,
+    ):
+        add(commands)
+    return parser
 
+
+def _add_serve(commands: _Commands) -> None:
     serve = commands.add_parser(
         "serve", help="watch a server and serve /metrics", description="Watch a server and serve /metrics and a page."
     )
     add_arguments(serve)
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=run.serve)
 
+
+def _add_report(commands: _Commands) -> None:
     report = commands.add_parser(
         "report",
         help="what limited a server, read from its log",
@@ -122,7 +90,7 @@ def make_parser() -> _Parser:
     )
     report.add_argument(
         "--format",
-        default=_variable("FORMAT", "text"),
+        default=run.variable("FORMAT", "text"),
         metavar="text|json|html",
         help="default text; html is one self-contained page [SGLANG_TUNING_FORMAT]",
     )
@@ -137,10 +105,10 @@ def make_parser() -> _Parser:
     )
     _add_jobs(report)
     _add_judging(report)
-    report.set_defaults(run=_report)
+    report.set_defaults(run=run.report)
 
-    _add_backfill(commands)
 
+def _add_replay(commands: _Commands) -> None:
     replay = commands.add_parser("replay", help="serve a recorded SGLang as if it were live")
     replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
     replay.add_argument("--speed", type=float, default=1.0, metavar="TIMES", help="how many times as fast (default 1)")
@@ -154,10 +122,10 @@ def make_parser() -> _Parser:
         "--log-file", type=Path, metavar="PATH", help="where the log grows (default: a new temporary file)"
     )
     replay.add_argument("--loop", action="store_true", help="start over at the end, as a restarted server would")
-    replay.set_defaults(run=_replay)
+    replay.set_defaults(run=run.replay)
 
-    _add_record(commands)
 
+def _add_notify(commands: _Commands) -> None:
     notify = commands.add_parser(
         "notify", help="print Alertmanager's notifications as text", description="A webhook receiver that prints."
     )
@@ -167,8 +135,10 @@ def make_parser() -> _Parser:
         metavar="HOST:PORT",
         help="where Alertmanager posts to (default 127.0.0.1:9742)",
     )
-    notify.set_defaults(run=_notify)
+    notify.set_defaults(run=run.notify)
 
+
+def _add_generate(commands: _Commands) -> None:
     generate = commands.add_parser("generate", help="write the rules and dashboards from the table of diagnoses")
     generate.add_argument(
         "--check", action="store_true", help="write nothing; fail when a file is not what would be written"
@@ -191,8 +161,10 @@ def make_parser() -> _Parser:
     generate.add_argument(
         "--grafana-url", metavar="BASE", help="where notifications find Grafana (default http://localhost:3000)"
     )
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(run=run.generate)
 
+
+def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser(
         "demo", help="a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives"
     )
@@ -207,8 +179,10 @@ def make_parser() -> _Parser:
     demo.add_argument(
         "--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)"
     )
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=run.demo)
 
+
+def _add_completion(commands: _Commands) -> None:
     completion = commands.add_parser(
         "completion",
         help="print a script that completes this command line in a shell",
@@ -216,37 +190,6 @@ def make_parser() -> _Parser:
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write it for")
     completion.set_defaults(run=_completion)
-    return parser
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.completion import script
-
-    flags = {name: words(command) for name, command in commands_of(make_parser()).items()}
-    sys.stdout.write(script(PROGRAM, arguments.shell, flags))
-    return 0
-
-
-def _add_judging(parser: argparse.ArgumentParser) -> None:
-    """Give a command over logs of the past the settings that figures are judged by."""
-    parser.add_argument(
-        "--profile",
-        default=_variable("PROFILE", DEFAULT_PROFILE),
-        metavar="PROFILE",
-        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
-    )
-    parser.add_argument(
-        "--threshold",
-        action="append",
-        metavar="NAME=VALUE",
-        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
-    )
-    parser.add_argument(
-        "--max-gb",
-        type=float,
-        metavar="GB",
-        help="read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)",
-    )
 
 
 def _add_backfill(commands: _Commands) -> None:
@@ -267,16 +210,7 @@ def _add_backfill(commands: _Commands) -> None:
         "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
     )
     backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
-    backfill.set_defaults(run=_backfill)
-
-
-def _add_jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="processes that read a large log (default: one for each core; 1: this one)",
-    )
+    backfill.set_defaults(run=run.backfill)
 
 
 def _add_record(commands: _Commands) -> None:
@@ -298,150 +232,43 @@ def _add_record(commands: _Commands) -> None:
         action="store_true",
         help="keep lines that may hold the text of requests (--log-requests, exceptions), their secrets taken out",
     )
-    record.set_defaults(run=_record)
+    record.set_defaults(run=run.record)
 
 
-class _OneLine(logging.Formatter):
-    """What is logged quotes file names and errors: no character of theirs may move a terminal's cursor or begin a line."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        return clean(super().formatMessage(record))
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    _log_to_stderr()
-    for words_of_it in unknown_variables(os.environ):
-        logging.getLogger("sglang_tuning_exporter").warning(words_of_it)
-    config = resolve(arguments, os.environ)
-    from sglang_tuning_exporter.serve.run import serve
-
-    return serve(config)
-
-
-def _variable(name: str, default: str) -> str:
-    return os.environ.get(ENVIRONMENT_PREFIX + name) or default
-
-
-def _own_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
-    own = arguments.threshold or _variable("THRESHOLD", "")
-    return agreeing(thresholds("--threshold", own), arguments.profile) if own else {}
-
-
-def _jobs(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.report.cores import MOST_JOBS, available
-
-    if arguments.jobs is None:
-        return available()
-    if not 1 <= arguments.jobs <= MOST_JOBS:
-        raise UsageError(f"--jobs={arguments.jobs}: give a number from 1 to {MOST_JOBS}")
-    jobs: int = arguments.jobs
-    return jobs
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter import report
-
-    return report.run(
-        arguments.logs,
-        format=arguments.format,
-        output=arguments.output,
-        profile=arguments.profile,
-        own_thresholds=_own_thresholds(arguments),
-        against=arguments.against,
-        jobs=_jobs(arguments),
-        most=_most(arguments),
+def _add_judging(parser: argparse.ArgumentParser) -> None:
+    """Give a command over logs of the past the settings that figures are judged by."""
+    parser.add_argument(
+        "--profile",
+        default=run.variable("PROFILE", DEFAULT_PROFILE),
+        metavar="PROFILE",
+        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
+    )
+    parser.add_argument(
+        "--threshold",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
+    )
+    parser.add_argument(
+        "--max-gb",
+        type=float,
+        metavar="GB",
+        help="read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)",
     )
 
 
-def _backfill(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.report import backfill
-
-    return backfill.run(
-        arguments.logs,
-        output=arguments.output,
-        profile=arguments.profile,
-        job=arguments.job,
-        instance=arguments.instance,
-        date=arguments.date,
-        own_thresholds=_own_thresholds(arguments),
-        jobs=_jobs(arguments),
-        most=_most(arguments),
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes that read a large log (default: one for each core; 1: this one)",
     )
 
 
-def _most(arguments: argparse.Namespace) -> int | None:
-    """Bytes to read at most of what is piped or packed, where somebody said so."""
-    gigabytes = arguments.max_gb
-    if gigabytes is not None and not 0 < gigabytes <= 1_000_000:
-        raise UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")
-    return None if gigabytes is None else int(gigabytes * (1 << 30)) or 1
+def _completion(arguments: argparse.Namespace) -> int:
+    from sglang_tuning_exporter.cli.completion import script
 
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.recordings import replay
-
-    directory = replay.packaged(arguments.directory) if _is_name(arguments.directory) else Path(arguments.directory)
-    return replay.run(
-        directory,
-        speed=arguments.speed,
-        listen_address=arguments.listen_address,
-        log_file=arguments.log_file,
-        loop=arguments.loop,
-    )
-
-
-def _record(arguments: argparse.Namespace) -> int:
-    seconds = arguments.seconds
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise UsageError(f"--seconds={seconds}: give a time above 0")
-    watched = argparse.ArgumentParser()
-    add_arguments(watched)
-    given = ["--sglang-url", arguments.sglang_url, "--log-file", arguments.log_file]
-    given += ["--api-key-file", arguments.api_key_file] if arguments.api_key_file is not None else []
-    config = resolve(watched.parse_args(given), os.environ)
-    from sglang_tuning_exporter.recordings import record as recorder
-
-    assert config.sglang_url is not None
-    assert config.metrics_url is not None
-    recording = recorder.Recorder(
-        config.sglang_url,
-        config.metrics_url,
-        arguments.log_file,
-        arguments.output,
-        api_key=config.api_key,
-        keep_request_text=arguments.keep_request_text,
-    )
-    return recorder.run(recording, arguments.output, seconds)
-
-
-def _is_name(directory: str) -> bool:
-    return "/" not in directory and directory not in {".", ".."} and not Path(directory).is_dir()
-
-
-def _notify(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.recordings.notifications import run
-
-    return run(arguments.listen_address)
-
-
-def _generate(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.mixin import run
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, RUNBOOK_URL, Links
-
-    links = Links(arguments.runbook_url or RUNBOOK_URL, arguments.grafana_url or GRAFANA_URL)
-    return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale, links=links)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.recordings.demo import run
-
-    _log_to_stderr()
-    logging.getLogger().setLevel(logging.WARNING)
-    return run(arguments.recording, profile=arguments.profile, speed=arguments.speed, seconds=arguments.seconds)
+    flags = {name: words(command) for name, command in commands_of(make_parser()).items()}
+    sys.stdout.write(script(PROGRAM, arguments.shell, flags))
+    return 0

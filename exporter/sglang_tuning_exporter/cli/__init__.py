@@ -1,0 +1,51 @@
+"""The command line: `parser` has the flags, `commands` what runs, `completion` the shells' scripts. It may import every room."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.cli.parser import PROGRAM, make_parser
+from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.sglang.clean import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE_STATUS = 2
+BROKEN_PIPE_STATUS = 141  # what a shell says of a program that SIGPIPE ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. A user's mistake is one line on stderr and status 2."""
+    _open_standard_streams()
+    try:
+        arguments = make_parser().parse_known(argv)
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except UsageError as error:
+        with suppress(OSError):  # a full disk, a broken pipe: the status says it too
+            sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
+        return USAGE_STATUS
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough of it. The signal itself stays ignored, as Python has it: it would end a
+        # server whose client hangs up.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_STATUS
+    return status
+
+
+def _open_standard_streams() -> None:
+    """Put `/dev/null` where a stream was closed: the next file or socket would get its number, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for as long as we run
