@@ -111,7 +111,8 @@ class Alertmanager:
         ]
 
     def mails(self, instance: str) -> list[EmailMessage]:
-        return [mail for mail in self.mail.messages if str(mail["Subject"]).endswith(f"({instance})")]
+        host = instance.rpartition(":")[0]
+        return [mail for mail in self.mail.messages if f"] {host}: " in str(mail["Subject"])]
 
 
 def wait_until(condition: Any, words: str) -> None:
@@ -219,7 +220,7 @@ def test_the_mail_says_which_flag_to_turn_from_what_to_what_and_why(manager: Ale
     plain = mail.get_body(("plain",))
     assert plain is not None
     words = plain.get_content()
-    assert mail["Subject"] == f"{row.summary} (mail:1)"
+    assert mail["Subject"] == "[warn] mail: retracting 4/min → --schedule-conservativeness 0.1→1.3"
     assert "mail:1: 4.0 retractions a minute." in words
     assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in words
     assert f"Why: {row.turn.why}" in words
@@ -308,9 +309,41 @@ def test_of_alerts_that_come_together_ours_keep_all_their_words(configuration: P
     ours = alert("SGLangRetractingTooOften", "both:1", FIGURES)
     text = rendered(configuration, template, "firing", FOREIGN, ours)
     if template == "title":
-        assert text.strip() == ROWS["SGLangRetractingTooOften"].summary
+        assert text.strip().startswith("[warn] both: retracting 4/min")
     else:
         assert text.index("Turn --schedule-conservativeness: now 0.1, try 1.3.") < text.index("NodeFilesystemFull")
+
+
+TITLES = {
+    "SGLangServerDown": "[crit] one: server down",
+    "SGLangRunningAtLimit": "[warn] one: running limit reached 40% of the time",
+    "SGLangTimeToFirstTokenBurningFast": "[crit] one: TTFT too long for 40% of requests (1 h)",
+    "SGLangMemoryReserveTooLarge": "[info] one: memory reserve too large",
+}
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_a_title_names_severity_server_and_trouble_with_its_figure(configuration: Path, name: str) -> None:
+    shown = alert(name, "one:9741", {"description": "one:9741: 40.31% of what the description says."})
+    if name not in {"SGLangRunningAtLimit", "SGLangTimeToFirstTokenBurningFast"}:
+        shown["annotations"]["description"] = "one:9741: words."
+    shown["annotations"].pop("flag", None)
+    assert rendered(configuration, "title", "firing", shown).strip() == TITLES[name]
+
+
+@pytest.mark.parametrize(
+    ("names", "colour"),
+    [
+        (["SGLangMemoryReserveTooLarge"], "#439FE0"),
+        (["SGLangMemoryReserveTooLarge", "SGLangQueueTooLong"], "warning"),
+        (["SGLangServerDown", "SGLangQueueTooLong"], "danger"),
+        (["SGLangQueueTooLong", "SGLangServerDown"], "danger"),
+    ],
+)
+def test_the_colour_is_that_of_the_most_severe_alert(configuration: Path, names: list[str], colour: str) -> None:
+    shown = [alert(name, "one:9741") for name in names]
+    assert rendered(configuration, "color", "firing", *shown).strip() == colour
+    assert rendered(configuration, "color", "resolved", *shown).strip() == "good"
 
 
 def test_advice_to_people_is_mailed_without_a_flag(manager: Alertmanager) -> None:
@@ -348,8 +381,9 @@ def test_the_end_of_an_alert_is_told(manager: Alertmanager) -> None:
     last = manager.mails("ended:1")[-1]
     body = last.get_body(("plain",))
     assert body is not None
-    assert str(last["Subject"]).startswith("Resolved: ")
-    assert body.get_content().strip() == f"[resolved] {ROWS['SGLangQueueTooLong'].summary}"
+    assert str(last["Subject"]).startswith("[resolved] ended: queue too long")
+    said = body.get_content().strip()
+    assert re.fullmatch(rf"\[resolved\] {re.escape(ROWS['SGLangQueueTooLong'].summary)} It lasted [0-9hms]+\.", said)
 
 
 def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manager: Alertmanager) -> None:
@@ -390,17 +424,18 @@ def test_a_consequence_is_not_told_while_its_cause_is(manager: Alertmanager) -> 
     }
 
 
-def test_of_what_is_told_together_the_cause_comes_first(manager: Alertmanager) -> None:
+def test_of_alerts_sent_together_the_most_severe_comes_first(manager: Alertmanager) -> None:
     manager.send(
         alert("SGLangInterTokenLatencyBurningFast", "order:1"), alert("SGLangRetractingTooOften", "order:1", FIGURES)
     )
     wait_until(lambda: manager.mails("order:1"), "the mail")
     [mail] = manager.mails("order:1")
-    assert str(mail["Subject"]) == f"{ROWS['SGLangRetractingTooOften'].summary} (order:1)"
+    assert str(mail["Subject"]).startswith("[crit] order: ITL too long for ")
+    assert str(mail["Subject"]).endswith("(1 of 2 alerts)")
     body = mail.get_body(("plain",))
     assert body is not None
     told = re.findall(r"^\[(\w+)\] ", body.get_content(), re.MULTILINE)
-    assert told == ["warning", "critical"]
+    assert told == ["critical", "warning"]
 
 
 def test_a_cause_at_another_server_hides_nothing(manager: Alertmanager) -> None:

@@ -15,6 +15,7 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, AdviceAnnotations, Links, description, in_force
 from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
+from sglang_tuning_exporter.mixin.titles import most_severe_first, title
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
@@ -88,7 +89,8 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
     values = {
         "records": tuple(records()),
         "rules": [Rule(row, time_scale, links) for row in ALERTS],
-        "rows": ALERTS,
+        "severe": most_severe_first(),
+        "title_of": title,
         "inhibitions": tuple(inhibitions()),
         "scaled": lambda text: scaled(text, time_scale),
     }

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sglang_tuning_exporter.config import Address, UsageError, parse_address
-from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.mixin.titles import most_severe_first
 from sglang_tuning_exporter.sglang.clean import clean
 
 MOST_BYTES = 4 << 20
-_PLACES = {row.alert: place for place, row in enumerate(ALERTS)}
+_PLACES = {row.alert: place for place, row in enumerate(most_severe_first())}
 
 
 def _text(value: object) -> str:
@@ -39,7 +39,7 @@ def _is_alert(alert: object) -> bool:
 
 
 def _place(alert: dict[str, Any]) -> int:
-    """The cause before its consequences: as the table has them."""
+    """The most severe first, and a cause before its consequences."""
     return _PLACES.get(_strings(alert.get("labels")).get("alertname", ""), len(_PLACES))
 
 

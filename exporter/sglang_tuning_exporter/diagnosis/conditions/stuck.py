@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened, told
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
-from sglang_tuning_exporter.diagnosis.promql import asked, known, otherwise
+from sglang_tuning_exporter.diagnosis.promql import ON, asked, firing, known, otherwise
 
 _HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
 _SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
@@ -39,7 +39,15 @@ class Stuck(Condition):
 
     def promql(self) -> list[str]:
         spoken, *rest = told(WATCHDOG)
-        return [f"max without (stage) ({known('sglang_tuning_stuck_stage')}) == 1", "or " + spoken, *rest]
+        # A server that hung and then died has not recovered: the alert stays until the one about the end takes over.
+        fired = f"max without (alertname, alertstate, severity, diagnosis) ({firing('SGLangSchedulerStuck')})"
+        died = f"{fired} and {ON} {known('sglang_tuning_up')} == 0"
+        return [
+            f"max without (stage) ({known('sglang_tuning_stuck_stage')}) == 1",
+            "or " + spoken,
+            *rest,
+            f"or ({died} unless {ON} {firing('SGLangServerDown')})",
+        ]
 
     def fires(self, samples: Samples) -> bool:
         return samples.hangs or happened(samples, WATCHDOG)
