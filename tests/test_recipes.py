@@ -1,0 +1,224 @@
+"""The recipes of CONTRIBUTING.md, each followed on a copy of the tree: the files that it names are all that must be edited by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGE = "exporter/sglang_tuning_exporter/"
+MOST = {"Add a diagnosis": 4, "Add a log line": 4, "SGLang renames a metric": 2, "Add a panel": 2}
+
+ROW = """
+    Diagnosis(
+        id="batch_queue_short",
+        alert="SGLangBatchQueueShort",
+        severity="info",
+        condition=Share("queue", ("below_range",)),
+        summary="Fewer requests wait than keep the batches full.",
+        seen="{value} of the serving time with the queue below its range",
+        guide="not in the guide",
+        turn=Turn("", "speed up", "send more requests at once", "A short queue runs dry.", "nobody has more to send"),
+        profiles=("offline",),
+    ),
+)
+"""
+RUNBOOK = """## Meaning
+
+Fewer requests wait than keep the batches full.
+
+## Impact
+
+Throughput is lower than it could be.
+
+## Diagnosis
+
+```sh
+grep -oE '#queue-req: [0-9]+' LOG | tail -n 5
+```
+
+## Mitigation
+
+Send more requests at once.
+
+It helped when the queue stays in its range for ten minutes.
+
+It will not help if nobody has more to send.
+"""
+SCENARIO = """
+    Scenario(
+        "batch_queue_short",
+        "An offline server with fifty waiting.",
+        started() + decoding(queued=50, usage=0.95),
+        frozenset({"batch_queue_short"}),
+        "offline",
+    ),
+)
+"""
+RULE_TEST = """# The queue of batch work, too short.
+# promtool test rules alerts/tests/*.yml
+rule_files: [../rules/sglang-tuning.rules.yml]
+evaluation_interval: 30s
+group_eval_order: [sglang-tuning.records, sglang-tuning.alerts]
+tests:
+
+  # The queue is below its range for an hour.
+  - interval: 15s
+    input_series:
+      - {series: 'sglang_tuning_threshold{job="sglang", instance="a:9741", signal="share", bound="upper"}', values: '0.5+0x240'}
+      - {series: 'sglang_tuning_server_info{job="sglang", instance="a:9741", profile="offline"}', values: '1+0x240'}
+      - {series: 'sglang_tuning_state_seconds_total{job="sglang", instance="a:9741", signal="queue", state="below_range"}', values: '0+15x240'}
+      - {series: 'sglang_tuning_state_seconds_total{job="sglang", instance="a:9741", signal="queue", state="in_range"}', values: '0+0x240'}
+    alert_rule_test:
+      - {eval_time: 2m, alertname: SGLangBatchQueueShort}
+      - eval_time: 30m
+        alertname: SGLangBatchQueueShort
+        exp_alerts:
+          - exp_labels: {severity: info, diagnosis: batch_queue_short, job: sglang, instance: "a:9741", signal: queue, state: below_range}
+            exp_annotations:
+              summary: "Fewer requests wait than keep the batches full."
+              description: "a:9741: 100% of the serving time with the queue below its range."
+              suggested: "send more requests at once"
+              direction: "speed up"
+              why: "A short queue runs dry."
+              will_not_help_if: "nobody has more to send"
+              guide: "not in the guide"
+              runbook_url: "http://a:9741/runbooks/SGLangBatchQueueShort"
+              dashboard_url: "http://localhost:3000/d/sglang-tuning-server?var-job=sglang&var-instance=a%3A9741"
+"""
+LINE = "The server has run out of patience with its scheduler"
+
+
+class Tree:
+    """A copy of what a contributor edits and runs; `edited` are the files that were changed by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.edited = folder, set[str]()
+        for name in ("exporter", "alerts", "dashboards", "docs", "tests", "alert_matrix", "fuzz"):
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml", "docker-compose.yml", "ARCHITECTURE.md"):
+            shutil.copy(REPOSITORY / name, folder / name)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+        self.edited.add(name)
+
+    def replace(self, name: str, old: str, new: str) -> None:
+        """Put `new` in the place of the last `old` of a file."""
+        before, found, after = (self.folder / name).read_text(encoding="utf-8").rpartition(old)
+        assert found
+        self.write(name, before + new + after)
+
+    def run(self, *words: str) -> str:
+        """Run Python there, with its package; gives what it printed. Fails with that where it ends with another status than 0."""
+        env = {**os.environ, "PYTHONPATH": f"{self.folder / 'exporter'}{os.pathsep}{self.folder}"}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=self.folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def generate(self) -> set[str]:
+        """Run `generate`; gives the files that it wrote."""
+        return set(re.findall(r"^written: (\S+)$", self.run("-m", "sglang_tuning_exporter", "generate"), re.MULTILINE))
+
+    def test(self, *words: str) -> None:
+        self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def named(recipe: str) -> set[str]:
+    """Give the files that a recipe names; `<name>` stands for any name."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition(f"### {recipe}\n")[2].partition("\n#")[0]
+    return set(re.findall(r"^\d\. `([^`]+)`", section, re.MULTILINE))
+
+
+def are_named(edited: set[str], recipe: str) -> bool:
+    """Whether a recipe names each edited file, and nothing that was not needed."""
+    patterns = [re.compile(re.sub(r"<[^>]+>", r"[\\w-]+", re.escape(each))) for each in named(recipe)]
+    return len(patterns) == len(edited) and all(any(each.fullmatch(name) for each in patterns) for name in edited)
+
+
+@pytest.mark.parametrize("recipe", MOST)
+def test_a_recipe_names_few_files(recipe: str) -> None:
+    assert 1 <= len(named(recipe)) <= MOST[recipe]
+
+
+def test_the_recipe_for_a_diagnosis_gives_rule_runbook_board_and_documents(tree: Tree) -> None:
+    tree.replace(PACKAGE + "diagnosis/rows/scheduling.py", "\n)\n", ROW)
+    tree.write(PACKAGE + "diagnosis/runbooks/batch_queue_short.md", RUNBOOK)
+    tree.replace("tests/scenarios.py", "\n)\n", SCENARIO)
+    tree.write("alerts/tests/batch.yml", RULE_TEST)
+    written = tree.generate()
+    assert {
+        "alerts/rules/sglang-tuning.rules.yml",
+        "alerts/runbooks/SGLangBatchQueueShort.md",
+        "docs/diagnoses.md",
+    } <= written
+    tree.test("tests/test_core_and_rules.py", "-k", "batch_queue_short or has_its_scenario")
+    tree.test("tests/test_runbooks.py", "-k", "batch_queue_short or BatchQueueShort")
+    tree.test("tests/test_alert_rules.py", "-k", "(scenario_that_fires or silent_cases) and BatchQueueShort")
+    words = ["promtool", "test", "rules", "alerts/tests/batch.yml"]
+    played = subprocess.run(words, cwd=tree.folder, capture_output=True, text=True, check=False)
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert are_named(tree.edited, "Add a diagnosis")
+
+
+def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
+    lines = PACKAGE + "sglang/log/failure_lines.py"
+    tree.replace(
+        lines,
+        '    (re.compile(rb"SIGTERM received',
+        f'    (re.compile(rb"{LINE}"), "process_died"),\n    (re.compile(rb"SIGTERM received',
+    )
+    tree.replace(lines, 'rb"The server is|', 'rb"The server is|The server has run|')
+    tree.write(
+        "tests/test_log_patience.py",
+        "from sglang_tuning_exporter.sglang.log.reader import LogReader\n\n\n"
+        "def test_the_line_is_the_end_of_a_process() -> None:\n"
+        f'    (event,) = LogReader().feed(b"[2026-11-20 19:51:18] {LINE}\\n")\n'
+        '    assert event.what == "process_died"\n',
+    )
+    assert tree.generate() == set()
+    tree.test("tests/test_log_patience.py")
+    assert are_named(tree.edited, "Add a log line")
+
+
+def test_the_recipe_for_a_renamed_metric_reads_both_names(tree: Tree) -> None:
+    catalogue = PACKAGE + "sglang/metrics/catalogue.py"
+    tree.replace(
+        catalogue,
+        '    Source("running", "num_running_reqs"',
+        '    Source("running", "running_requests", "0.5.23-0.5.23"),\n    Source("running", "num_running_reqs"',
+    )
+    tree.replace(PACKAGE + "sglang/metrics/names.py", '\n""".split()', '\nrunning_requests\n""".split()')
+    assert tree.generate() == {"docs/sources.md"}
+    for name in ("running_requests", "num_running_reqs"):
+        page = f'# TYPE sglang:{name} gauge\nsglang:{name}{{tp_rank="0"}} 7.0\n'
+        read = "from sglang_tuning_exporter.sglang.metrics.catalogue import read; "
+        assert tree.run("-c", f"{read}print(read({page!r}).ranks[0].running)").strip() == "7.0"
+    assert are_named(tree.edited, "SGLang renames a metric")
+
+
+def test_the_recipe_for_a_panel_puts_it_on_the_board(tree: Tree) -> None:
+    tree.replace(
+        PACKAGE + "mixin/boards/scheduling.py",
+        "        ),\n        variables=variables(),",
+        '            Chapter("More", (Shelf(8, (_share("token_usage", "Serving time by use of the KV cache", "Its use."),)),)),\n'
+        "        ),\n        variables=variables(),",
+    )
+    written = tree.generate()
+    (board,) = (name for name in written if name.startswith("dashboards/"))
+    assert "Serving time by use of the KV cache" in (tree.folder / board).read_text(encoding="utf-8")
+    assert are_named(tree.edited, "Add a panel")
