@@ -51,6 +51,7 @@ def complaint(*arguments: str, **variables: str) -> str:
         (["--sglang-url", "http://u:hunter2@h"], ["--sglang-url=…@h", "--api-key-file"]),
         (["--log-file", ""], ["--log-file=", "give a path"]),
         (["--log-file", "-", "--log-file", "-"], ["--log-file=['-', '-']", "only once"]),
+        (["--external-url", "gpu1"], ["--external-url=gpu1", "give an address"]),
         (["--profile", "fast"], ["--profile=fast", "online, offline, long_context, multi_turn"]),
         (["--listen-address", "9741"], ["--listen-address=9741", "0.0.0.0:9741"]),
         (["--listen-address", "host:70000"], ["--listen-address=host:70000", "65535"]),

@@ -41,6 +41,7 @@ FAMILIES: dict[str, set[str]] = {
     "scrape_duration_seconds": set(),
     "build_info": {"version"},
     "sources_info": {"metrics", "log"},
+    "web_info": {"external_url", "scheme"},
     "capped": {"what"},
     "log_up": {"file"},
     "log_lines": {"kind"},

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
-# The exporter that saw it serves its runbooks, so a notification's link needs no internet.
-RUNBOOK_URL = "http://{{ $labels.instance }}/runbooks"
+# The exporter that saw it serves its runbooks, so a notification's link needs no internet. It exposes its address.
+RUNBOOK_URL = ""
 GRAFANA_URL = "http://localhost:3000"
 _MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
@@ -46,9 +46,32 @@ def _is_address(text: str) -> bool:
         return False
 
 
+def _living(row: Diagnosis, metric: str) -> str:
+    """Write the query of a series of the exporter that has an alert's page; where that one is away, of any other."""
+    if row.about == "exporter":
+        return f'printf "{metric}{{job=%q}}" $labels.job | query'
+    return f'query "{metric}"' if row.about == "job" else asked(metric)
+
+
+def _instance(row: Diagnosis) -> str:
+    """Write the `instance` of that exporter."""
+    if row.about not in {"exporter", "job"}:
+        return _OWN
+    return otherwise(_living(row, "sglang_tuning_build_info"), '{{ . | first | label "instance" }}', _OWN)
+
+
+def _exporter(row: Diagnosis) -> str:
+    """Write the address of that exporter: its `--external-url`, else the one that Prometheus scrapes."""
+    scraped = '{{ $web | label "scheme" }}://{{ $web | label "instance" }}'
+    known = f'{{{{ $web := . | first }}}}{{{{ with $web | label "external_url" }}}}{{{{ . }}}}{{{{ else }}}}{scraped}{{{{ end }}}}'
+    return otherwise(_living(row, "sglang_tuning_web_info"), known, f"http://{_instance(row)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where notifications send people. `runbooks` holds the pages (`{alert}` in it is the alert's name, else that is added), `grafana` the boards.
+    """Where notifications send people: `runbooks` holds the pages, `grafana` the boards.
+
+    `{alert}` in `runbooks` is the alert's name, else that is added; empty, it is the exporter that saw it.
 
     Both may hold Prometheus templates over the alert's labels.
     """
@@ -58,6 +81,8 @@ class Links:
 
     def __post_init__(self) -> None:
         for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
+            if not url and key == "--runbook-url":
+                continue
             plain = _TEMPLATE.sub("x", url)
             if "{{" in plain or "}}" in plain:
                 raise UsageError(
@@ -68,16 +93,11 @@ class Links:
 
     def runbook(self, row: Diagnosis) -> str:
         """Give the address of an alert's page."""
+        if not self.runbooks:
+            return f"{_exporter(row)}/runbooks/{row.alert}"
         has_place = "{alert}" in self.runbooks
         url = self.runbooks.replace("{alert}", row.alert) if has_place else f"{self.runbooks.rstrip('/')}/{row.alert}"
-        # An exporter that is away serves nothing: any other one has the same pages.
-        if row.about == "exporter":
-            living = 'printf "sglang_tuning_build_info{job=%q}" $labels.job | query'
-        elif row.about == "job":
-            living = 'query "sglang_tuning_build_info"'
-        else:
-            return url
-        return url.replace(_OWN, otherwise(living, '{{ . | first | label "instance" }}', _OWN))
+        return url.replace(_OWN, _instance(row))
 
     def dashboard(self, row: Diagnosis) -> str:
         """Give the address of the board of the server that an alert is about, or of its job's servers."""

@@ -12,6 +12,7 @@ from sglang_tuning_exporter.mixin.records import records
 from sglang_tuning_exporter.mixin.tables import advice, default, link, when
 from sglang_tuning_exporter.serve.metrics import OF_METRICS, sections
 from sglang_tuning_exporter.serve.metrics.families import PREFIX
+from sglang_tuning_exporter.serve.metrics.web import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def metrics_page() -> str:
     ]
     for title, families in found.items():
         lines += [f"## {title}", "", *_families(title, families), ""]
-    lines += ["## With `--web-config`", "", *_families("Data sources", [up_family()]), ""]
+    lines += ["## Serving", "", *_families("Data sources", [web(None, is_tls=False), up_family()]), ""]
     lines += _recorded()
     return "\n".join(lines) + "\n"
 

@@ -13,6 +13,7 @@ from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
 from sglang_tuning_exporter.serve.metrics import page as own_page
 from sglang_tuning_exporter.serve.metrics import registry
+from sglang_tuning_exporter.serve.metrics.web import WebCollector
 from sglang_tuning_exporter.serve.routes import reading
 from sglang_tuning_exporter.serve.security.guard import Guard
 
@@ -55,6 +56,7 @@ def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(sidecar)
+    families.register(WebCollector(sidecar.config.external_url, lambda: door is not None and door.is_tls))
     ProcessCollector(registry=families)
     if door is not None:
         families.register(door)
