@@ -144,18 +144,19 @@ image: ## the image of docker-compose.yml
 
 # The exporter and the recorded server of the demo, as docker-compose.yml confines them; `--wait` asks their health checks.
 OWN := exporter replay notifications
+DEMO_OF_IMAGE := docker compose --file deploy/demo.yml
 .PHONY: test-image
 test-image: image ## whether the image comes up healthy, read-only and not as root, and sees its server
-	docker compose --profile demo config --quiet
-	docker compose --profile demo up --detach --no-build --wait --wait-timeout 120 $(OWN)
-	[ "$$(docker compose exec -T exporter id -u)" = 10001 ]
-	! docker compose exec -T exporter sh -c ': >/written' 2>/dev/null
-	docker compose exec -T exporter sh -c ': >/var/lib/sglang-tuning/written && rm /var/lib/sglang-tuning/written'
+	$(DEMO_OF_IMAGE) config --quiet
+	$(DEMO_OF_IMAGE) up --detach --no-build --wait --wait-timeout 120 $(OWN)
+	[ "$$($(DEMO_OF_IMAGE) exec -T exporter id -u)" = 10001 ]
+	! $(DEMO_OF_IMAGE) exec -T exporter sh -c ': >/written' 2>/dev/null
+	$(DEMO_OF_IMAGE) exec -T exporter sh -c ': >/var/lib/sglang-tuning/written && rm /var/lib/sglang-tuning/written'
 	curl --fail --silent --show-error --retry 20 --retry-delay 1 --retry-all-errors http://127.0.0.1:9741/-/ready
 	curl --fail --silent --show-error http://127.0.0.1:9741/metrics | grep -x 'sglang_tuning_up 1.0'
 	docker run --rm --read-only --cap-drop ALL $(IMAGE) --version | grep -x 'sglang-tuning-exporter $(VERSION)'
 	docker run --rm --read-only --cap-drop ALL --tmpfs /out:uid=10001 $(IMAGE) generate --output /out | grep alerts/prometheus.yml
-	docker compose --profile demo down --volumes
+	$(DEMO_OF_IMAGE) down --volumes
 .PHONY: soak
 soak: install ## ten million lines and twenty thousand scrapes: memory must stay where it is
 	$(BIN)/python -m bench.soak $(SOAK)
