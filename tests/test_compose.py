@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import requires
@@ -18,12 +19,14 @@ from packaging.utils import canonicalize_name
 
 from alert_matrix.promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
+from sglang_tuning_exporter.mixin import files
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OWN = ("exporter", "notifications", "replay")
+OWN = ("exporter", "notifications")
+DEMO: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "demo.yml").read_text())
 DOCKERFILE = (ROOT / "exporter" / "Dockerfile").read_text()
 DOT_ENV = (ROOT / ".env.example").read_text()
 PROMETHEUS: dict[str, Any] = yaml.safe_load((ROOT / "alerts" / "prometheus.yml").read_text())
@@ -175,12 +178,85 @@ def test_every_named_volume_is_declared() -> None:
     assert {source for source in mounted if "/" not in source} == set(COMPOSE["volumes"])
 
 
-def test_the_log_of_the_server_is_read_only_for_the_exporter_and_shared_with_the_replay() -> None:
-    exporter = [_filled_in(volume) for volume in SERVICES["exporter"]["volumes"]]
-    assert "sglang-log:/var/log/sglang:ro" in exporter
-    assert SERVICES["replay"]["volumes"] == ["sglang-log:/var/log/sglang"]
-    log = _filled_in(SERVICES["exporter"]["environment"]["SGLANG_TUNING_LOG_FILE"])
-    assert log in SERVICES["replay"]["command"]
+def test_the_log_of_the_server_is_read_only_for_the_exporter_and_shared_with_the_replay_of_the_demo() -> None:
+    exporter, replay = DEMO["services"]["exporter"], DEMO["services"]["replay"]
+    assert "sglang-log:/var/log/sglang:ro" in [_filled_in(volume) for volume in SERVICES["exporter"]["volumes"]]
+    assert replay["volumes"] == ["sglang-log:/var/log/sglang"]
+    assert exporter["environment"]["SGLANG_TUNING_LOG_FILE"] in replay["command"]
+
+
+def test_nothing_of_the_demo_appears_in_your_own_set_up() -> None:
+    assert DEMO["name"] != COMPOSE["name"]
+    assert set(DEMO["volumes"]) > set(COMPOSE["volumes"])
+    assert all(volume == {} for volume in DEMO["volumes"].values()), "a volume with a name of its own is shared"
+    assert "profiles" not in json.dumps(SERVICES)
+    assert "replay" not in SERVICES
+
+
+def test_the_demo_judges_by_clocks_as_fast_as_its_server() -> None:
+    replay, rules = DEMO["services"]["replay"]["command"], DEMO["services"]["rules"]["command"]
+    assert replay[replay.index("--speed") + 1] == rules[rules.index("--time-scale") + 1] == "15"
+    prometheus = yaml.safe_load((ROOT / "deploy" / "demo-prometheus.yml").read_text())
+    assert prometheus["global"]["scrape_interval"] == prometheus["global"]["evaluation_interval"] == "1s"
+    assert all(DEMO["services"][name]["depends_on"]["rules"] for name in ("prometheus", "alertmanager"))
+
+
+@pytest.mark.parametrize("name", sorted(DEMO["services"]))
+def test_every_service_of_the_demo_is_as_confined_as_that_of_the_compose_file(name: str) -> None:
+    service = DEMO["services"][name]
+    assert service["extends"]["file"] == "../docker-compose.yml"
+    assert service["extends"]["service"] in SERVICES
+    assert not {"user", "cap_add", "privileged", "read_only", "security_opt", "ports"} & set(service)
+    for volume in service.get("volumes", []):
+        assert not volume.startswith("./") or (
+            (ROOT / "deploy" / volume.split(":")[0]).is_file() and volume.endswith(":ro")
+        )
+
+
+@pytest.mark.skipif(not PRESENT, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong_with_the_prometheus_of_the_demo() -> None:
+    ran = promtool("check", "config", "--syntax-only", ROOT / "deploy" / "demo-prometheus.yml")
+    assert ran.returncode == 0, ran.stderr
+
+
+def _uncommented(text: str) -> str:
+    """The example with every commented setting in force, and without its comments in words."""
+    lines = (re.sub(r"^(\s*)# ( *)(?=- |[a-z_]+:(?: |$))", r"\1\2", line) for line in text.splitlines())
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
+@pytest.mark.parametrize("change", [str, _uncommented], ids=["as it is", "with every receiver"])
+def test_the_example_of_receivers_is_a_configuration_of_alertmanager(change: Any, tmp_path: Path) -> None:
+    text = change((ROOT / "deploy" / "alertmanager.example.yml").read_text())
+    shutil.copytree(ROOT / "alerts" / "templates", tmp_path / "templates")
+    (tmp_path / "alertmanager.yml").write_text(text)
+    if change is _uncommented:
+        assert [each["name"] for each in yaml.safe_load(text)["receivers"]] == [
+            "terminal", "nobody", "slack", "email", "pagerduty", "webhook",
+        ]  # fmt: skip
+    ran = subprocess.run(
+        ["amtool", "check-config", str(tmp_path / "alertmanager.yml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_generate_never_writes_a_file_of_the_users() -> None:
+    assert [name for name in files() if name.startswith("deploy/") or name == "alertmanager.yml"] == []
+
+
+def test_the_example_of_a_rotation_copies_and_truncates_because_sglang_keeps_its_file_open() -> None:
+    text = (ROOT / "deploy" / "logrotate.conf").read_text()
+    assert re.search(r"^    copytruncate$", text, re.MULTILINE)
+    assert text.count("{") == text.count("}") == 1
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/log.md", ".env.example", "deploy/kubernetes-sidecar.yml"])
+def test_every_recipe_for_the_log_takes_both_streams(path: str) -> None:
+    """SGLang prints access lines to standard output, and everything else to standard error."""
+    text = (ROOT / path).read_text()
+    assert ">> /var/log/sglang/server.log 2>&1" in text
+    assert "2>>" not in text
 
 
 def test_a_fresh_volume_belongs_to_the_uid_that_writes_it() -> None:
@@ -197,8 +273,9 @@ def test_what_the_exporter_has_counted_outlives_its_container() -> None:
 
 def test_without_any_variable_the_exporter_asks_the_server_of_the_demo() -> None:
     assert _filled_in(SERVICES["exporter"]["environment"]["SGLANG_TUNING_SGLANG_URL"]) == "http://sglang:30000"
-    assert SERVICES["replay"]["networks"]["sglang"]["aliases"] == ["sglang"]
-    assert "0.0.0.0:30000" in SERVICES["replay"]["command"]
+    replay = DEMO["services"]["replay"]
+    assert replay["networks"]["sglang"]["aliases"] == ["sglang"]
+    assert "0.0.0.0:30000" in replay["command"]
 
 
 def test_the_example_asks_a_server_on_this_machine() -> None:
@@ -206,15 +283,8 @@ def test_the_example_asks_a_server_on_this_machine() -> None:
     assert SERVICES["exporter"]["extra_hosts"] == ["host.docker.internal:host-gateway"]
 
 
-def test_only_the_replay_belongs_to_the_demo() -> None:
-    assert {name: SERVICES[name]["profiles"] for name in SERVICES if "profiles" in SERVICES[name]} == {
-        "replay": ["demo"],
-    }
-
-
 def test_of_the_monitoring_services_only_the_exporter_reaches_the_server() -> None:
-    assert sorted(name for name in SERVICES if "sglang" in SERVICES[name]["networks"]) == ["exporter", "replay"]
-    assert "monitoring" not in SERVICES["replay"]["networks"]
+    assert [name for name in SERVICES if "sglang" in SERVICES[name]["networks"]] == ["exporter"]
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -268,7 +338,8 @@ def test_promtool_finds_nothing_wrong_with_the_configuration_of_prometheus() -> 
 
 def test_alertmanager_finds_its_templates_where_the_compose_file_mounts_them() -> None:
     config = yaml.safe_load((ROOT / "alerts" / "alertmanager.yml").read_text())
-    mounts = dict(volume.split(":")[1::-1] for volume in SERVICES["alertmanager"]["volumes"] if volume.startswith("./"))
+    volumes = [_filled_in(volume) for volume in SERVICES["alertmanager"]["volumes"]]
+    mounts = dict(volume.split(":")[1::-1] for volume in volumes if volume.startswith("./"))
     for pattern in config["templates"]:
         inside = Path("/etc/alertmanager") / pattern
         assert list((ROOT / mounts[str(inside.parent)]).glob(inside.name))

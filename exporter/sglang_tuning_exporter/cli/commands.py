@@ -146,9 +146,9 @@ def notify(arguments: argparse.Namespace) -> int:
 def generate(arguments: argparse.Namespace) -> int:
     """Write the rules and dashboards, or check them."""
     from sglang_tuning_exporter.mixin import run
-    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, RUNBOOK_URL, Links
+    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL, Links
 
-    links = Links(arguments.runbook_url or RUNBOOK_URL, arguments.grafana_url or GRAFANA_URL)
+    links = Links(arguments.runbook_url or None, arguments.grafana_url or GRAFANA_URL)
     return run(arguments.output, check=arguments.check, time_scale=arguments.time_scale, links=links)
 
 

@@ -16,8 +16,6 @@ from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
-# The exporter that saw it serves its runbooks, so a notification's link needs no internet. It exposes its address.
-RUNBOOK_URL = ""
 GRAFANA_URL = "http://localhost:3000"
 _MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
@@ -71,17 +69,18 @@ def _exporter(row: Diagnosis) -> str:
 class Links:
     """Where notifications send people: `runbooks` holds the pages, `grafana` the boards.
 
-    `{alert}` in `runbooks` is the alert's name, else that is added; empty, it is the exporter that saw it.
+    `{alert}` in `runbooks` is the alert's name, else that is added. None is the exporter that saw it: it serves the pages, and
+    exposes its address.
 
     Both may hold Prometheus templates over the alert's labels.
     """
 
-    runbooks: str = RUNBOOK_URL
+    runbooks: str | None = None
     grafana: str = GRAFANA_URL
 
     def __post_init__(self) -> None:
         for key, url in (("--runbook-url", self.runbooks), ("--grafana-url", self.grafana)):
-            if not url and key == "--runbook-url":
+            if url is None:
                 continue
             plain = _TEMPLATE.sub("x", url)
             if "{{" in plain or "}}" in plain:
@@ -93,7 +92,7 @@ class Links:
 
     def runbook(self, row: Diagnosis) -> str:
         """Give the address of an alert's page."""
-        if not self.runbooks:
+        if self.runbooks is None:
             return f"{_exporter(row)}/runbooks/{row.alert}"
         has_place = "{alert}" in self.runbooks
         url = self.runbooks.replace("{alert}", row.alert) if has_place else f"{self.runbooks.rstrip('/')}/{row.alert}"
