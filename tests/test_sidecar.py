@@ -22,7 +22,8 @@ from conftest import (
     wait_for,
 )
 from sglang_tuning_exporter.collect import sidecar as watching_module
-from sglang_tuning_exporter.collect.sidecar import Inquiry, Sidecar
+from sglang_tuning_exporter.collect.inquiry import Inquiry
+from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.state.stages import Stages
 
 if TYPE_CHECKING:

@@ -7,15 +7,16 @@ import math
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.capacity.model import Measured
+from sglang_tuning_exporter.collect.inquiry import Inquiry
 from sglang_tuning_exporter.collect.loads import LoadsInquiry
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
+from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
@@ -48,7 +49,6 @@ FIRST_LOOK_SECONDS = 0.25
 SELF_SCRAPE_SECONDS = 20.0
 STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
 # First and longest pause: every /server_info leaves a line in the log that is being read.
-INFO_RETRY_SECONDS = (15.0, 300.0)
 # A log has gone silent when the server was seen at work so long after its last batch line, and none has come for five minutes.
 LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 300.0
 ROTATION_SECONDS = 60.0  # a log whose name is empty for so long is read on (`sources.tail`), and counts
@@ -62,44 +62,6 @@ GONE = AWAY | {"metrics_disabled"}
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
 logger = logging.getLogger("sglang_tuning_exporter")
-
-
-@dataclass(slots=True)
-class ScrapeHealth:
-    """How scraping SGLang does."""
-
-    up: bool | None = None  # None before the first scrape and without --sglang-url
-    reason: str = ""
-    message: str = ""
-    scrape_seconds: float | None = None
-    starting: bool = False  # it is away because it is starting, as far as can be told
-    serves: bool = False  # the last scrape failed, but it answers
-    unrecognised: int = 0  # SGLang families on the last page that no known release has
-
-
-class Inquiry:
-    """When to ask for `/server_info`: once for every start; while it does not tell, again after pauses that grow."""
-
-    def __init__(self) -> None:
-        self._due: float | None = 0.0
-        self._pause = INFO_RETRY_SECONDS[0]
-
-    def want(self) -> None:
-        """Have it asked: the server has started, or may have, and what was told of it may no longer hold."""
-        self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
-
-    def take(self, now: float) -> bool:
-        """Whether to ask now; the one who is told so does it."""
-        due = self._due is not None and now >= self._due
-        if due:
-            self._due = None
-        return due
-
-    def missed(self, now: float) -> None:
-        """Note that it did not tell."""
-        if self._due is None:
-            self._due = now + self._pause
-            self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
 
 
 class Sidecar:

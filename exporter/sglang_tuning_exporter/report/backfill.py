@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.loads import LoadsInquiry
-from sglang_tuning_exporter.collect.sidecar import ScrapeHealth
+from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND

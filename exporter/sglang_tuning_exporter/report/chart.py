@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
+from sglang_tuning_exporter.serve.pages import drawing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,10 +125,7 @@ def chart(
     """
     parts = [_shade(span, axis) for span in spans]
     if of.has_band:
-        upper, lower = of.y(of.top if of.upper is None else min(of.upper, of.top)), of.y(min(of.lower or 0.0, of.top))
-        parts.append(
-            f'<rect class="band" x="0" y="{upper}" width="{WIDTH}" height="{round(max(lower - upper, 0), 1)}"/>'
-        )
+        parts.append(drawing.band((of.lower, of.upper), of.top, of.y, left=0, right=WIDTH))
     parts += [f'<path class="grid" d="M{10 * left:g} 0V{HEIGHT}"/>' for left, _ in axis.ticks()]
     parts.append(f'<path class="grid" d="M0 {of.y(of.top / 2)}H{WIDTH}"/><path class="base" d="M0 {HEIGHT}H{WIDTH}"/>')
     if of.limit is not None:
@@ -135,10 +133,10 @@ def chart(
     if bars:
         parts += [f'<path class="mark" d="M{axis.x(point.at)} {HEIGHT}V{of.y(point.mean)}"/>' for point in points]
     else:
-        for piece in _pieces(points, _HOLDS_SECONDS + width):
+        for piece in drawing.unbroken(points, _HOLDS_SECONDS + width, lambda point: point.at):
             parts += _line(piece, axis, of)
     parts += [f'<path class="mark" d="M{axis.x(mark.at)} 0v8"/>' for mark in marks]
-    return _svg(HEIGHT, words, parts)
+    return drawing.svg(parts, words, WIDTH, HEIGHT)
 
 
 def lane(stretches: Sequence[Stretch], axis: Axis, words: str) -> Markup:
@@ -148,14 +146,7 @@ def lane(stretches: Sequence[Stretch], axis: Axis, words: str) -> Markup:
         f'width="{_wide(stretch, axis)}" height="20"><title>{escape(stretch.words)}</title></rect>'
         for stretch in stretches
     ]
-    return _svg(20, words, parts)
-
-
-def _svg(height: int, words: str, parts: Sequence[str]) -> Markup:
-    return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" preserveAspectRatio="none">'
-        f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
-    )
+    return drawing.svg(parts, words, WIDTH, 20)
 
 
 def _wide(stretch: Stretch, axis: Axis) -> float:
@@ -169,24 +160,14 @@ def _shade(span: Stretch, axis: Axis) -> str:
     )
 
 
-def _pieces(points: Sequence[Point], gap: float) -> list[list[Point]]:
-    """Break the line where nothing was told for longer than `gap` seconds."""
-    pieces: list[list[Point]] = []
-    for point in points:
-        if not pieces or point.at - pieces[-1][-1].at > gap:
-            pieces.append([])
-        pieces[-1].append(point)
-    return pieces
-
-
 def _line(piece: list[Point], axis: Axis, of: Scale) -> list[str]:
     if len(piece) == 1:
         (point,) = piece
         x = axis.x(point.at)
         return [f'<path class="dot" d="M{x} {of.y(point.low)}V{min(of.y(point.high), of.y(point.low) - 2)}"/>']
-    line = "L".join(f"{axis.x(point.at)} {of.y(point.mean)}" for point in piece)
+    line = drawing.line((axis.x(point.at), of.y(point.mean)) for point in piece)
     if all(point.low == point.high for point in piece):
-        return [f'<path class="line" d="M{line}"/>']
-    there = [f"{axis.x(point.at)} {of.y(point.high)}" for point in piece]
-    back = [f"{axis.x(point.at)} {of.y(point.low)}" for point in reversed(piece)]
-    return [f'<path class="area" d="M{"L".join(there + back)}Z"/>', f'<path class="line" d="M{line}"/>']
+        return [line]
+    there = [(axis.x(point.at), of.y(point.high)) for point in piece]
+    back = [(axis.x(point.at), of.y(point.low)) for point in reversed(piece)]
+    return [drawing.area(there + back), line]

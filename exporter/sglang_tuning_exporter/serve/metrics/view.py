@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.capacity.model import Measured
     from sglang_tuning_exporter.collect.loads import LoadsInquiry
-    from sglang_tuning_exporter.collect.sidecar import ScrapeHealth
+    from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
     from sglang_tuning_exporter.collect.tail import FileStatus
     from sglang_tuning_exporter.config import Config
     from sglang_tuning_exporter.diagnosis.findings import Judgement

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from sglang_tuning_exporter.serve.pages import drawing
 from sglang_tuning_exporter.state.history import LENGTH_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 WIDTH, HEIGHT, MARGIN = 240, 44, 2
 _GAP_SECONDS = 20.0  # between two moments: then the exporter did not run, and the line breaks
@@ -49,22 +50,22 @@ def sparkline(
     if highest <= 0:
         highest = 1.0
 
-    def x(at: float) -> str:
-        return f"{MARGIN + (WIDTH - 2 * MARGIN) * (1 + at / LENGTH_SECONDS):.1f}"
+    def x(at: float) -> float:
+        return MARGIN + (WIDTH - 2 * MARGIN) * (1 + at / LENGTH_SECONDS)
 
-    def y(value: float) -> str:
-        return f"{HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * min(max(value / highest, 0.0), 1.0):.1f}"
+    def y(value: float) -> float:
+        return round(HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * min(max(value / highest, 0.0), 1.0), 1)
 
-    parts = [_band(band, highest, y)] if band is not None else []
+    parts = []
+    if band is not None:
+        parts.append(drawing.band((band.lower, band.upper), highest, y, left=MARGIN, right=WIDTH - MARGIN))
     if marks:
-        parts += [f'<path class="mark" d="M{x(at)} {y(0)}V{y(value)}"/>' for at, value in shown if value]
+        parts += [f'<path class="mark" d="M{x(at):.1f} {y(0)}V{y(value)}"/>' for at, value in shown if value]
         parts.append(f'<path class="base" d="M{MARGIN} {y(0)}H{WIDTH - MARGIN}"/>')
     else:
-        parts += [_stroke([(x(at), y(value)) for at, value in piece]) for piece in _pieces(shown)]
-    return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
-        f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" preserveAspectRatio="none">'
-        f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
-    )
+        for piece in drawing.unbroken(shown, _GAP_SECONDS, lambda point: None if point[1] is None else point[0]):
+            parts.append(_stroke([(x(at), y(value)) for at, value in piece if value is not None]))
+    return drawing.svg(parts, words, WIDTH, HEIGHT, "spark")
 
 
 def _bounds(band: Band | None, told: list[float]) -> list[float]:
@@ -73,24 +74,8 @@ def _bounds(band: Band | None, told: list[float]) -> list[float]:
     return [bound for bound in (band.lower, band.upper) if bound is not None and bound <= near] if band else []
 
 
-def _band(band: Band, highest: float, y: Callable[[float], str]) -> str:
-    upper = float(y(min(band.upper if band.upper is not None else highest, highest)))
-    lower = float(y(min(band.lower or 0.0, highest)))
-    return f'<rect class="band" x="{MARGIN}" y="{upper:g}" width="{WIDTH - 2 * MARGIN}" height="{max(lower - upper, 0):.1f}"/>'
-
-
-def _pieces(points: Sequence[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for at, value in points:
-        if value is None or (pieces[-1] and at - pieces[-1][-1][0] > _GAP_SECONDS):
-            pieces.append([])
-        if value is not None:
-            pieces[-1].append((at, value))
-    return [piece for piece in pieces if piece]
-
-
-def _stroke(piece: list[tuple[str, str]]) -> str:
+def _stroke(piece: list[tuple[float, float]]) -> str:
     if len(piece) == 1:
         ((x, y),) = piece
-        return f'<path class="dot" d="M{x} {y}h0"/>'  # its round ends are the dot: a circle would be stretched
-    return '<path class="line" d="M' + "L".join(f"{x} {y}" for x, y in piece) + '"/>'
+        return f'<path class="dot" d="M{x:.1f} {y:.1f}h0"/>'  # its round ends are the dot: a circle would be stretched
+    return drawing.line(piece)
