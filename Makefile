@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-# Programs the tests and the demo run for real, and the Debian packages that bring them.
+# Programs the tests run for real, and the Debian packages that bring them.
 PROGRAMS := promtool prometheus-alertmanager amtool prometheus-node-exporter chromium chromedriver
 PACKAGES := prometheus prometheus-alertmanager prometheus-node-exporter chromium chromium-driver python3-venv libfaketime
 
@@ -30,9 +30,26 @@ system: ## Debian's Prometheus, Alertmanager, Chromium and its driver, where one
 	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -q -y --no-install-recommends $(PACKAGES) >/dev/null; \
 	elif [ -n "$$missing" ]; then echo "please install: $(PROGRAMS)"; fi
 
+# The demo needs two programs and the exporter alone, none of the development tools.
+DEMO_VENV := build/demo
 .PHONY: demo
-demo: system install ## a recorded SGLang that retracts, and the notification it leads to (Ctrl-C ends it)
-	$(BIN)/sglang-tuning-exporter demo $(DEMO)
+demo: ## a recorded SGLang that retracts, and the notification it leads to (Ctrl-C ends it)
+	@echo "1/3 Prometheus and Alertmanager (where they are missing, installing them takes about a minute)"
+	@if command -v prometheus >/dev/null && { command -v prometheus-alertmanager || command -v alertmanager; } >/dev/null && \
+	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then echo "    installed"; \
+	elif command -v apt-get >/dev/null; then \
+	  $(SUDO) apt-get update -q >/dev/null && echo "    installing Debian's packages" && \
+	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -q -y --no-install-recommends prometheus prometheus-alertmanager python3-venv >/dev/null; \
+	else echo "    not found: without both there is no notification; the exporter's page shows the same finding"; fi
+	@echo "2/3 the exporter, in $(DEMO_VENV) (about half a minute the first time)"
+	@$(MAKE) --no-print-directory $(DEMO_VENV)/installed
+	@echo "3/3 the demo: the first notification comes within a minute from here"
+	@$(DEMO_VENV)/bin/sglang-tuning-exporter demo $(DEMO)
+
+$(DEMO_VENV)/installed: pyproject.toml
+	@[ -x $(DEMO_VENV)/bin/python ] || $(PYTHON) -m venv $(DEMO_VENV)
+	@$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
 
 .PHONY: check
 check: install ## style, types, insecure calls, and generated files

@@ -47,6 +47,7 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
             f"Replaying a recorded SGLang ({directory}) {speed:g} times as fast; every clock of the rules runs as fast.",
             flush=True,
         )
+        print("Starting the exporter, Alertmanager and Prometheus …", flush=True)
         replay.start()
         stack = Stack(
             Path(scratch), sglang_url=replay.url, log_file=log, profile=profile, time_scale=speed, on_message=show
