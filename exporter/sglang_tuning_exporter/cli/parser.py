@@ -175,7 +175,7 @@ def _add_demo(commands: _Commands) -> None:
         metavar="PROFILE",
         help=f"the exporter's profile (default {DEFAULT_PROFILE})",
     )
-    demo.add_argument("--speed", type=float, default=15.0, metavar="TIMES", help="how many times as fast (default 15)")
+    demo.add_argument("--speed", type=float, default=25.0, metavar="TIMES", help="how many times as fast (default 25)")
     demo.add_argument(
         "--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)"
     )
