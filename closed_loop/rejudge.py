@@ -83,8 +83,7 @@ class Past:
         if path == "/health_generate" and self.hangs():  # nobody asked then; no token can have come
             _NOW[0] += patience
             raise scrape.ScrapeError("timeout", "a process is stopped")
-        place = bisect_right(self.answers, now, key=lambda row: row[0])
-        status = self.answers[place - 1][1] if place else "ClientConnectorError"
+        status = _nearest(self.answers, now)
         if status != "200":
             raise scrape.ScrapeError(_REASONS.get(status, "unreachable"), f"as it was then: {status}")  # type: ignore[arg-type]  # reasons of the exporter
         if path == "/metrics":
@@ -108,6 +107,14 @@ def _read(path: Path) -> bytes:
     if path.suffix == ".gz" or (packed.exists() and not path.exists()):
         return gzip.decompress((path if path.suffix == ".gz" else packed).read_bytes())
     return path.read_bytes() if path.exists() else b""
+
+
+def _nearest(answers: list[tuple[float, str]], now: float) -> str:
+    """Give the answer that is nearest in time: what the server would have answered between two is not known."""
+    place = bisect_right(answers, now, key=lambda row: row[0])
+    near = answers[max(0, place - 1) : place + 1]
+    at, status = min(near, key=lambda row: abs(row[0] - now)) if near else (now, "ClientConnectorError")
+    return "ClientConnectorError" if not place and at - now > SCRAPE_SECONDS else status
 
 
 def _answers(path: Path) -> list[tuple[float, str]]:
