@@ -339,10 +339,16 @@ UNTUNED: tuple[Situation, ...] = (
         what="64 clients with prompts of 60 and answers of up to 600, and --schedule-conservativeness 3",
         flags="--max-total-tokens 16384 --schedule-conservativeness 3",
         steps=(_send(64, 70, 60, 600),),
-        truth="SGLang keeps all of max_new_tokens free at first and less with each decode step: 35 to 43 run, use reaches 0.9, and"
-        " four times requests are retracted. Memory limits.",
-        right="A larger pool; no change of conservativeness.",
-        verdicts=("conservativeness_ineffective", "retracting_too_often", "admission_recovering", *POOL),
+        truth="SGLang keeps all of max_new_tokens free at first, so a third of the cache stays free beside a queue, and less with each"
+        " decode step: then use reaches 0.9, and four times requests are retracted.",
+        right="A lower conservativeness at first, then a larger pool.",
+        verdicts=(
+            "admission_too_conservative",
+            "conservativeness_ineffective",
+            "retracting_too_often",
+            "admission_recovering",
+            *POOL,
+        ),
         never=(f"{CONSERVATIVENESS} up", "--max-running-requests up"),
     ),
     Situation(
