@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     running.add_argument("--results", type=Path, default=RESULTS)
     running.add_argument(
+        "--lull", type=float, default=0.0, metavar="SECONDS", help="before each load, with one to four of its clients"
+    )
+    running.add_argument(
         "--converge",
         default="",
         metavar="NAME,NAME",
@@ -140,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
     wanted = _chosen("--only", args.only, tuple(BY_NAME)) or ([] if starts else list(BY_NAME))
     lane = Lane.of(args.lane)
     lane.stay()
-    bench = Bench(install(RELEASES[0], say=say), lane, args.results, say)
+    bench = Bench(install(RELEASES[0], say=say), lane, args.results, say, args.lull)
     tasks: list[Callable[[], object]] = []
     for number in range(1, args.runs + 1):
         tasks += [partial(run_loop, bench, BY_NAME[name], number) for name in wanted]

@@ -119,6 +119,7 @@ def told(document: dict[str, Any]) -> list[dict[str, Any]]:
             "confidence": finding["confidence"],
             "value": finding["evidence"][0]["value"],
             "advice": [[a["flag"], a["current"], a["suggested"]] for a in finding["advice"]],
+            "expected": [a.get("expected") for a in finding["advice"]],
         }
         for finding in document["findings"]
     ]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from sglang_tuning_exporter.recordings.stack import Stack
 SETTLE_SECONDS = 3.0  # the server's own first request
 POLL_SECONDS = 2.0
 TIME_SCALE = 24.0  # the rules' ten minutes take 25 seconds
+LULL = (1, 2, 4, 1, 3)  # clients at once before the load, one after the other
 MODEL, PORT = "MODEL", "PORT"
 
 
@@ -64,6 +65,7 @@ class Setting:
     env: Mapping[str, str] = field(default_factory=dict)
     time_scale: float = TIME_SCALE
     warm_seconds: float = 10.0  # of the load, before it is measured
+    lull_seconds: float = 0.0  # before the load: a few of its clients, as in a quiet hour
 
 
 @dataclass(slots=True)
@@ -148,6 +150,8 @@ def _watched(
     verdicts: list[tuple[float, str]] = []
     document: dict[str, Any] = {}
     try:
+        for clients in LULL if setting.lull_seconds else ():
+            load.run(replace(sent, clients=clients, seconds=setting.lull_seconds / len(LULL)), server.url)
         begin = time.time()
         warm, end = begin + setting.warm_seconds, begin + sent.seconds
         sending.start()

@@ -27,10 +27,19 @@ class Bench:
     lane: chain.Lane
     results: Path
     say: Say
+    lull_seconds: float = 0.0  # before each load, see `chain.Setting`
 
-    def side(self, args: Sequence[str], profile: str, env: dict[str, str], load: Load) -> tuple[chain.Side, Any]:
+    def side(
+        self, args: Sequence[str], profile: str, env: dict[str, str], load: Load, *, lull: bool = True
+    ) -> tuple[chain.Side, Any]:
         """Run one side; gives it and its JSON."""
-        side = chain.run(chain.Setting(tuple(args), profile, env), load, self.installation, self.lane, self.say)
+        side = chain.run(
+            chain.Setting(tuple(args), profile, env, lull_seconds=self.lull_seconds if lull else 0.0),
+            load,
+            self.installation,
+            self.lane,
+            self.say,
+        )
         told = side.as_json()
         told["args"] = chain.shown(args, self.installation, self.lane)
         told["load"] = load.as_json()
@@ -71,7 +80,7 @@ def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
     result["advice"] = advice.as_json()
     bench.say(f"{name}: {told['verdict']} {_words(advice)}")
     if loop.expected and advice.changes:
-        _, result["after"] = bench.side(advice.args, loop.profile, env, advice.load)
+        _, result["after"] = bench.side(advice.args, loop.profile, env, advice.load, lull=False)
         bench.say(f"{name}: then {result['after']['verdict']}")
     bench.keep(name, result)
     bench.say(f"{name}: {_gain(result)} in {time.time() - begin:.0f} s")

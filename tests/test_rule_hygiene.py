@@ -23,7 +23,7 @@ RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules
 SUFFIXES = {"counter": "_total", "info": "_info"}
 SELECTOR = re.compile(r"(?P<name>(?:[a-z]+:)?\b(?:sglang_tuning_\w+(?::\w+)?|up)\b)(?:\{(?P<matchers>[^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
-RECORD = re.compile(r"(?:instance|rank):sglang_tuning_[a-z_]+:[a-z]+\d+[smh]")
+RECORD = re.compile(r"(?:instance|rank|job|model):sglang_tuning_[a-z_]+:[a-z]+\d+[smh]")
 TARGET = {"job", "instance"}
 
 
@@ -56,7 +56,10 @@ def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901, PLR0912 - one qu
     """Say what a linter would of one rule."""
     found = []
     words: str = rule["expr"]
-    about_job = rule.get("labels", {}).get("diagnosis") == "exporter_gone"  # it has no instance left
+    # The one alert has no instance left; the records add up servers, which is what they are for.
+    about_job = rule.get("labels", {}).get("diagnosis") == "exporter_gone" or rule.get("record", "").startswith(
+        ("job:", "model:")
+    )
     for selector in SELECTOR.finditer(words):
         name = selector["name"]
         if name not in PRODUCED and name not in RECORDED:
@@ -84,9 +87,15 @@ def problems(rule: dict[str, Any]) -> list[str]:  # noqa: C901, PLR0912 - one qu
     found += [
         f"{function} drops the target"
         for function, rest in re.findall(r"\b(sum|min|max|avg|count)\s*((?:by|without)?\s*\([^)]*\)?)", words)
-        if not rest.startswith(("by (job, instance", "without (")) and not (about_job and rest.startswith("by (job)"))
+        if not rest.startswith(("by (job, instance", "without ("))
+        and not (about_job and rest.startswith(("by (job)", "by (job, model_name)")))
     ]
-    whole = {"job, instance", "job, instance, phase", "job, instance, event", *(["job"] if about_job else [])}
+    whole = {
+        "job, instance",
+        "job, instance, phase",
+        "job, instance, event",
+        *(["job", "job, model_name"] if about_job else []),
+    }
     found += [f"matches on {labels}" for labels in re.findall(r"\bon \(([^)]*)\)", words) if labels not in whole]
     if "record" in rule:
         if not RECORD.fullmatch(rule["record"]):

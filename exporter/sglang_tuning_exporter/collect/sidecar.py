@@ -163,8 +163,8 @@ class Sidecar:
         read.wait(max(0.0, begin + min(FRESH_SECONDS, timeout) - time.monotonic()))
         return "" if outcome is None else outcome.passed_on
 
-    def past(self, now: float) -> Past:
-        """Give what the table's conditions look at; call it inside `view`."""
+    def past(self, now: float, seconds: float | None = None) -> Past:
+        """Give what the table's conditions look at of the last `seconds` (the profile's window unless told); call it inside `view`."""
         troubles = set()
         if self.health.up is False and self.health.reason != "not_ready":
             troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
@@ -186,6 +186,7 @@ class Sidecar:
         return past_of(
             self.state,
             now,
+            seconds=seconds,
             troubles=frozenset(troubles),
             words=words,
             starting=starting,

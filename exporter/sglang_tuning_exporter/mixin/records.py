@@ -51,6 +51,7 @@ def records() -> Iterator[Record]:
         yield from _shares(windows, comment)
     yield from _rates()
     yield from _latencies()
+    yield from _demand()
 
 
 def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
@@ -145,3 +146,41 @@ def _latencies() -> Iterator[Record]:
             f"instance:sglang_tuning_latency_breaches:ratio{name}",
             [f"instance:sglang_tuning_latency_breaches:increase{name} / {observed}"],
         )
+
+
+# A replica is asked to do so much of what it can: what a scaler divides the demand by. And what one server may ask for at most:
+# requests that piled up for the minutes of a cold start are no lasting demand, so a fleet doubles at most until the new ones serve.
+WANTED_RATIO, MOST_RATIO = 0.8, 1.6
+
+
+def _demand() -> Iterator[Record]:
+    """What a scaler asks: the demand of each server in replicas, and that of a model and job."""
+    ratio, helps, servers = (
+        f"max by (job, instance) ({known(f'sglang_tuning_{name}')})"
+        for name in ("capacity_ratio", "scale_out_helps", "build_info")
+    )
+    yield Record(
+        "instance:sglang_tuning_demand:last5m",
+        [
+            f"clamp_max({ratio}, {MOST_RATIO}) and on (job, instance) ({helps} == 1)",
+            f"or clamp_max({ratio}, {WANTED_RATIO}) and on (job, instance) ({helps} == 0)",
+        ],
+        comment=f"Capacity ratio, at most {MOST_RATIO}, and at most {WANTED_RATIO} where no replica helps. Absent of a server that is down, stuck or starting.",
+    )
+    yield from _wanted("job:sglang_tuning_demand:sum5m", "job", "instance:sglang_tuning_demand:last5m", servers)
+    yield Record("job:sglang_tuning_scale_out_helps:max5m", [f"max by (job) ({helps})"])
+    selector = 'sglang_tuning_server_info{model_name!=""}'
+    named = f"max by (job, instance, model_name) ({known(selector)})"
+    of_model = f"instance:sglang_tuning_demand:last5m * on (job, instance) group_left (model_name) {named}"
+    yield from _wanted("model:sglang_tuning_demand:sum5m", "job, model_name", of_model, named)
+
+
+def _wanted(name: str, by: str, demand: str, servers: str) -> Iterator[Record]:
+    known, all_of_them = f"sum by ({by}) ({demand})", f"{WANTED_RATIO} * count by ({by}) ({servers})"
+    few = f"count by ({by}) ({demand}) < count by ({by}) ({servers})"
+    yield Record(
+        name,
+        [f"{known} > {all_of_them}", f"or ({all_of_them}) and ({few})", f"or {known}", f"or {all_of_them}"],
+        comment=f"In servers: divided by {WANTED_RATIO} it is the replicas that are wanted (deploy/keda.yml, deploy/hpa.yml). While one is down, stuck or"
+        " starting none are taken away; and it adds none itself.",
+    )

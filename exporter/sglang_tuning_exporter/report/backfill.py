@@ -20,7 +20,7 @@ from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.diagnosis.evidence import past_of
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
 from sglang_tuning_exporter.report.alarms import AlarmClock
@@ -105,9 +105,13 @@ class Night:
         """Hold still: nothing moves here but by `moments`."""
         yield self._now
 
+    def past(self, now: float, seconds: float | None = None) -> Past:
+        """Give what the conditions look at of the last `seconds`."""
+        return past_of(self.state, now, seconds=seconds, starting=self.state.starting(now))
+
     def judge(self, now: float) -> Judgement:
         """Say what limits the server, as the exporter would have."""
-        judgement = judge(past_of(self.state, now, starting=self.state.starting(now)))
+        judgement = judge(self.past(now))
         self.recommended_since = since(self.recommended_since, recommendations(judgement), now + self._shift)
         return judgement
 

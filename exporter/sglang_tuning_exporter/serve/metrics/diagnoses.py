@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, demands, scale_out_helps
 from sglang_tuning_exporter.serve.metrics.families import brief, gauge
 from sglang_tuning_exporter.state.stages import STAGES
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
@@ -24,6 +26,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     )
     verdict.add_metric([judgement.verdict, judgement.severity], 1.0)
     yield verdict
+    yield from _scaling(judgement, sidecar.past(now, DEMAND_SECONDS))
     stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it does nothing.", "stage")
     for stage in STAGES:
         stuck.add_metric([stage], float(stage == judgement.past.stage))
@@ -94,3 +97,27 @@ def _gains(judgement: Judgement) -> Metric:
         if predicted:
             family.add_metric([finding.diagnosis.id], predicted[0])
     return family
+
+
+def _scaling(judgement: Judgement, lately: Past) -> Iterable[Metric]:
+    """Whether to tune or to scale; nothing of a server that is down, stuck or starting."""
+    ratio = gauge(
+        "capacity_ratio",
+        "Demand of the last 2 minutes over what this server can do within its objectives: the greatest of prefill backlog / first-token"
+        " objective, inter-token time / its objective, KV cache asked for / KV cache.",
+    )
+    demanded = gauge("demand_ratio", "The parts of sglang_tuning_capacity_ratio, each where it is known.", "of")
+    for each in demands(lately):
+        demanded.add_metric([each.of], each.ratio)
+    greatest, helps = capacity_ratio(lately), scale_out_helps(judgement)
+    if greatest is not None:
+        ratio.add_metric([], greatest)
+    yield ratio
+    yield demanded
+    replica = gauge(
+        "scale_out_helps",
+        "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance).",
+    )
+    if helps is not None:
+        replica.add_metric([], float(helps))
+    yield replica

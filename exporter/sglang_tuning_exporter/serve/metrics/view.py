@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
     from sglang_tuning_exporter.collect.tail import FileStatus
     from sglang_tuning_exporter.config import Config
+    from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
     from sglang_tuning_exporter.diagnosis.recommendation import Recommendation
     from sglang_tuning_exporter.state.profiles import Profile
@@ -64,6 +65,9 @@ class SidecarView(Protocol):
 
     def view(self) -> AbstractContextManager[float]:
         """Hold the state still; the moment is given."""
+
+    def past(self, now: float, seconds: float | None = None) -> Past:
+        """Give what the conditions look at of the last `seconds`, the profile's window unless given."""
 
     def judge(self, now: float) -> Judgement:
         """Say what limits the server."""

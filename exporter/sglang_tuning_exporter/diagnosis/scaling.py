@@ -1,0 +1,140 @@
+"""Whether to tune a server or to add another: its demand over what it can do, and whether a replica would help. Pure.
+
+Demand is the greatest of what the server is asked for, each over what it gives within its objectives: prefill, tokens a second, tokens in time, KV
+cache. Tokens a second grow in proportion to the requests that come; running requests and the KV cache grow faster near the limit, so that a fleet
+scaled by them alone shrinks too far. Whether a replica helps is read off the verdict by `HELPS`: most limits are a flag's first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from sglang_tuning_exporter.capacity.prediction import at, largest_within, predict
+from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.evidence import Past
+    from sglang_tuning_exporter.diagnosis.findings import Judgement
+
+Helps = Literal["replica", "flag_first", "neither"]
+DEMAND_SECONDS = 120.0  # demand is of now, unlike what is wrong: a fleet should follow it
+LEAST_KNOWN_SHARE = 0.5  # of those seconds
+
+# What a further replica does about each verdict. `flag_first`: it helps where no flag is left to set.
+HELPS: dict[str, Helps] = {
+    HEALTHY: "neither",
+    IDLE: "neither",
+    NO_CLEAR_BOTTLENECK: "neither",
+    "server_down": "neither",
+    "restart_loop": "neither",
+    "scheduler_stuck": "neither",
+    "out_of_memory_prefill": "neither",
+    "out_of_memory_decode": "neither",
+    "out_of_memory_any": "neither",
+    "graph_memory_short": "neither",
+    "requests_rejected": "replica",
+    "conservativeness_ineffective": "flag_first",
+    "retracting_too_often": "flag_first",
+    "hybrid_pool_full": "flag_first",
+    "running_at_limit": "flag_first",
+    "grammar_queue": "neither",
+    "pd_queue": "neither",  # the other half of the pair
+    "dp_imbalanced": "neither",
+    "admission_recovering": "flag_first",
+    "prefill_bound": "flag_first",
+    "admission_too_conservative": "flag_first",
+    "queue_too_long": "replica",
+    "cuda_graph_not_covering": "flag_first",
+    "cuda_graph_off": "flag_first",
+    "memory_reserve_too_small": "neither",
+    "latency_batch_too_large": "replica",
+    "latency_prefill_between": "flag_first",
+    "latency_queue": "replica",
+    "latency_long_prompts": "flag_first",
+    "client_too_slow": "neither",
+}
+
+
+class Demand(NamedTuple):
+    """One kind of demand over what the server can do of it: 1 is all it can."""
+
+    of: Literal["prefill", "generation", "inter_token", "kv_cache"]
+    ratio: float
+
+
+def scale_out_helps(judgement: Judgement) -> bool | None:
+    """Say whether a further replica would take something off this server; None where that is not known."""
+    helps = None if is_away(judgement.past) else HELPS.get(judgement.verdict)
+    if helps is None:
+        return None
+    if helps != "flag_first":
+        return helps == "replica"
+    advice = next((found.advice for found in judgement.findings if found.diagnosis.id == judgement.verdict), ())
+    return not any(each.is_set or each.flag for each in advice)
+
+
+def is_away(past: Past) -> bool:
+    """Say whether the server is down, stuck or starting: then its demand is not known, and no replica cures it."""
+    return past.starting or bool(past.stage) or "server_down" in past.troubles
+
+
+def demands(past: Past) -> list[Demand]:
+    """Return each demand that is known of the last `past` seconds; an idle server's is nothing, an absent one's is not known."""
+    known = past.recent.seconds["activity", "idle"] + past.recent.serving_seconds()
+    told = known + past.recent.seconds["activity", "unknown"]
+    if is_away(past) or not known or known < LEAST_KNOWN_SHARE * told:
+        return []
+    busy = past.recent.serving_seconds() / known
+    found = [_kv_cache(past, busy)]
+    if busy:
+        found += [_prefill(past, busy), _generation(past, busy), _inter_token(past, busy)]
+    return [each for each in found if each is not None]
+
+
+def capacity_ratio(past: Past) -> float | None:
+    """Return the greatest demand over what this server can do within its objectives; None where none is known."""
+    return max((each.ratio for each in demands(past)), default=None)
+
+
+def _kv_cache(past: Past, busy: float) -> Demand | None:
+    """What runs and waits, if all of it held as much as a running request does, over the KV cache."""
+    if not busy:
+        return Demand("kv_cache", 0.0)
+    usage, running, queued = (past.recent.mean(figure) for figure in ("usage", "running", "queued"))
+    if usage is None or not running or queued is None:
+        return None
+    return Demand("kv_cache", busy * usage * (running + queued) / running)
+
+
+def _prefill(past: Past, busy: float) -> Demand | None:
+    """The longest backlog of prompts over the objective for first tokens."""
+    objective = past.profile.time_to_first_token_seconds
+    backlogs = [each.backlog_seconds for each in past.capacities()]
+    longest = max((each.value for each in backlogs if each is not None), default=None)
+    return None if objective is None or longest is None else Demand("prefill", busy * longest / objective)
+
+
+def _generation(past: Past, busy: float) -> Demand | None:
+    """Tokens a second now over those with as many requests as fit, may run and get their tokens in time, by the step times."""
+    ranks, objective = past.capacities(), past.profile.inter_token_seconds
+    running = [past.by_rank[rank.dp].mean("running") if rank.dp in past.by_rank else None for rank in ranks]
+    most: list[float] = []
+    for rank in ranks:
+        in_time = None if objective is None else largest_within(rank, objective)
+        if rank.most_requests is None or in_time == 0:
+            return None
+        most.append(min(rank.most_requests, in_time or rank.most_requests))
+    now, best = at(ranks, [each or 0.0 for each in running]), at(ranks, most)
+    if now is None or best is None:
+        return None
+    return Demand("generation", busy * now.tokens_per_second.value / best.tokens_per_second.value)
+
+
+def _inter_token(past: Past, busy: float) -> Demand | None:
+    """Time between tokens over its objective: the server's own mean, else the model's at the present batch."""
+    objective, recent = past.profile.inter_token_seconds, past.latency.get("inter_token")
+    seconds = None if recent is None else recent.mean_seconds
+    if seconds is None:
+        model = predict(past.capacities())
+        seconds = None if model is None else model.inter_token_mean_seconds
+    return None if objective is None or seconds is None else Demand("inter_token", busy * seconds / objective)

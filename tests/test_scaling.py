@@ -1,0 +1,214 @@
+"""Tune or scale: a server's demand over what it can do, whether a replica helps, and a fleet that follows it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fleet
+from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.capacity.prefill import Prefill
+from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.findings import NOT_ENOUGH_DATA, STARTING, Judgement, judge
+from sglang_tuning_exporter.diagnosis.scaling import HELPS, capacity_ratio, demands, scale_out_helps
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
+from sglang_tuning_exporter.mixin.records import WANTED_RATIO
+from sglang_tuning_exporter.state.stages import Hang
+from test_expectation import around, measured, past
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+RULES = Path(__file__).parents[1] / "alerts" / "rules" / "sglang-tuning.rules.yml"
+
+
+def of(given: Past) -> dict[str, float]:
+    return {each.of: each.ratio for each in demands(given)}
+
+
+def test_every_verdict_that_a_row_can_be_says_whether_a_replica_helps() -> None:
+    limits = {row.id for row in DIAGNOSES if row.is_limit}
+    assert limits <= HELPS.keys()
+    assert {NOT_ENOUGH_DATA, STARTING}.isdisjoint(HELPS)
+
+
+def test_a_running_limit_is_a_flags_first_and_a_replicas_where_no_flag_is_left() -> None:
+    assert scale_out_helps(judge(past())) is False
+    at_its_end = judge(past(measured(fixed=0.00001, per_request=0.01, half=0.001)))
+    assert at_its_end.verdict == "running_at_limit"
+    assert scale_out_helps(at_its_end) is True
+
+
+@pytest.mark.parametrize(
+    ("verdict", "helps"),
+    [
+        ("queue_too_long", True),
+        ("latency_batch_too_large", True),
+        ("client_too_slow", False),
+        ("grammar_queue", False),
+        ("dp_imbalanced", False),
+        ("healthy", False),
+        ("idle", False),
+        ("not_enough_data", None),
+    ],
+)
+def test_the_verdict_decides(verdict: str, *, helps: bool | None) -> None:
+    assert scale_out_helps(Judgement(verdict, (), (), past())) is helps
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"starting": True}, {"troubles": frozenset({"server_down"})}, {"hang": Hang("scheduler", 100.0)}],
+    ids=["starting", "down", "stuck"],
+)
+def test_a_server_that_is_away_has_neither_figure(more: dict[str, Any]) -> None:
+    given = replace(past(measured()), **more)
+    assert capacity_ratio(given) is None
+    assert scale_out_helps(judge(given)) is None
+
+
+def test_what_waits_wants_as_much_of_the_cache_as_what_runs() -> None:
+    assert of(past(running=8, queued=8, usage=0.5, limit=64))["kv_cache"] == pytest.approx(1.0)
+    assert of(past(running=8, queued=0, usage=0.5, limit=64))["kv_cache"] == pytest.approx(0.5)
+
+
+def test_prefill_is_its_backlog_over_the_objective() -> None:
+    rank = replace(measured(), prefill=Prefill(around(1000.0), 0.5), waiting_tokens=4000.0)
+    objective = past(profile="online").profile.time_to_first_token_seconds
+    assert objective is not None
+    assert of(past(rank, profile="online"))["prefill"] == pytest.approx(4.0 / objective)
+    assert "prefill" not in of(past(rank, profile="offline"))  # throughput has no objective
+
+
+def test_tokens_between_are_the_model_s_where_no_histogram_tells() -> None:
+    given = past(measured(), profile="online")
+    objective = given.profile.inter_token_seconds
+    assert objective is not None
+    assert of(given)["inter_token"] == pytest.approx(0.0044 / objective)
+
+
+def test_generation_is_tokens_a_second_over_those_of_a_full_batch() -> None:
+    rank = replace(measured(batch=8.0), most_requests=32)
+    found = of(past(rank, running=8, queued=0, usage=0.2, limit=64))["generation"]
+    assert found == pytest.approx((8 / 0.0056) / (32 / 0.0104))
+
+
+def test_without_what_fits_generation_is_not_known() -> None:
+    assert "generation" not in of(past(measured()))
+    assert "generation" not in of(past(RankCapacity(None, running=2.0)))
+
+
+def test_the_greatest_demand_counts() -> None:
+    given = past(measured(), running=8, queued=80, usage=0.5, limit=64)
+    assert capacity_ratio(given) == max(of(given).values())
+
+
+@pytest.fixture(scope="module")
+def courses() -> dict[str, fleet.Course]:
+    return {scene.name: fleet.play(scene) for scene in fleet.SCENES}
+
+
+def test_a_fleet_grows_with_a_burst_and_shrinks_after_it(courses: dict[str, fleet.Course]) -> None:
+    burst = courses["burst"]
+    assert burst.at(9) == 2
+    assert burst.at(25) >= 4
+    assert burst.at(59) == 2
+    assert max(queued for at, queued in burst.queued if 25 * 60 < at < 30 * 60) < 100
+
+
+def test_a_fleet_that_nobody_asks_shrinks_to_one_and_comes_back(courses: dict[str, fleet.Course]) -> None:
+    idle = courses["idle"]
+    assert (idle.at(14), idle.at(40)) == (2, 1)
+    assert idle.at(59) >= 2
+
+
+@pytest.mark.parametrize("scene", ["restart", "dead", "flag"])
+def test_what_a_replica_does_not_cure_changes_no_fleet(courses: dict[str, fleet.Course], scene: str) -> None:
+    assert {count for _, count in courses[scene].replicas} == {2}
+
+
+def test_a_queue_that_a_flag_would_end_is_long_all_the_same(courses: dict[str, fleet.Course]) -> None:
+    assert courses["flag"].queued[-1][1] > 100
+
+
+@pytest.mark.parametrize("scene", [scene.name for scene in fleet.SCENES])
+def test_no_fleet_flaps(courses: dict[str, fleet.Course], scene: str) -> None:
+    assert courses[scene].changes <= 1  # up and down again with the load
+
+
+def test_the_picture_in_the_docs_is_of_this_code() -> None:
+    committed = Path(__file__).parents[1] / "docs" / "scaling.svg"
+    assert committed.read_text(encoding="utf-8") == fleet.picture()
+
+
+def queries() -> list[str]:
+    """What the examples ask of Prometheus."""
+    text = "".join((DEPLOY / name).read_text() for name in ("keda.yml", "hpa.yml"))
+    return re.findall(r"(job:sglang_tuning_demand:sum5m)", text)
+
+
+def test_the_examples_ask_what_the_rules_record() -> None:
+    recorded = {
+        rule["record"]
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    }
+    assert set(queries()) <= recorded
+
+
+def test_the_examples_scale_by_the_ratio_that_the_rules_aim_at_and_never_on_no_figure() -> None:
+    for document in yaml.safe_load_all((DEPLOY / "keda.yml").read_text()):
+        (trigger,) = document["spec"]["triggers"]
+        assert float(trigger["metadata"]["threshold"]) == WANTED_RATIO
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+    (hpa,) = yaml.safe_load_all((DEPLOY / "hpa.yml").read_text())
+    (metric,) = hpa["spec"]["metrics"]
+    assert metric["external"]["target"]["averageValue"] == f"{1000 * WANTED_RATIO:.0f}m"
+
+
+CASES: dict[str, tuple[dict[str, tuple[float | None, float | None]], float]] = {
+    "two that a replica would help": ({"a": (1.2, 1), "b": (0.9, 1)}, 2.1),
+    "a queue that a flag would end": ({"a": (9.0, 0), "b": (0.5, 0)}, 1.3),
+    "a pile of requests": ({"a": (9.0, 1)}, 1.6),
+    "one that starts beside one in need": ({"a": (1.2, 1), "b": (None, None)}, 1.6),
+    "one that is dead beside a bored one": ({"a": (0.1, 0), "b": (None, None)}, 1.6),
+    "one that starts beside one in great need": ({"a": (1.6, 1), "b": (1.6, 1), "c": (None, None)}, 3.2),
+    "nobody asks": ({"a": (0.0, 0), "b": (0.0, 0)}, 0.0),
+    "nobody knows": ({"a": (None, None), "b": (None, None)}, 1.6),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_rules_add_up_servers(case: str, tmp_path: Path) -> None:
+    servers, wanted = CASES[case]
+    series = []
+    for name, (ratio, helps) in servers.items():
+        labels = f'job="sglang", instance="{name}"'
+        series.append({"series": f"sglang_tuning_build_info{{{labels}}}", "values": "1+0x10"})
+        info = f'sglang_tuning_server_info{{{labels}, model_name="m"}}'
+        series.append({"series": info, "values": "1+0x10"})
+        for metric, value in (("capacity_ratio", ratio), ("scale_out_helps", helps)):
+            if value is not None:
+                series.append({"series": f"sglang_tuning_{metric}{{{labels}}}", "values": f"{value}+0x10"})
+    samples = {
+        "job:sglang_tuning_demand:sum5m": '{job="sglang"}',
+        "model:sglang_tuning_demand:sum5m": '{job="sglang", model_name="m"}',
+    }
+    expected = [
+        {"expr": f"round({name}, 0.001)", "eval_time": "5m", "exp_samples": [{"labels": labels, "value": wanted}]}
+        for name, labels in samples.items()
+    ]
+    test = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": expected}],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump(test))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
