@@ -8,7 +8,7 @@ where the windows disagree. The mean step at the present batch remains.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import log2, sqrt
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
@@ -26,6 +26,8 @@ LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
 MOST_HALF_WIDTH = 0.6
 # Between the mean step and an earlier fit's line at the same batch: above it the server is not the one that was fitted.
 MOST_OFF = 0.25
+# Of a step at a batch beyond those seen, for each doubling: on a real engine steps grew faster than the line (docs/capacity.md).
+BEYOND = 0.1
 # Of the batch's spread: where that much lies within windows, a machine that became slower between two of them is left out of the slope.
 MOSTLY_WITHIN = 0.5
 
@@ -79,7 +81,9 @@ class StepTime:
         value = self.seconds.value + slope.value * away
         own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away
         half = sqrt(own * own + of_slope * of_slope)
-        return Estimate(value, value - half, value + half) if value - half > 0 else None
+        beyond = max(log2(batch / (self.batch + 2 * self.deviation)), 0.0)
+        low, high = value - half, value * (1 + BEYOND * beyond) + half
+        return Estimate(value, low, high) if low > 0 else None
 
 
 def fit(parts: Sequence[Moments], *, least: float = LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:

@@ -85,6 +85,27 @@ def backfill(arguments: argparse.Namespace) -> int:
     )
 
 
+def plan(arguments: argparse.Namespace) -> int:
+    """Print what a server would do with more or fewer requests at once."""
+    if bool(arguments.logs) == bool(arguments.sglang_url):
+        raise UsageError("plan: give logs or --sglang-url, one of both")
+    from sglang_tuning_exporter.report import plan
+
+    if arguments.logs:
+        return plan.of_logs(
+            arguments.logs,
+            profile=arguments.profile,
+            own_thresholds=_own_thresholds(arguments),
+            format=arguments.format,
+        )
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = ["--sglang-url", arguments.sglang_url, "--profile", arguments.profile]
+    flags += ["--api-key-file", arguments.api_key_file] if arguments.api_key_file else []
+    flags += [word for own in arguments.threshold or () for word in ("--threshold", own)]
+    return plan.live(resolve(parser.parse_args(flags), os.environ), seconds=arguments.seconds, format=arguments.format)
+
+
 def _most(arguments: argparse.Namespace) -> int | None:
     """Bytes to read at most of what is piped or packed, where somebody said so."""
     gigabytes = arguments.max_gb

@@ -59,6 +59,7 @@ def make_parser() -> _Parser:
         _add_serve,
         _add_report,
         _add_backfill,
+        _add_plan,
         _add_replay,
         _add_record,
         _add_notify,
@@ -211,6 +212,26 @@ def _add_backfill(commands: _Commands) -> None:
     )
     backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
     backfill.set_defaults(run=run.backfill)
+
+
+def _add_plan(commands: _Commands) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what a server would do with more or fewer requests at once",
+        description="Print throughput, inter-token latency, KV cache use and the wait for a first token at 1, 2, 4 … requests at once, by"
+        " measured step times: of a live server (0.5.18 on), or of its log. Status 1: the step time is not known.",
+    )
+    plan.add_argument("logs", nargs="*", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input")
+    plan.add_argument("--sglang-url", metavar="URL", help="SGLang's address, in place of logs")
+    plan.add_argument(
+        "--seconds", type=float, default=120.0, metavar="SECONDS", help="how long to watch it (default 120)"
+    )
+    plan.add_argument(
+        "--api-key-file", metavar="FILE", help="file with SGLang's --api-key [SGLANG_TUNING_API_KEY_FILE]"
+    )
+    plan.add_argument("--format", default="text", metavar="text|json", help="default text")
+    _add_judging(plan)
+    plan.set_defaults(run=run.plan)
 
 
 def _add_record(commands: _Commands) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
 # Prediction far beyond what was seen: nobody has measured how the line goes on.
-MOST_TIMES = 16.0
+MOST_TIMES = 8.0
 MINUTE = 60.0
 
 

@@ -52,6 +52,10 @@ HELPS: dict[str, Helps] = {
     "latency_queue": "replica",
     "latency_long_prompts": "flag_first",
     "client_too_slow": "neither",
+    "time_to_first_token_burning_fast": "replica",
+    "time_to_first_token_burning_slow": "replica",
+    "inter_token_latency_burning_fast": "replica",  # fewer at once would queue the others
+    "inter_token_latency_burning_slow": "replica",
 }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-SAMPLE_SECONDS = 2.5  # between two samples
-_KEPT = 256
+SAMPLE_SECONDS = 1.0  # between two samples: a log prints whole seconds
+_KEPT = 600
 UNSTEADY = -1.0  # no batch: prompts were computed since the last decode line
 
 

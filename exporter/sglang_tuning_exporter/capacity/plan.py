@@ -1,0 +1,112 @@
+"""A table for planning: what a server would do with 1, 2, 4 … requests at once, and with more memory or another replica. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.capacity.prediction import at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang_tuning_exporter.capacity.estimate import Estimate
+    from sglang_tuning_exporter.capacity.model import RankCapacity
+
+MOST_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All schedulers together with `requests` at once; a figure is None where it is not known.
+
+    `breaks` names what does not hold any more: inter_token, first_token, kv_cache, running_limit.
+    """
+
+    requests: int
+    tokens_per_second: Estimate
+    inter_token_p50_seconds: Estimate
+    kv_cache: float | None
+    first_token_seconds: float | None
+    breaks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a profile asks for, seconds; None where it asks for nothing."""
+
+    first_token: float | None = None
+    inter_token: float | None = None
+
+
+def rows(ranks: Sequence[RankCapacity], objectives: Objectives, prompt: float | None) -> list[Row]:
+    """Return a row for 1, 2, 4 … requests on each scheduler up to what fits, and for exactly that; none without step times.
+
+    `prompt` are the mean prompt's tokens that are in no cache.
+    """
+    most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
+    batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most})
+    found = (_row(ranks, batch, objectives, prompt) for batch in batches if batch)
+    return [row for row in found if row is not None]
+
+
+def _row(ranks: Sequence[RankCapacity], batch: int, objectives: Objectives, prompt: float | None) -> Row | None:
+    predicted = at(ranks, [float(batch)] * len(ranks))
+    if predicted is None:
+        return None
+    cache, first = (
+        _kv_cache(ranks, batch),
+        _first_token(ranks[0], predicted.tokens_per_second.value / len(ranks), prompt),
+    )
+    limits = [rank.running_limit for rank in ranks if rank.running_limit is not None]
+    broken = {
+        "inter_token": _above(predicted.inter_token_p50_seconds.value, objectives.inter_token),
+        "first_token": _above(first, objectives.first_token),
+        "kv_cache": _above(cache, 1.0),
+        "running_limit": _above(float(batch), min(limits, default=None)),
+    }
+    return Row(
+        batch * len(ranks),
+        predicted.tokens_per_second,
+        predicted.inter_token_p50_seconds,
+        cache,
+        first,
+        tuple(name for name, holds in broken.items() if holds),
+    )
+
+
+def _above(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value > limit
+
+
+def _kv_cache(ranks: Sequence[RankCapacity], batch: int) -> float | None:
+    shares = [
+        batch * rank.tokens_per_request / rank.pool_tokens
+        for rank in ranks
+        if rank.tokens_per_request and rank.pool_tokens
+    ]
+    return max(shares) if len(shares) == len(ranks) else None
+
+
+def _first_token(rank: RankCapacity, tokens_per_second: float, prompt: float | None) -> float | None:
+    """Return the wait for a first token: the prompt's own prefill, and that of the prompts before it.
+
+    With prompts that come at random and take equally long, the wait before is use / (2 (1 - use)) of one prefill.
+    """
+    speed, mix = rank.prefill.tokens_per_second, rank.prefill_per_token
+    if speed is None or mix is None or prompt is None:
+        return None
+    use = tokens_per_second * mix / speed.value
+    return None if use >= 1 else prompt / speed.value * (1 + use / (2 * (1 - use)))
+
+
+def larger_cache(ranks: Sequence[RankCapacity], times: float) -> tuple[int, Estimate] | None:
+    """Return requests and tokens a second with a KV cache so many times as large, steps as long as now; None where not known."""
+    batches = []
+    for rank in ranks:
+        if not rank.pool_tokens or not rank.tokens_per_request:
+            return None
+        fits = times * rank.pool_tokens / rank.tokens_per_request
+        batches.append(float(int(min(fits, rank.running_limit or fits))))
+    predicted = at(ranks, batches)
+    return None if predicted is None else (int(sum(batches)), predicted.tokens_per_second)

@@ -1,0 +1,149 @@
+"""`plan`: what a server would do with 1, 2, 4 … requests at once, of a log and of a live server."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import FakeSGLang, reply
+from sglang_tuning_exporter.capacity.model import RankCapacity
+from sglang_tuning_exporter.capacity.plan import Objectives, larger_cache, rows
+from sglang_tuning_exporter.cli import main
+from sglang_tuning_exporter.report import plan as command
+from test_expectation import measured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FULL = replace(
+    measured(batch=8.0, prefill=10_000.0, mix=1.0),
+    tokens_per_request=500.0,
+    pool_tokens=16_000.0,
+    most_requests=24,
+    running_limit=24.0,
+)
+
+
+def test_rows_are_powers_of_two_up_to_what_fits_and_that_itself() -> None:
+    assert [row.requests for row in rows([FULL], Objectives(), 100.0)] == [1, 2, 4, 8, 16, 24]
+    assert [row.requests for row in rows([FULL, FULL], Objectives(), 100.0)] == [2, 4, 8, 16, 32, 48]
+
+
+def test_more_at_once_give_more_tokens_each_of_them_later() -> None:
+    found = rows([FULL], Objectives(), 100.0)
+    speeds = [row.tokens_per_second.value for row in found]
+    gaps = [row.inter_token_p50_seconds.value for row in found]
+    assert speeds == sorted(speeds)
+    assert gaps == sorted(gaps)
+    assert [row.kv_cache for row in found][-1] == pytest.approx(0.75)
+
+
+def test_a_row_names_the_objectives_that_break() -> None:
+    found = rows([FULL], Objectives(first_token=0.0105, inter_token=0.006), 100.0)
+    assert found[0].breaks == ()
+    assert found[-1].breaks == ("inter_token", "first_token")
+
+
+def test_a_first_token_waits_for_its_own_prefill_and_for_those_before_it() -> None:
+    alone, full = (row.first_token_seconds for row in (rows([FULL], Objectives(), 100.0)[each] for each in (0, -1)))
+    assert alone is not None
+    assert full is not None
+    assert 0.01 < alone < full
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    (row, *_) = rows([measured()], Objectives(), None)
+    assert (row.kv_cache, row.first_token_seconds) == (None, None)
+    assert rows([RankCapacity(None)], Objectives(), 100.0) == []
+    assert rows([], Objectives(), 100.0) == []
+    assert larger_cache([measured()], 2.0) is None
+
+
+def test_twice_the_cache_runs_as_many_as_the_limit_lets() -> None:
+    held = larger_cache([FULL], 2.0)
+    free = larger_cache([replace(FULL, running_limit=None)], 2.0)
+    assert held is not None
+    assert free is not None
+    assert (held[0], free[0]) == (24, 64)
+    assert free[1].value > held[1].value
+
+
+def log_of(path: Path, *, batches: tuple[int, ...] = (2, 4, 6, 8)) -> Path:
+    """A log of ten minutes whose batch changes every six seconds, at 4 ms and 0.5 ms a request; the lines are 0.5.23's."""
+    lines = ["[2026-11-20 10:00:00] max_total_num_tokens=16384, max_running_requests=64"]
+    for second in range(600):
+        batch = batches[second // 6 % len(batches)]
+        at = f"[2026-11-20 10:{second // 60:02}:{second % 60:02}]"
+        speed = batch / (0.004 + 0.0005 * batch)
+        lines.append(
+            f"{at} Decode batch, #running-req: {batch}, #token: {400 * batch}, token usage: {400 * batch / 16384:.2f}, cuda graph: True,"
+            f" gen throughput (token/s): {speed:.2f}, #queue-req: 0"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_log_gives_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(log_of(tmp_path / "server.log"))
+    assert main(["plan", log, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["basis"] == ["log"]
+    speeds = {row["requests"]: row["tokens_per_second"]["value"] for row in document["rows"]}
+    assert speeds[16] == pytest.approx(16 / 0.012, rel=0.02)
+    assert main(["plan", log]) == 0
+    text = capsys.readouterr().out
+    assert "at once" in text
+    assert "One more replica" in text
+
+
+def test_a_log_without_a_line_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(log_of(tmp_path / "server.log", batches=(8,)))]) == 1
+    assert "hardly varied" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "give logs or --sglang-url"),
+        (["a.log", "--sglang-url", "http://127.0.0.1:1"], "one of both"),
+        (["--sglang-url", "http://127.0.0.1:1", "--seconds", "1"], "--seconds=1: give 30"),
+        (["--sglang-url", "http://127.0.0.1:1", "--format", "xml"], "--format=xml"),
+        (["/nowhere/server.log"], "/nowhere/server.log"),
+    ],
+)
+def test_a_mistake_is_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *flags]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_a_live_server_is_asked_for_a_while(
+    sglang: FakeSGLang, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
+    told = {"model_path": "tiny", "version": "0.5.23", "internal_states": [{}]}
+    load = {
+        "timestamp": time.time(),
+        "dp_rank": 0,
+        "total_prefill_uncached_tokens": 1,
+        "total_prefill_busy_us": 1,
+        "decode_moments": None,
+    }
+    answers: dict[str, Any] = {"/server_info": told, "/v1/loads": {"loads": [load]}}
+    sglang.answers |= {
+        path: reply(json.dumps(answer).encode(), content_type="application/json") for path, answer in answers.items()
+    }
+    assert main(["plan", "--sglang-url", sglang.url, "--seconds", "2"]) == 1
+    assert "too few decode steps" in capsys.readouterr().out
+    assert sglang.count("/v1/loads") == 1
+
+
+def test_a_server_that_is_away_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "LEAST_SECONDS", 0.1)
+    assert main(["plan", "--sglang-url", "http://127.0.0.1:1", "--seconds", "1"]) == 2
+    assert "connection refused" in capsys.readouterr().err
