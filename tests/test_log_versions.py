@@ -96,7 +96,6 @@ def test_a_prefill_line_of_every_release_gives_its_figures(version: str) -> None
         queued=4,
         pending_tokens=7200 if at_least(version, "0.5.12") else None,
         full_usage=None if version == "0.3.0" else 0.89,
-        input_throughput=2886.79 if at_least(version, "0.5.12") else None,
     )
 
 

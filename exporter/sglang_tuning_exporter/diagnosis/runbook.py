@@ -47,12 +47,6 @@ def with_alerts() -> dict[str, Diagnosis]:
     return {row.alert: row for row in ALERTS}
 
 
-def prose_ids() -> list[str]:
-    """Give the diagnoses that something has been written about, in alphabetical order."""
-    pages = (packaged("sglang_tuning_exporter.diagnosis") / "runbooks").iterdir()
-    return sorted(page.name.removesuffix(".md") for page in pages if page.name.endswith(".md"))
-
-
 def prose(diagnosis: str) -> str:
     """Give what people wrote about a diagnosis: the four sections. `FileNotFoundError` where nobody did."""
     page = packaged("sglang_tuning_exporter.diagnosis") / "runbooks" / f"{diagnosis}.md"

@@ -26,7 +26,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.sglang.log.batch_lines import is_retraction
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
 if TYPE_CHECKING:
@@ -74,14 +73,6 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class RateSummary:
-    """How much there is to see: the number of retraction lines, and the seconds under load at recorded speed."""
-
-    retraction_lines: int
-    load_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Recording:
     """One recorded server; all positions are seconds since it was first ready.
 
@@ -125,13 +116,6 @@ class Recording:
     def count_lines_until(self, position: float) -> int:
         """How many lines have been printed by this position, its own moment included."""
         return bisect.bisect_right(self.lines, position, key=lambda line: line.at)
-
-    def rate_summary(self) -> RateSummary:
-        """Retraction lines and seconds under load of the whole recording."""
-        return RateSummary(
-            retraction_lines=sum(1 for line in self.lines if is_retraction(_message(line.text))),
-            load_seconds=sum(end - begin for begin, end in self.loads),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,6 @@ class PrefillBatch:
     full_usage: float | None = None
     swa_usage: float | None = None
     mamba_usage: float | None = None
-    input_throughput: float | None = None  # tokens per second
     queues: Mapping[str, int] = field(default_factory=_no_queues)  # bootstrap, prealloc, inflight, …
     unknown_keys: tuple[str, ...] = ()
     suspect: bool = False

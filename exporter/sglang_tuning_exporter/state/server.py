@@ -814,11 +814,6 @@ class ServerState:
         """Whether it is known how fast requests start, on every scheduler, and so how long they wait."""
         return all(rank.admission.per_second(now) is not None for rank in self.schedulers)
 
-    def most_starts(self, seconds: float) -> int:
-        """Count the starts in that stretch of `seconds` that had most of them."""
-        starts = [at for at, what in self._marks if what == START]
-        return max((sum(1 for other in starts if at <= other <= at + seconds) for at in starts), default=0)
-
     @property
     def schedulers(self) -> list[RankState]:
         """The schedulers that count, those of earlier starts among them.

@@ -24,7 +24,6 @@ class _Schedulers:
         self.state, self.now, self.has_log = sidecar.state, now, bool(sidecar.config.log_file)
         self.has_dp_ranks = sidecar.state.has_dp_ranks
         self.ranks: list[RankState] = sorted(self.state.schedulers, key=_place)
-        self._has_dp_ranks = self.state.has_dp_ranks
 
     def labels(self, *names: str) -> tuple[str, ...]:
         return (*names, "dp_rank") if self.has_dp_ranks else names

@@ -280,7 +280,6 @@ def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
         full_usage=_usage(fields, b"token usage", b"full token usage", b"gpu token usage"),
         swa_usage=_usage(fields, b"swa token usage"),
         mamba_usage=_usage(fields, b"mamba usage"),
-        input_throughput=_figure(fields, b"input throughput (token/s)"),
         queues=_queues(fields),
         unknown_keys=_unknown_keys(fields),
     )

@@ -54,8 +54,7 @@ _DECODE_FIGURES = re.compile(
 )
 _PREFILL_FIGURES = re.compile(
     rb"Prefill batch[.,] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), token usage: ([\d.]+), "
-    rb"#running-req: (\d+), #queue-req: (\d+)(?:, #pending-token: (\d+))?(?:, \w+ graph: \w+)?"
-    rb"(?:, input throughput \(token/s\): ([\d.]+))?"
+    rb"#running-req: (\d+), #queue-req: (\d+)(?:, #pending-token: (\d+))?"
 )
 _DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
 _GRAPHS: dict[bytes, _Graph] = {b"": (None, None)} | {
@@ -132,13 +131,11 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     """Read a prefill line in its usual layout, from behind its prefix on."""
     match = _PREFILL_FIGURES.match(body)
     assert match is not None
-    sequences, new, cached, usage, running, queued, pending, throughput = match.groups()
+    sequences, new, cached, usage, running, queued, pending = match.groups()
     event = PrefillBatch(time, rank, int(sequences), int(new), int(cached), int(running), int(queued))
     event.full_usage = _SHARES.get(usage)
     if pending:
         event.pending_tokens = int(pending)
-    if throughput:
-        event.input_throughput = float(throughput)
     return event
 
 
