@@ -26,7 +26,7 @@ class Moments(NamedTuple):
 
     def plus(self, other: Moments) -> Moments:
         """Return both together."""
-        return Moments(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return total((self, other))
 
     def minus(self, earlier: Moments) -> Moments:
         """Return what came after `earlier`."""
@@ -66,25 +66,35 @@ NONE = Moments()
 
 def total(parts: Iterable[Moments]) -> Moments:
     """Return all together."""
-    together = NONE
+    # Written out: a fit asks for some hundred of these, and a report for a fit at each evaluation of the alerts.
+    steps = batch = seconds = batch_squared = batch_seconds = tokens = 0.0
     for part in parts:
-        together = together.plus(part)
-    return together
+        steps += part[0]
+        batch += part[1]
+        seconds += part[2]
+        batch_squared += part[3]
+        batch_seconds += part[4]
+        tokens += part[5]
+    return Moments(steps, batch, seconds, batch_squared, batch_seconds, tokens)
 
 
 def windows(parts: Sequence[Moments], most: int) -> list[Moments]:
     """Cut consecutive parts into at most `most` windows of about as many steps each; parts without steps are left out."""
-    steps = sum(part.steps for part in parts)
+    steps = sum([part[0] for part in parts])
     found: list[Moments] = []
-    open_window, seen = NONE, 0.0
-    for part in parts:
-        if not part.steps:
+    begin, seen = 0, 0.0
+    for place, part in enumerate(parts):
+        if not part[0]:
             continue
-        open_window = open_window.plus(part)
-        seen += part.steps
+        seen += part[0]
         if seen >= steps * (len(found) + 1) / most:
-            found.append(open_window)
-            open_window = NONE
-    if open_window.steps:
-        found.append(open_window)
+            found.append(_with_steps(parts[begin : place + 1]))
+            begin = place + 1
+    last = _with_steps(parts[begin:])
+    if last.steps:
+        found.append(last)
     return found[:most]
+
+
+def _with_steps(parts: Sequence[Moments]) -> Moments:
+    return total(part for part in parts if part[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
@@ -99,7 +99,7 @@ def _never(what: Hashable) -> float | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: `cached_property` needs a place
 class Past:
     """What the conditions look at: the window's totals, what happened in it, and how many seconds of it were watched.
 
@@ -147,7 +147,7 @@ class Past:
         last = self.last_seen(HUNG)
         return self.left_in_vain or (last is not None and self.now - last <= self.profile.window_seconds)
 
-    @property
+    @cached_property
     def served_seconds(self) -> float:
         """Seconds in which any scheduler served: those of several that served at once count once."""
         if len(self.by_rank) < 2:
@@ -171,7 +171,7 @@ class Past:
         mean = self.recent.mean(figure)
         return None if mean is None else mean * self.serving_ranks
 
-    @property
+    @cached_property
     def enough(self) -> bool:
         """Whether there was load enough to judge it: 20 s of serving time and 10 observations; see docs/decisions.md."""
         seen = self.recent.counts["observations"]

@@ -59,12 +59,11 @@ class Expected:
 def expected(diagnosis_id: str, advice: Advice, case: Case) -> Expected | None:
     """Return what following `advice` would bring; None where nothing tells."""
     batch_of = BATCHES.get(advice.arg or diagnosis_id)
-    ranks = case.past.capacities()
-    if batch_of is None or not ranks or case.facts.micro_batches > 1:
+    times = None if batch_of is None or case.facts.micro_batches > 1 else batch_of(advice, case)
+    if times is None or not 0 < times <= MOST_TIMES:
         return None
-    times = batch_of(advice, case)
-    now = predict(ranks)
-    then = None if times is None or not 0 < times <= MOST_TIMES else predict(ranks, times)
+    ranks = case.past.capacities()  # costs more than all the rest: nobody asks without need
+    now, then = (predict(ranks), predict(ranks, times)) if ranks else (None, None)
     if now is None or then is None:
         return None
     return Expected(now, then, _basis([rank.step for rank in ranks if rank.step is not None], case))

@@ -75,9 +75,14 @@ def _is_busy(line: DecodeBatch | PrefillBatch) -> bool:
 def _own(ranks: set[Rank], *, of_stages: bool) -> set[Rank]:
     """Give the lowest TP rank of each scheduler, or of each of its pipeline stages: a batch is that of all stages, memory is not."""
     lowest: dict[tuple[int | None, int | None], Rank] = {}
-    for rank in sorted(ranks, key=lambda rank: (rank.pp or 0, rank.tp or 0)):
+    for rank in sorted(ranks, key=_place):
         lowest.setdefault((rank.dp, rank.pp if of_stages else None), rank)
     return set(lowest.values())
+
+
+def _place(rank: Rank) -> tuple[int, bool, int, bool]:
+    """Order ranks; one that is not printed stands before a printed 0, so that no order depends on that of a set."""
+    return rank.pp or 0, rank.pp is not None, rank.tp or 0, rank.tp is not None
 
 
 class Analysis:

@@ -175,6 +175,11 @@ class RankState:
         return named(self._held[0])
 
     @property
+    def states_now(self) -> States:
+        """What it does now: the states in the order of `SIGNALS`."""
+        return self._held[0]
+
+    @property
     def stuck_since(self) -> float | None:
         """Since when it has work and does none of it; None while it does."""
         return self._stood_since if self._held is _STUCK else None

@@ -820,6 +820,8 @@ class ServerState:
 
         Where there are DP ranks, what was told without a rank belongs to none of them; unless a start had none.
         """
+        if len(self.ranks) < 2:
+            return list(self.ranks.values())
         has_dp_ranks = self.has_dp_ranks
         return [rank for rank in self.ranks.values() if rank.dp is not None or rank.alone or not has_dp_ranks]
 

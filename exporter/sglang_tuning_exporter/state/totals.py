@@ -97,7 +97,10 @@ class Totals:
             self._snapshots.clear()
             del self.pending[:done]
         if self.pending:
-            self._add_up(self.pending)
+            if len(self.pending) == 1:
+                self._add(*self.pending[0])
+            else:
+                self._add_up(self.pending)
             self.pending.clear()
 
     def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901 - one loop: all seconds of a log
@@ -132,6 +135,21 @@ class Totals:
             if told_for:
                 self._integrals[figure] += integral
                 self._integrals[figure + "_seconds"] += told_for
+
+    def _add(self, seconds: float, held: Held) -> None:
+        """Add what `_add_up` adds for a single one: a server with DP ranks asks at every line."""
+        states, queued, usage, running = held
+        of_states, integrals = self._seconds, self._integrals
+        for key in zip(SIGNALS, states, strict=True):
+            of_states[key] += seconds
+        if states[0] != "serving":
+            return
+        if running:
+            self._running_seconds[batch_size_bucket(running)] += seconds
+        for figure, value in (("queued", queued), ("usage", usage), ("running", running)):
+            if value is not None and seconds:
+                integrals[figure] += value * seconds
+                integrals[figure + "_seconds"] += seconds
 
     def copy(self) -> Totals:
         """Give an independent copy."""

@@ -83,8 +83,9 @@ class Rejections(Condition):
         yield f"and {_RATE}{RECENTLY} > 0"
 
     def fires(self, samples: Samples) -> bool:
-        rate, lately = (samples.increase(REJECTION, window) for window in (WINDOW, RECENTLY))
-        return rate / 10 > samples.limits.rejections_per_minute + ONE_MORE and lately > 0
+        if samples.increase(REJECTION, WINDOW) / 10 <= samples.limits.rejections_per_minute + ONE_MORE:
+            return False
+        return samples.increase(REJECTION, RECENTLY) > 0
 
     def bound(self, profile: Profile) -> tuple[str, str]:
         given_up = f"(given up: also more than {100 * profile.aborted_share:.0f} % of those answered)"

@@ -105,10 +105,15 @@ class Share(Condition):
         ]
 
     def fires(self, samples: Samples) -> bool:
-        if samples.busy(self.signal) <= SERVING_SECONDS or any(other.fires(samples) for other in self.unless):
+        # The long window alone ends most evaluations, so it is asked first.
+        if samples.busy(self.signal) <= SERVING_SECONDS:
             return False
-        shares = (samples.share(self.signal, self.states, window) for window in (WINDOW, RECENTLY))
-        return all(share is not None and share > samples.limits.frequent_share for share in shares)
+        limit = samples.limits.frequent_share
+        for window in (WINDOW, RECENTLY):
+            share = samples.share(self.signal, self.states, window)
+            if share is None or share <= limit:
+                return False
+        return not any(other.fires(samples) for other in self.unless)
 
     @property
     def described(self) -> str:

@@ -44,11 +44,10 @@ class Spread(Condition):
 
     def fires(self, samples: Samples) -> bool:
         waited = samples.waiting(WINDOW)
-        if not waited or samples.busy("queue") <= SERVING_SECONDS:
-            return False
         limit = samples.limits.frequent_share
-        lately = max(samples.waiting(RECENTLY), default=0.0)
-        return max(waited) > limit and min(waited) < self.hardly and lately > limit
+        if not waited or max(waited) <= limit or min(waited) >= self.hardly or samples.busy("queue") <= SERVING_SECONDS:
+            return False
+        return max(samples.waiting(RECENTLY), default=0.0) > limit
 
     def bound(self, profile: Profile) -> tuple[str, str]:
         return often(profile), ", over the last ten minutes"
