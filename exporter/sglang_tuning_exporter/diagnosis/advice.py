@@ -104,13 +104,6 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
 
     Empty when the flag already has the value, or when turning it further would change nothing.
     """
-    known: list[Advice] | None = case.advised.get(diagnosis_id)
-    if known is None:
-        known = case.advised[diagnosis_id] = _advise(diagnosis_id, case)
-    return known
-
-
-def _advise(diagnosis_id: str, case: Case) -> list[Advice]:
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
         return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)

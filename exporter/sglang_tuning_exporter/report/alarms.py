@@ -269,8 +269,11 @@ class _Sampled:
 
     def increase(self, event: str, window: str, ago: str = "0s") -> float:
         at = self.now - duration(ago)
-        moving = [series for series in self.counts[event].values() if not series.is_level]
-        return sum(increase_of(series, duration(window), at) or 0.0 for series in moving)
+        gained = 0.0
+        for series in self.counts[event].values():
+            if not series.is_level:
+                gained += increase_of(series, duration(window), at) or 0.0
+        return gained
 
     def found(self, row: Diagnosis) -> bool:
         if self.judged is None:

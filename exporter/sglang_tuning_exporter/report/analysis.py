@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # So long without a batch line may be a pause.
 QUIET_SECONDS = 2.0
+_KINDS = ("decode", "prefill")
 
 
 @dataclass(slots=True)
@@ -55,12 +56,22 @@ class _Ranks:
     """
 
     def __init__(self) -> None:
-        self.batches: Counter[tuple[str, Rank]] = Counter()
+        self.batches: dict[Rank, list[int]] = {}  # decode and prefill lines
+        self._last: Rank | None = None
+        self._of_last = [0, 0]
         self.available: list[tuple[Rank, float]] = []
 
+    def count(self, rank: Rank, decodes: int, prefills: int) -> None:
+        if rank is not self._last:  # mostly it is, and a rank's hash costs more than all the rest
+            self._last, self._of_last = rank, self.batches.setdefault(rank, [0, 0])
+        self._of_last[0] += decodes
+        self._of_last[1] += prefills
+
     def own_batches(self, kind: str) -> int:
-        own = _own({rank for name, rank in self.batches if name == kind}, of_stages=False)
-        return sum(number for (name, rank), number in self.batches.items() if name == kind and rank in own)
+        place = _KINDS.index(kind)
+        counted = {rank: numbers[place] for rank, numbers in self.batches.items() if numbers[place]}
+        own = _own(set(counted), of_stages=False)
+        return sum(number for rank, number in counted.items() if rank in own)
 
     def own_available(self) -> list[float]:
         own = _own({rank for rank, _ in self.available}, of_stages=True)
@@ -124,7 +135,8 @@ class Analysis:
         """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
         if self._begin is None or moment <= self._now:
             return
-        self._see_end_of_service(moment)
+        if moment - self._now > QUIET_SECONDS:
+            self._see_end_of_service()
         self.state.advance(moment)
         hang = self.state.hang(moment)
         if hang is not None:
@@ -132,9 +144,9 @@ class Analysis:
             self.course.hangs(hang.stage)
             self._seen.see(WATCHDOG, moment)
 
-    def _see_end_of_service(self, moment: float) -> None:
+    def _see_end_of_service(self) -> None:
         """Note until when the server serves, before time passes in which it may become idle."""
-        if moment - self._now > QUIET_SECONDS and self.course.serves:
+        if self.course.serves:
             told = [until for rank in self.state.schedulers if (until := rank.serves_until) is not None]
             if told:
                 self.course.serves_until(max(told))
@@ -148,7 +160,8 @@ class Analysis:
             self.course.begin(moment)
         elif self._now >= self._sampler.due:
             self._sampler.take(self._now, moment)
-        self._see_end_of_service(moment)
+        if moment - self._now > QUIET_SECONDS:
+            self._see_end_of_service()
         self.state.advance(moment)
         self._now = moment
 
@@ -203,9 +216,7 @@ class Analysis:
 
     def _note_run(self, run: BatchRun) -> None:
         # Evidence is seen by the second, in its last line: no time is spent in what the lines before it told.
-        for kind, lines in (("decode", run.decodes), ("prefill", run.prefills)):
-            if lines:
-                self._ranks.batches[kind, run.rank] += lines
+        self._ranks.count(run.rank, run.decodes, run.prefills)
         if run.decodes:
             self.graph = run.graph
         last = self._last_of(run.rank.dp)
@@ -213,7 +224,8 @@ class Analysis:
         self._see_states(run.rank.dp)
 
     def _note_batch(self, line: DecodeBatch | PrefillBatch) -> None:
-        self._ranks.batches["decode" if isinstance(line, DecodeBatch) else "prefill", line.rank] += 1
+        decodes = int(isinstance(line, DecodeBatch))
+        self._ranks.count(line.rank, decodes, 1 - decodes)
         if isinstance(line, DecodeBatch):
             self.graph = line.graph
         last = self._last_of(line.rank.dp)

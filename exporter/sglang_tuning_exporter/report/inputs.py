@@ -193,7 +193,11 @@ class Logs:
                 moment, event = next(events)
                 heapq.heappush(heap, (moment, index, event, events))
             moment, index, event, events = heap[0]
-            if servers is not None and event is not None:
+            if servers is None:  # a single log: nothing is to be merged
+                yield moment, event
+                yield from events
+                break
+            if event is not None:
                 servers.see(self._lanes[index], moment, event)
             yield moment, event
             following = next(events, None)

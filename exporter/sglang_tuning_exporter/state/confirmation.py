@@ -202,6 +202,8 @@ class Claims:
 
     def tick(self, now: float) -> Believed:
         """Decide what waited long enough: of a server that was not heard of any more."""
+        if not self.wait:
+            return []
         due = [claim for claim in self._fatal if now - claim.at > DECIDE_SECONDS and claim.base is None]
         self._fatal = [claim for claim in self._fatal if all(claim is not each for each in due)]
         found: Believed = [(claim.at, claim.event) for claim in due]

@@ -290,6 +290,8 @@ class ForgeryFilter:
 
     def tick(self, now: float) -> None:
         """Refuse what waited long enough and nobody bore out."""
+        if not self._pending:
+            return
         refused = []
         for each in self._pending:
             age, asked = now - each.at, each.event.rank.dp in self._counting

@@ -460,7 +460,8 @@ class ServerState:
             at, event = self._unexplained
             self._unexplained = None
             self._count_failure(event.phase, at)
-        self._believe(self.claims.tick(min(now, self._now)))
+        if self.claims.wait:
+            self._believe(self.claims.tick(min(now, self._now)))
         self.witness.tick(now)
 
     def _fresh_facts(self) -> ServerFacts:
@@ -733,7 +734,8 @@ class ServerState:
             self._starts_unread = 0  # their lines will not come any more
         if len(self._served_by) > 1:
             self._add_served()
-        self._server_window.mark(now, self.server_totals)
+        if now >= self._server_window.due:
+            self._server_window.mark(now, self.server_totals)
 
     def _count_retracted(self) -> None:
         for rank in self.ranks.values():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.args.refusals import choices_of
 from sglang_tuning_exporter.sglang.args.values import made_of
@@ -23,8 +23,6 @@ class Case:
 
     past: Past
     held: frozenset[str] = frozenset()
-    # What was advised already, by diagnosis: one row's advice may rest on that of others.
-    advised: dict[str, list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def facts(self) -> ServerFacts:
