@@ -241,8 +241,7 @@ def test_a_failure_that_was_counted_without_a_line_is_saved_before_it_is_shown(p
     assert sidecar.log is not None
     wait_for(lambda: sidecar.log is not None and sidecar.log.lines["out_of_memory"] == 1)
     sidecar._stopping.set()  # its threads end, so that only who looks can save
-    for thread in sidecar._threads:
-        thread.join()
+    assert sidecar.threads.join(time.monotonic() + 60)
     sidecar.state.advance(time.monotonic() + DECIDE_SECONDS + 1)
     with sidecar.view():
         shown = sum(sidecar.state.out_of_memory.values())

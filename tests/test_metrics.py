@@ -44,6 +44,7 @@ FAMILIES: dict[str, set[str]] = {
     "web_info": {"external_url", "scheme"},
     "capped": {"what"},
     "log_up": {"file"},
+    "thread_errors": {"thread"},
     "log_lines": {"kind"},
     "log_unrecognised": {"kind"},
     "log_files_left_out": set(),

@@ -132,7 +132,7 @@ class Logbook:
             if len(block.data) >= FULL_BLOCK_BYTES:
                 time.sleep(YIELD_SECONDS)
         if size < BEHIND_BYTES:
-            self._let_go(state, lock)
+            self._let_go(state, lock, self._clock())
         self._forget_gone()
         statuses = [self._with_unread(status) for status in self._follower.status()]
         self._say_changes(statuses)
@@ -197,6 +197,11 @@ class Logbook:
         if self._kept is None or self._kept != state.counted():
             self._save(state, now)
 
+    def hand_over(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+        """Take what still waits for more lines like it, as suspect: the next process could not read those lines again."""
+        if self._state_file is not None and self._state_file.held:
+            self._let_go(state, lock, inf)
+
     def close(self) -> None:
         """Let go of the files."""
         self._follower.close()
@@ -214,15 +219,19 @@ class Logbook:
                     state.recall(event, now if event.time is None else event.time)
             return
         answered = reader.counts["access"]
-        # Of what was written before, all comes at one moment: that tells nothing.
-        events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())
+        try:
+            # Of what was written before, all comes at one moment: that tells nothing.
+            events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())
+        except Exception:
+            self._forget(block.path)  # it stopped amid a line: what it remembers may be wrong
+            raise
         self.last_line_at = time.time()
         self._take(block.path, events, state, lock, answered=reader.counts["access"] > answered)
 
-    def _let_go(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
-        """Take what waited for more lines like it, where none have come."""
+    def _let_go(self, state: ServerState, lock: AbstractContextManager[Any], now: float) -> None:
+        """Take what waited for more lines like it, where none have come by `now`."""
         for path, reader in self._readers.items():
-            if events := reader.let_go(self._clock()):
+            if events := reader.let_go(now):
                 self._take(path, events, state, lock, answered=False)
 
     def _is_past(self, path: str) -> bool:
@@ -274,10 +283,13 @@ class Logbook:
             if path in followed:
                 self._gone.pop(path, None)
             elif now - self._gone.setdefault(path, now) >= FORGET_SECONDS:
-                reader = self._readers.pop(path)
                 del self._gone[path]
-                self._before = self._before + Counter(reader.counts)
-                self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
+                self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        reader = self._readers.pop(path)
+        self._before = self._before + Counter(reader.counts)
+        self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
     def _save(self, state: ServerState, now: float) -> None:
         if self._state_file is None or not self._state_file.held:

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.collect.loads import LoadsInquiry
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
+from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
@@ -79,7 +80,7 @@ class Sidecar:
         self.state = ServerState(self.profile, time.monotonic())
         self._lock = threading.RLock()
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
         self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # who waits for the log to be read
         self._pages = PageReader(passthrough=config.passthrough)
@@ -110,11 +111,13 @@ class Sidecar:
     def start(self) -> None:
         """Begin to watch."""
         if self.log is not None:
-            self._read_log(self.log)  # what is there now is history; what comes after this line is news
+            log = self.log
+            # What is there now is history; what comes after this line is news.
+            self.threads.attempt("log", lambda: self._read_log(log))
             self.history.begin(self.state)
-            self._thread(self._follow, "log")
+            self.threads.start("log", self._follow)
         if self._scraper is not None:
-            self._thread(self._scrape_when_alone, "self-scrape")
+            self.threads.start("self-scrape", self._scrape_when_alone)
         self.running = True
 
     def stop(self) -> None:
@@ -126,15 +129,12 @@ class Sidecar:
             self._scraper.stop()
             self._informant.end()
         self._stopped_at = min(self._stopped_at, time.monotonic())  # who says it twice does not wait twice
-        for thread in self._threads:
-            thread.join(timeout=max(self._stopped_at + STOP_SECONDS - time.monotonic(), 0.0))
+        ended = self.threads.join(self._stopped_at + STOP_SECONDS)
         if self.log is not None:
-            self.log.close()
-
-    def _thread(self, target: object, name: str) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]  # both are plain methods
-        thread.start()
-        self._threads.append(thread)
+            log = self.log
+            if ended:
+                self.threads.attempt("log", lambda: log.hand_over(self.state, self._lock))
+            log.close()
 
     @contextmanager
     def view(self) -> Iterator[float]:
@@ -370,10 +370,12 @@ class Sidecar:
         while not self._stopping.is_set():
             waiting = self._wait_for_reader(pause)
             self._remember()
-            while self._read_log(self.log) and not self._stopping.is_set():
-                pass
-            for read in waiting:
-                read.set()
+            try:
+                while self._read_log(self.log) and not self._stopping.is_set():
+                    pass
+            finally:
+                for read in waiting:
+                    read.set()
             if self.log.last_line_at != seen:
                 seen, seen_at = self.log.last_line_at, time.monotonic()
             pause = POLL_SECONDS if time.monotonic() - seen_at < QUIET_AFTER_SECONDS else QUIET_POLL_SECONDS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from contextlib import closing, contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.loads import LoadsInquiry
 from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
+from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
@@ -78,6 +80,7 @@ class Night:
         self.profile = profile
         self.health = ScrapeHealth()
         self.log = _Book(logs)
+        self.threads = Threads(threading.Event())  # none is started
         self.analysis = Analysis(profile)
         self.clock = AlarmClock(profile)
         self._logs, self._shift = logs, shift

@@ -166,6 +166,7 @@ def serve(config: Config) -> int:
     # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
     # we end in order.
     signal.signal(signal.SIGTERM, server.end)
+    sidecar.threads.give_up = server.end
     sidecar.start()
     host, port = listener.getsockname()[:2]
     sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))
@@ -178,4 +179,4 @@ def serve(config: Config) -> int:
     finally:
         sidecar.stop()
         listener.close()
-    return 0
+    return int(bool(sidecar.threads.failed))

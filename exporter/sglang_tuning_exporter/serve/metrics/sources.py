@@ -54,6 +54,12 @@ def sources(sidecar: SidecarView) -> Iterable[Metric]:
     for what in CAPPED:
         capped.add_metric([what], sidecar.state.capped[what])
     yield capped
+    errors = counter(
+        "thread_errors", "Unexpected errors in the exporter's own threads; each one was restarted.", "thread"
+    )
+    for thread, number in sorted(sidecar.threads.errors.items()):
+        errors.add_metric([thread], number)
+    yield errors
     yield from _log(sidecar)
 
 
