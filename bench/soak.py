@@ -1,8 +1,10 @@
-"""`python -m bench.soak [--lines N] [--scrapes N] [--seconds S]`: whether the memory of a real `serve` stays where it is.
+"""`python -m bench.soak [--lines N] [--scrapes N] [--kills N]`: whether a real `serve` counts every line once, and its memory stays where it is.
 
-A log of many releases' lines, spoiled ones among them, grows at speed and is rotated; SGLang's page, other figures each
-time, is scraped meanwhile. What the process holds after a warm-up of a tenth and at the end may differ by two megabytes.
-Exit status 1 when it grew by more.
+An imitated server knows every line that it writes: batches, retractions, requests, other programs' words, and forgeries behind
+messages that hold words of a model. Its log is rotated and compressed. In the first half the exporter is killed (SIGKILL) again and
+again, while the server writes on; in the second half one process must hold no more at the end than after its warm-up, but for two
+megabytes. At each scrape no counter may be ahead of the server or go back; at the end all are equal to the server's. Exit status 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,96 +19,61 @@ import sys
 import tempfile
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fuzz.lines import mutators, seeds
+from bench.reference import Server, serve
+from sglang_tuning_exporter.state.forgeries import BASE_SECONDS
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "tests" / "data" / "metrics" / "0.5.23_tp8-retract.prom").read_bytes()
 GROWTH_KIB = 2 << 10
-BLOCK_LINES = 2000
-ROTATE_LINES = 200_000
-SPOILED_SHARE = 0.05
 AHEAD_LINES = 400_000
 HANG_SECONDS = 600.0
+KILLED_SHARE, WARM_SHARE = 0.5, 0.6  # of the lines: kills until then; memory is measured from then on
 
 
-class _SGLang(BaseHTTPRequestHandler):
-    """Answers with a page whose counters and labels move."""
-
-    asked = 0
-    disable_nagle_algorithm = True  # head and body are two packets
-
-    def do_GET(self) -> None:
-        _SGLang.asked += 1
-        body = PAGE + b'sglang:soak{number="%d"} 1\n' % (_SGLang.asked % 100_000)
-        self.send_response(200 if self.path == "/metrics" else 404)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-class _Writer:
-    """A server's log that is rotated by rename; an old file is deleted once another took its place."""
-
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path = path
-        self.lines = 0
-        self._dice = random.Random(seed)
-        self._clean = [line[:4000] for line in seeds()]
-        self._ways = mutators(self._dice, self._clean)
-        self._file = path.open("ab", buffering=0)
-
-    def block(self) -> None:
-        """Write some thousand lines."""
-        lines = self._dice.choices(self._clean, k=BLOCK_LINES)
-        for at in range(0, BLOCK_LINES, int(1 / SPOILED_SHARE)):
-            lines[at] = self._dice.choice(self._ways)(lines[at])
-        lines[1] = b"nobody knows this line %d" % self._dice.randrange(1 << 60)
-        lines[2] = b"[2025-11-20 11:40:10 DP%d TP%d] Decode batch. odd: %d" % tuple(
-            self._dice.choices(range(99999), k=3)
-        )
-        self._file.write(b"\n".join(lines) + b"\n")
-        before = self.lines
-        self.lines += BLOCK_LINES
-        if self.lines // ROTATE_LINES != before // ROTATE_LINES:
-            self.path.rename(f"{self.path}.1")
-            self._file.close()
-            self._file = self.path.open("ab", buffering=0)
-
-
-class _Exporter:
-    """A real `serve`, asked over one connection that lives on, as Prometheus's does."""
+class Exporter:
+    """A real `serve`, asked over one connection that lives on, as Prometheus's does; it can be killed and started again."""
 
     def __init__(self, log: Path, sglang: str) -> None:
-        flags = ["--log-file", str(log), "--state-file", f"{log}.state", "--sglang-url", sglang]
+        self.scrapes = self.kills = 0
+        self._flags = ["--log-file", str(log), "--state-file", f"{log}.state", "--sglang-url", sglang]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *flags],
+            [sys.executable, "-m", "sglang_tuning_exporter", "serve", "--listen-address", "127.0.0.1:0", *self._flags],
             stderr=subprocess.PIPE,
         )
         assert self.process.stderr is not None
+        found = None
         for line in self.process.stderr:
             if found := re.search(rb"listening on http://([\d.]+):(\d+)", line):
                 break
+        assert found is not None, "it did not start"
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
         self._connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=HANG_SECONDS)
-        self.scrapes = 0
 
-    def scrape(self) -> int:
-        """Scrape it and give how many lines it has read."""
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        self.kills += 1
+
+    def scrape(self) -> dict[str, float]:
+        """Scrape it and return its counters, summed over all labels but the kind of a line."""
         self._connection.request("GET", "/metrics")
-        text = self._connection.getresponse().read()
+        text = self._connection.getresponse().read().decode()
         self.scrapes += 1
         if self.scrapes % 50 == 0:
             for path in ("/", "/api/v1/findings"):
                 self._connection.request("GET", path)
                 self._connection.getresponse().read()
-        return int(sum(float(value) for value in re.findall(rb"\nsglang_tuning_log_lines_total\{[^}]*\} (\S+)", text)))
+        found: dict[str, float] = {}
+        for name, labels, value in re.findall(r"^sglang_tuning_(\w+_total)(?:\{([^}]*)\})? (\S+)", text, re.MULTILINE):
+            if name == "log_lines_total":
+                found[f"lines {labels[6:-1]}"] = float(value)
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
 
     def memory_kib(self) -> int:
         """What it holds in memory now."""
@@ -118,42 +85,104 @@ class _Exporter:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208
 
 
-def soak(exporter: _Exporter, writer: _Writer, lines: int, scrapes: int, seconds: float) -> int:
-    """Feed and scrape until both figures or `seconds` are reached. Returns the exit status."""
-    begin = told = progressed = time.monotonic()
-    warm: tuple[int, int] | None = None
-    read = last = 0
-    while (writer.lines < lines or exporter.scrapes < scrapes) and time.monotonic() - begin < seconds:
-        share = max(writer.lines / lines, 0.001)
-        if writer.lines < lines and writer.lines - read < AHEAD_LINES:
-            writer.block()
-        if exporter.scrapes < scrapes * share or writer.lines >= lines or writer.lines - read >= AHEAD_LINES:
-            read = exporter.scrape()
-        now = time.monotonic()
-        progressed, last = (now, read) if read != last or writer.lines >= lines else (progressed, last)
-        if now - progressed > HANG_SECONDS:
-            print("failed: it reads no further", file=sys.stderr)
-            return 1
-        if warm is None and writer.lines >= lines / 10 and exporter.scrapes >= scrapes / 10:
-            warm = exporter.memory_kib(), exporter.files()
-        if now - told > 10:
-            told = now
-            words = f"{writer.lines:,} lines written, {read:,} read, {exporter.scrapes:,} scrapes"
-            print(f"{words}, {exporter.memory_kib() / 1024:.1f} MiB", file=sys.stderr, flush=True)
-    while (now_read := exporter.scrape()) != read:
-        read = now_read
-        time.sleep(0.5)
-    if warm is None:
-        print("failed: the time was over before the warm-up", file=sys.stderr)
-        return 1
-    memory, files = exporter.memory_kib(), exporter.files()
-    grew = memory - warm[0]
-    print(
-        f"{writer.lines:,} lines, {exporter.scrapes:,} scrapes, {time.monotonic() - begin:.0f} s: "
-        f"{warm[0] / 1024:.1f} MiB after the warm-up, {memory / 1024:.1f} MiB at the end ({grew:+d} KiB); "
-        f"{warm[1]} and {files} files open"
-    )
-    return int(grew > GROWTH_KIB)
+def expected(server: Server) -> dict[str, float]:
+    """Return what the counters must be once everything that `server` has written is read."""
+    return {
+        "log_lines_total": server.lines,
+        **{f"lines {kind}": server.written[kind] for kind in ("decode", "prefill", "access")},
+        "retraction_events_total": server.written["retraction"],
+        "retracted_requests_total": server.retracted,
+        "out_of_memory_total": 0,
+        "server_starts_total": 0,
+        "log_files_lost_total": 0,
+        "log_dropped_lines_total": 0,
+    }
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, exporter: Exporter, server: Server, arguments: argparse.Namespace) -> None:
+        self._exporter, self._server = exporter, server
+        self._lines, self._scrapes, self._kills = arguments.lines, arguments.scrapes, arguments.kills
+        self._dice = random.Random(arguments.seed)
+        self._last: dict[str, float] = {}
+        self._warm: tuple[int, int] | None = None
+        self.wrong: list[str] = []
+
+    def look(self) -> float:
+        """Scrape, compare with the server and with the last scrape, and return how many lines have been read."""
+        shown = self._exporter.scrape()
+        for name, most in expected(self._server).items():
+            value = shown.get(name)  # absent while the past is being read
+            if value is not None and value > most:
+                self.wrong.append(f"{name} {value:.0f} is ahead of the server's {most:.0f}")
+            if value is not None and value < self._last.get(name, 0.0):
+                self.wrong.append(f"{name} {value:.0f} was {self._last[name]:.0f} before")
+        self._last |= {name: value for name, value in shown.items() if name in expected(self._server)}
+        return self._last.get("log_lines_total", 0.0)
+
+    def _kill(self) -> None:
+        """Kill it in the middle of whatever it does, let the server write on, and start it again."""
+        self._server.block()
+        time.sleep(self._dice.uniform(0, 0.05))
+        self._exporter.kill()
+        for _ in range(self._dice.randrange(4)):
+            self._server.block()
+        if self._exporter.kills % 10 == 0:
+            self._server.rotate()
+            self._server.block()
+        self._exporter.start()
+
+    def run(self, seconds: float) -> bool:
+        """Feed, kill and scrape until all of it is done or `seconds` are over; False where it reads no further."""
+        exporter, server = self._exporter, self._server
+        begin = told = progressed = time.monotonic()
+        read = last = 0.0
+        self.look()
+        time.sleep(BASE_SECONDS + 1)  # what was retracted just before the first scrape of all has no witness
+        while (server.lines < self._lines or exporter.scrapes < self._scrapes) and time.monotonic() - begin < seconds:
+            share = max(server.lines / self._lines, 0.001)
+            if exporter.kills < min(self._kills, self._kills * share / KILLED_SHARE - 0.5):
+                self._kill()
+            behind = server.lines - read >= AHEAD_LINES
+            if server.lines < self._lines and not behind:
+                server.block()
+            if exporter.scrapes < self._scrapes * share or server.lines >= self._lines or behind:
+                read = self.look()
+            now = time.monotonic()
+            progressed, last = (now, read) if read != last or server.lines >= self._lines else (progressed, last)
+            if now - progressed > HANG_SECONDS or len(self.wrong) > 20:
+                return False
+            if self._warm is None and share >= WARM_SHARE and exporter.kills >= self._kills:
+                self._warm = exporter.memory_kib(), exporter.files()
+            if now - told > 10:
+                told = now
+                words = f"{server.lines:,} lines written, {read:,.0f} read, {exporter.scrapes:,} scrapes, {exporter.kills} kills"
+                print(f"{words}, {exporter.memory_kib() / 1024:.1f} MiB", file=sys.stderr, flush=True)
+        return True
+
+    def end(self) -> int:
+        """Wait until everything has been read, print the result, and return the exit status."""
+        begin = time.monotonic()
+        while self._last.items() < expected(self._server).items() and time.monotonic() - begin < 60:
+            self.look()
+            time.sleep(0.5)
+        for name, value in expected(self._server).items():
+            if self._last.get(name) != value:
+                self.wrong.append(f"{name} is {self._last.get(name)} at the end, the server's {value}")
+        if self._warm is None:
+            self.wrong.append("the time was over before the warm-up")
+        warm, files = self._warm or (0, 0)
+        memory = self._exporter.memory_kib()
+        if memory - warm > GROWTH_KIB:
+            self.wrong.append(f"it holds {memory - warm} KiB more than after the warm-up")
+        print(
+            f"{warm / 1024:.1f} MiB after the warm-up, {memory / 1024:.1f} MiB at the end ({memory - warm:+d} KiB); "
+            f"{files} and {self._exporter.files()} files open"
+        )
+        print("\n".join(f"wrong: {words}" for words in self.wrong) or f"every counter as the server's: {self._last}")
+        return int(bool(self.wrong))
 
 
 def main() -> int:
@@ -161,20 +190,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--lines", type=int, default=10_000_000, help="default ten million")
     parser.add_argument("--scrapes", type=int, default=20_000, help="default twenty thousand")
+    parser.add_argument("--kills", type=int, default=200, help="default two hundred")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long (default an hour)")
     parser.add_argument("--seed", type=int, default=1, help="other lines")
     arguments = parser.parse_args()
-    sglang = ThreadingHTTPServer(("127.0.0.1", 0), _SGLang)
-    threading.Thread(target=sglang.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory:
-        writer = _Writer(Path(directory) / "server.log", arguments.seed)
-        exporter = _Exporter(writer.path, f"http://127.0.0.1:{sglang.server_port}")
+        server = Server(Path(directory) / "server.log", arguments.seed)
+        http_server = serve(server)
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        exporter = Exporter(server.path, f"http://127.0.0.1:{http_server.server_port}")
+        begin = time.monotonic()
         try:
-            return soak(exporter, writer, arguments.lines, arguments.scrapes, arguments.seconds)
+            soak = Soak(exporter, server, arguments)
+            if not soak.run(arguments.seconds):
+                soak.wrong.append("it reads no further, or too much is wrong")
+            status = soak.end()
+            print(
+                f"{server.lines:,} lines, {server.written['forged']:,} forgeries, {server.rotations} rotations, {exporter.scrapes:,} scrapes, "
+                f"{exporter.kills} kills, {time.monotonic() - begin:.0f} s"
+            )
         finally:
             exporter.process.terminate()
             exporter.process.wait(timeout=HANG_SECONDS)
-            sglang.shutdown()
+            http_server.shutdown()
+    return status
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank, Retraction
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, DecodeBatch, PrefillBatch, Rank, Retraction
 from sglang_tuning_exporter.state.facts import ServerFacts
 
 # A scrape of ours is a scrape of SGLang, and the counter is written with the line; this long it may lag behind.
@@ -103,13 +103,27 @@ class Account:
     A claim never lies further ahead than the counter. What no line has claimed for a minute is struck: a forged line of later must not live on it.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, counter: float | None = None) -> None:
         self.base_at = self._believed_at = now
+        self.counter = counter  # of the server, at its last scrape
         self._gained = 0.0
         self._struck = 0.0
         self._gains: deque[tuple[float, float]] = deque()  # when, and all that had been gained by then
         self._claimed = 0.0
         self.missed_at: float | None = None  # when log and counter last proved to differ
+
+    def saved(self) -> list[float | None]:
+        """Give the server's counter, and what it gained that no line has claimed."""
+        return [self.counter, self._gained - self._claimed]
+
+    @classmethod
+    def restored(cls, counter: float, unclaimed: float, now: float) -> Account:
+        """Go on from what `saved` gave: what the counter gains until the next scrape is known, so the base is sharp."""
+        account = cls(-inf, counter)
+        account.gain(max(unclaimed, 0.0), now)
+        account._claimed = max(-unclaimed, 0.0)
+        account._believed_at = now
+        return account
 
     def gain(self, requests: float, now: float) -> None:
         """The counter grew."""
@@ -224,7 +238,11 @@ class ForgeryFilter:
 
     def _wait(self, line: Retraction, now: float) -> list[Retraction]:
         if len(self._pending) >= MOST_PENDING:
-            return self._refuse()
+            if line.suspect or line.beside_words:
+                return self._refuse()
+            if (account := self._accounts.get(line.rank.dp)) is not None:
+                account.believe(line, now)
+            return [line]
         self._pending.append(_Pending(now, line))
         return []
 
@@ -242,17 +260,22 @@ class ForgeryFilter:
         return [each.event for each in believed]
 
     def scraped(
-        self, dp: int | None, now: float, gained: float | None, *, counts: bool, confirms: bool
+        self, dp: int | None, now: float, counter: float | None, gained: float | None, *, counts: bool
     ) -> list[Retraction]:
-        """A scrape: the server's counter of retracted requests grew by `gained` since the last (None: the first).
+        """A scrape: the server's counter of retracted requests is `counter` (None: not there) and grew by `gained` since the last
+        (None: the first of this process).
 
-        `counts`: the server has such a counter, there or not yet; `confirms`: it is there. Returns what it confirms.
+        `counts`: the server has such a counter, there or not yet. Returns what the counter confirms.
         """
+        confirms = counter is not None
         account = self._accounts.get(dp)
-        if account is None:
+        if account is not None and gained is None and account.counter is not None and counter is not None:
+            gained = counter - account.counter  # since the last scrape of an earlier process
+        if account is None or (gained is not None and gained < 0):
             self._accounts[dp] = account = Account(now)
         else:
             account.gain(gained or 0.0, now)
+        account.counter = counter
         for flag, asked in ((counts, self._counting), (counts and confirms, self._confirming)):
             if flag:
                 asked.add(dp)
@@ -277,6 +300,9 @@ class ForgeryFilter:
         """SGLang could not be scraped: its counter confirms nothing until it answers again. What nothing raw can have produced is believed."""
         self._confirming.clear()
         self._counting.clear()
+        return self._believe_sure()
+
+    def _believe_sure(self) -> list[Retraction]:
         believed = [each for each in self._pending if not (each.event.suspect or each.event.beside_words)]
         self._drop(believed)
         for each in believed:
@@ -304,22 +330,25 @@ class ForgeryFilter:
                     account.missed_at = now
         self._drop(refused)
 
-    def restarted(self) -> None:
-        """The server started anew and its counter with it: nobody will bear out what waits."""
+    def restarted(self) -> list[Retraction]:
+        """The server started anew and its counter with it: nobody will bear out what waits. What nothing raw can have produced is believed."""
+        believed = self._believe_sure()
         self.suspicious["retraction"] += len(self._pending)
         self._pending.clear()
         self._confirming.clear()
         self._counting.clear()
         self._accounts.clear()
+        return believed
 
     def saved(self) -> dict[str, Any]:
         """Give what still waits, and what was refused, as plain JSON."""
         return {
             "suspicious": dict(self.suspicious),
             "retractions": [
-                [[*_scheduler(line.rank), line.rank.tp], *_told(line)]
+                [[*_scheduler(line.rank), line.rank.tp], *_told(line), [line.suspect, line.beside_words]]
                 for line in (each.event for each in self._pending)
             ],
+            "accounts": [[dp, *account.saved()] for dp, account in self._accounts.items() if dp in self._confirming],
         }
 
     def restore(self, saved: object, now: float) -> None:
@@ -330,6 +359,12 @@ class ForgeryFilter:
             line = _retraction(entry)
             if line is not None:
                 self._pending.append(_Pending(now, line))
+        for entry in _lists(document.get("accounts"))[:MOST_RANKS]:
+            dp, *figures = entry
+            if (dp is None or _is_number(dp)) and len(figures) == 2 and all(map(_is_number, figures)):
+                self._accounts[dp] = Account.restored(figures[0], figures[1], now)
+                self._counting.add(dp)
+                self._confirming.add(dp)
 
 
 def expected_ranks(facts: ServerFacts) -> int:
@@ -377,8 +412,9 @@ def _rank(saved: object) -> Rank | None:
 
 
 def _retraction(entry: list[Any]) -> Retraction | None:
-    rank = _rank(entry[0]) if len(entry) == 6 else None
-    if rank is None or not all(n is None or _is_number(n) for n in entry[2:]) or not _is_number(entry[1]):
+    flags = entry[6] if len(entry) == 7 else [True, False]  # those of older versions had none
+    rank = _rank(entry[0]) if len(entry) in {6, 7} and isinstance(flags, list) and len(flags) == 2 else None
+    if rank is None or not all(n is None or _is_number(n) for n in entry[2:6]) or not _is_number(entry[1]):
         return None
     if not 0 <= entry[1] <= MOST_REQUESTS:
         return None
@@ -390,7 +426,8 @@ def _retraction(entry: list[Any]) -> Retraction | None:
         new_tokens_gained=entry[3],
         ratio_before=entry[4],
         ratio_after=entry[5],
-        suspect=True,
+        suspect=flags[0] is not False,
+        beside_words=flags[1] is not False,
     )
 
 

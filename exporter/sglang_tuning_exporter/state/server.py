@@ -485,7 +485,7 @@ class ServerState:
             self.ranks[None].alone = True
         for rank in self.ranks.values():
             rank.reset()
-        self.witness.restarted()
+        self._count(self.witness.restarted(), now)
         self._failures.forget()
         self._stats_ranks.forget()
         self._attention.forget()
@@ -546,10 +546,10 @@ class ServerState:
                     self.witness.scraped(
                         figures.dp,
                         now,
+                        told,
                         gained(before, told) if known else None,
                         # From 0.5.7 on the counter is written with the line; before, with the next decode log.
                         counts=rank.passes_told,
-                        confirms=told is not None,
                     ),
                     now,
                 )
