@@ -284,6 +284,18 @@ def test_a_process_that_writes_on_in_a_rotated_file_makes_no_other_file_a_lost_o
     assert (read(follower), lost(follower)) == ([2], 0)
 
 
+def test_numbered_files_are_in_the_order_of_most_of_their_times(log: Log) -> None:
+    """As after three rotations with a slow writer: server.log.4 and .2 were written to after .3 and .1 were made."""
+    names = {number: Path(f"{log.path}.{number}") for number in range(1, 5)}
+    for number in (3, 4, 1, 2):
+        names[number].write_bytes(b"a line\n")
+        log.touch(names[number])
+    assert [place.count for place in rotation.beside(str(log.path))] == [4, 3, 2, 1]
+    for number in (1, 2, 3, 4):
+        log.touch(names[number])
+    assert [place.count for place in rotation.beside(str(log.path))] == [1, 2, 3, 4]
+
+
 def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
     log.write(3)
     log.shift()
