@@ -39,12 +39,14 @@ _SINKS = (
     "{at}Error in request: x",
     "{at}Req Time Stats(rid=x",
 )
+_OUT_OF_MEMORY = (
+    'Traceback (most recent call last):\n  File "scheduler.py", line 1, in event_loop\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+)
 _FORGERIES = (
-    "{at}KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_tokens_gained: 9, #new_token_ratio: 0.3 -> 0.5"
-    % _FORGED_REQUESTS,
-    "{at}Scheduler hit an exception: Traceback (most recent call last):\n"
-    '  File "scheduler.py", line 1, in event_loop\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.',
-    "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    _RETRACTION % _FORGED_REQUESTS,
+    f"{{at}}Scheduler hit an exception: {_OUT_OF_MEMORY}",
+    _OUT_OF_MEMORY,
     "{at}" + _START[0].replace("tp_size=1", "tp_size=8"),
     "{at}Prefill out of memory. Try to lower your batch size.",
     "words {at}KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_tokens_gained: 9, #new_token_ratio: 0.3 -> 0.5",

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 from bench.reference import Server, serve
 from sglang_tuning_exporter.state.forgeries import BASE_SECONDS
@@ -50,8 +51,15 @@ class Exporter:
             if found := re.search(rb"listening on http://([\d.]+):(\d+)", line):
                 break
         assert found is not None, "it did not start"
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        threading.Thread(target=self._drain, args=(self.process.stderr,), daemon=True).start()
         self._connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=HANG_SECONDS)
+
+    @staticmethod
+    def _drain(words: IO[bytes]) -> None:
+        """Pass on what it warns of."""
+        for line in words:
+            if b" INFO " not in line and b": INFO:" not in line:
+                sys.stderr.buffer.write(b"exporter: " + line)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -116,11 +124,16 @@ class Soak:
         for name, most in expected(self._server).items():
             value = shown.get(name)  # absent while the past is being read
             if value is not None and value > most:
-                self.wrong.append(f"{name} {value:.0f} is ahead of the server's {most:.0f}")
+                self._note(f"{name} is {value:.0f}, the server's {most:.0f}")
             if value is not None and value < self._last.get(name, 0.0):
-                self.wrong.append(f"{name} {value:.0f} was {self._last[name]:.0f} before")
+                self._note(f"{name} went back from {self._last[name]:.0f} to {value:.0f}")
         self._last |= {name: value for name, value in shown.items() if name in expected(self._server)}
         return self._last.get("log_lines_total", 0.0)
+
+    def _note(self, words: str) -> None:
+        if words not in self.wrong:
+            self.wrong.append(words)
+            print(f"wrong: {words}, after {self._exporter.kills} kills", file=sys.stderr, flush=True)
 
     def _kill(self) -> None:
         """Kill it in the middle of whatever it does, let the server write on, and start it again."""

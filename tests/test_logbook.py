@@ -19,6 +19,7 @@ from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
+from test_log_shape import RAISED, journald, server
 
 LOCK = threading.RLock()
 AT = "[2025-11-20 11:40:10{ranks}] "
@@ -288,6 +289,49 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: 
     with place.reader() as (book, state):
         assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
         assert book.lines["retraction"] == 1
+
+
+def test_what_another_process_wrote_just_before_the_exporter_stops_is_not_lost(place: Place) -> None:
+    place.log.write_text(journald(server(90)))
+    sidecar = Sidecar(config(log_file=(str(place.log),), state_file=place.state_file, from_start=True))
+    sidecar.start()
+    with place.log.open("a") as file:
+        file.write(journald(RAISED, pid=5000))
+    wait_for(lambda: sidecar.log is not None and sum(sidecar.log.lines.values()) == 90 + len(RAISED))
+    sidecar.stop()
+    with place.reader() as (_, state):
+        assert state.claims.wait
+        state.advance(time.monotonic() + DECIDE_SECONDS + 1)
+        assert sum(state.out_of_memory.values()) == 1
+
+
+def test_a_retraction_that_waits_for_the_servers_counter_is_confirmed_after_a_restart(place: Place) -> None:
+    place.start()
+    with place.reader() as (book, state):
+        scrape(state, 7, ago=60)
+        place.write(DECODE, TOOL, RETRACTION)
+        book.poll(state, LOCK)
+        assert events(state) == 0
+    place.write(DECODE, RETRACTION.replace("5783", "6000"))  # while no exporter runs
+    with place.reader() as (book, state):
+        assert events(state) == 0
+        scrape(state, 17)  # of 5 requests each
+        assert events(state) == 2
+        place.write(DECODE, TOOL, RETRACTION.replace("5783", "6100"))  # forged
+        book.poll(state, LOCK)
+        scrape(state, 17)
+        assert events(state) == 2
+
+
+def test_a_retraction_of_a_server_that_was_restarted_meanwhile_is_still_counted(place: Place) -> None:
+    place.start()
+    with place.reader() as (_, state):
+        scrape(state, 7, ago=60)
+    place.write(DECODE, *["INFO: nothing"] * 80, RETRACTION)
+    place.start()
+    with place.reader() as (_, state):
+        scrape(state, 0)
+        assert events(state) == 1
 
 
 def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:

@@ -1,0 +1,120 @@
+"""An unexpected error in a thread of the exporter is logged and counted, and the thread goes on; one that always fails ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import config, wait_for
+from sglang_tuning_exporter.collect import threads
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.collect.threads import Threads
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+
+DECODE = (
+    "[2025-11-20 11:40:10] Decode batch, #running-req: 2, #token: 90, token usage: 0.09, cuda graph: True, "
+    "gen throughput (token/s): 44.70, #queue-req: 4\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "RESTART_SECONDS", 0.01)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(threads.logger, "error", lambda words, *figures: lines.append(words % figures))
+    return lines
+
+
+def test_a_log_is_followed_again_after_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    read = LogReader.feed_runs
+
+    def fails_at_bang(reader: LogReader, block: bytes, arrived: float | None = None) -> object:
+        if b"bang" in block:
+            raise KeyError("\x1b[31mbang\nbang")
+        return read(reader, block, arrived)
+
+    monkeypatch.setattr(LogReader, "feed_runs", fails_at_bang)
+    log = tmp_path / "server.log"
+    log.write_text("")
+    sidecar = Sidecar(config(log_file=(str(log),)))
+    sidecar.start()
+    assert sidecar.log is not None
+    book = sidecar.log
+    with log.open("a") as file:
+        for text in (DECODE, "bang\n", DECODE):
+            lines = book.lines["decode"]
+            file.write(text)
+            file.flush()
+            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == "bang\n" else book.lines["decode"] > lines)  # noqa: B023 - waited for at once
+    sidecar.stop()
+    [line] = said
+    assert line.startswith("log thread: unexpected error, please report it: KeyError: ")
+    assert line.isprintable()
+    assert (book.lines["decode"], sidecar.threads.failed) == (2, "")
+
+
+def test_an_error_at_the_first_look_does_not_keep_the_exporter_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(DECODE)
+    monkeypatch.setattr(LogReader, "feed_runs", lambda *_: 1 / 0)
+    sidecar = Sidecar(config(log_file=(str(log),), from_start=True))
+    sidecar.start()
+    monkeypatch.undo()
+    with log.open("a") as file:
+        file.write(DECODE)
+    wait_for(lambda: sidecar.log is not None and sidecar.log.lines["decode"] == 1)
+    sidecar.stop()
+    assert (len(said), sidecar.threads.errors["log"]) == (1, 1)
+
+
+def test_a_thread_that_fails_again_and_again_is_given_up(said: list[str]) -> None:
+    group, given_up = Threads(threading.Event()), threading.Event()
+    group.give_up = given_up.set
+    group.start("log", lambda: 1 / 0)
+    assert given_up.wait(60)
+    assert (group.failed, group.errors["log"]) == ("log", threads.MOST_IN_A_ROW)
+    assert said[-1] == "log thread: 5 errors in a row: the exporter ends"
+
+
+def test_errors_far_apart_are_not_in_a_row(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    monkeypatch.setattr(threads, "STEADY_SECONDS", 0.0)
+    stopping = threading.Event()
+    group = Threads(stopping)
+    group.start("log", lambda: 1 / 0)
+    wait_for(lambda: len(said) > 3 * threads.MOST_IN_A_ROW)
+    stopping.set()
+    assert group.join(time.monotonic() + 60)
+    assert group.failed == ""
+
+
+def test_an_exporter_whose_log_cannot_be_followed_any_more_exits_with_status_one(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("")
+    broken = textwrap.dedent("""
+        import sys
+        from sglang_tuning_exporter.cli import main
+        from sglang_tuning_exporter.collect import tail, threads
+        threads.RESTART_SECONDS = 0.01
+        tail.LogFollower.poll = lambda _: 1 / 0
+        sys.exit(main(["serve", "--listen-address", "127.0.0.1:0", "--log-file", sys.argv[1]]))
+    """)
+    ended = subprocess.run(
+        [sys.executable, "-c", broken, str(log)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 1
+    assert "log thread: 5 errors in a row: the exporter ends" in ended.stderr
+    assert "Traceback" not in ended.stderr
