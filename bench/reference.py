@@ -23,7 +23,7 @@ KINDS, _WEIGHTS = ("decode", "prefill", "access", "words"), (60, 25, 10, 5)
 _BODIES = 5000  # different lines of a kind
 # For three seconds after a message with a model's words each line is read slowly: as on real servers, that is not always.
 _BURST_EVERY, _FORGERIES_IN_BURST, _FORGERIES_APART = 40, 10, 150
-_RETRACTION = "{at}KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783"
+_RETRACTION = "{at}KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_tokens_gained: %d, #new_token_ratio: 0.3002 -> 0.5783"
 
 _START = (
     "server_args=ServerArgs(model_path='/srv/model', tp_size=1, dp_size=1, schedule_conservativeness=1.0, enable_metrics=True)",
@@ -44,7 +44,7 @@ _OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 )
 _FORGERIES = (
-    _RETRACTION % _FORGED_REQUESTS,
+    _RETRACTION % (_FORGED_REQUESTS, 9),
     f"{{at}}Scheduler hit an exception: {_OUT_OF_MEMORY}",
     _OUT_OF_MEMORY,
     "{at}" + _START[0].replace("tp_size=1", "tp_size=8"),
@@ -81,7 +81,10 @@ class Server:
             kinds[place], texts[place] = "forged", (dice.choice(_SINKS) + "\n" + dice.choice(_FORGERIES))
         retracted = dice.randrange(1, 5)
         kinds += ["decode", "retraction"]  # the KV cache is full
-        texts += [dice.choice(self._bodies["decode"]), _RETRACTION % retracted]
+        texts += [
+            dice.choice(self._bodies["decode"]),
+            _RETRACTION % (retracted, self.blocks),
+        ]  # no two alike: a repetition is another rank's
         text = "".join(f"{line}\n" for line in texts).replace("{at}", at).encode("utf-8", "surrogateescape")
         self.retracted += retracted
         self.tokens += 40 * 200 * kinds.count("decode")
