@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis.advice import shown
 from sglang_tuning_exporter.diagnosis.table import BY_ID
@@ -29,7 +27,7 @@ from sglang_tuning_exporter.report.wording import (
 )
 from sglang_tuning_exporter.serve.pages.page import WORDS, flags, pieces
 from sglang_tuning_exporter.serve.pages.page import sentence as as_sentence
-from sglang_tuning_exporter.sglang.clean import shown as shown_clean
+from sglang_tuning_exporter.serve.pages.rendering import environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,16 +43,7 @@ if TYPE_CHECKING:
 
 # In order of the document: nothing is fetched, run, framed or sent; styles stand in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_ENVIRONMENT = Environment(
-    loader=ChoiceLoader(
-        [PackageLoader("sglang_tuning_exporter.report"), PackageLoader("sglang_tuning_exporter.serve.pages")],
-    ),
-    autoescape=True,
-    undefined=StrictUndefined,
-    finalize=shown_clean,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_ENVIRONMENT = environment("report")
 _ENVIRONMENT.filters.update(flags=flags, sentence=as_sentence)
 _MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV pool"), ("graphs_gb", "graphs"), ("left_gb", "left"))
 

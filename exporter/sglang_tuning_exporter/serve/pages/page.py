@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
@@ -17,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.document import command_document
 from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, STARTING, Finding, Judgement
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.serve.pages.figures import figures, ranks
-from sglang_tuning_exporter.sglang.clean import shown as shown_clean
+from sglang_tuning_exporter.serve.pages.rendering import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,14 +26,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.signals import Signal
 
 REFRESH_SECONDS = 10
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("sglang_tuning_exporter.serve.pages"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    finalize=shown_clean,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_ENVIRONMENT = environment()
 _NO_FINDING = {
     STARTING: "SGLang is starting.",
     HEALTHY: "Nothing limits this server now.",

@@ -12,13 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
 from sglang_tuning_exporter.diagnosis.findings import Finding, judge
-from sglang_tuning_exporter.sglang.clean import shown as shown_clean
+from sglang_tuning_exporter.serve.pages.rendering import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,14 +27,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.sidecar import Sidecar
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("sglang_tuning_exporter.serve.pages"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    finalize=shown_clean,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_ENVIRONMENT = environment()
 _TONES = {"critical": "bad", "warning": "warn", "info": "info"}
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
