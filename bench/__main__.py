@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import chain, corpus, equivalence, exposition, idle, latency, measure, mtail, processes
+from bench import chain, corpus, equivalence, exposition, idle, latency, measure, mtail, processes, report
 from bench.table import Table
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def main() -> None:
     """Measure, print, and write `docs/benchmarks.md` when asked to."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="log, page, idle, scrapes, lines, chain (default: all)"
+        "parts", nargs="*", metavar="PART", help="log, report, page, idle, scrapes, lines, chain (default: all)"
     )
     parser.add_argument("--megabytes", type=int, default=MEGABYTES, help=f"how long the log is (default {MEGABYTES})")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, of all parts")
@@ -116,6 +116,7 @@ def main() -> None:
             "lines": lambda: latency.lines(directory),
             "chain": lambda: chain.measure(directory),
             "log": lambda: _log(directory, given.megabytes),
+            "report": lambda: report.measure_all(directory, given.megabytes),
             "page": _page,
         }
         wanted = given.parts or list(parts)

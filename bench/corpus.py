@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _ROOT = Path(__file__).parent.parent
 RECORDINGS = (
@@ -98,6 +99,28 @@ def _pieces(size: int) -> Iterator[tuple[bytes, int]]:
             piece = _varied(clock.shift(recording.work), turn)
             written += len(piece)
             yield piece, 0
+
+
+def _docker(line: str, moment: str) -> str:
+    return json.dumps({"log": line + "\n", "stream": "stderr", "time": moment})
+
+
+def _cri(line: str, moment: str) -> str:
+    return f"{moment} stderr F {line}"
+
+
+WRAPPINGS: dict[str, Callable[[str, str], str]] = {"Docker JSON": _docker, "CRI": _cri}
+
+
+def wrapped(log: Path, path: Path, wrap: Callable[[str, str], str]) -> Path:
+    """Write a log to `path` as something that keeps logs would, each line with the time that was printed last."""
+    moment = "2026-01-01T00:00:00.000000000Z"
+    with log.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            if line[:1] == "[" and line[11:12] == " " and line[5:6] == "-":
+                moment = f"{line[1:11]}T{line[12:20]}.000000000Z"
+            file.write(wrap(line.rstrip("\n"), moment) + "\n")
+    return path
 
 
 def write(path: Path, size: int) -> Corpus:

@@ -32,8 +32,8 @@ try:
     from sglang_tuning_exporter.collect import scrape
     from sglang_tuning_exporter.collect.sidecar import Sidecar
 except ImportError:  # a revision from before the package had rooms
-    from sglang_tuning_exporter.watcher import Watcher as Sidecar  # type: ignore[import-not-found,no-redef]
     from sglang_tuning_exporter.sources import scrape  # type: ignore[import-not-found,no-redef]
+    from sglang_tuning_exporter.watcher import Watcher as Sidecar  # type: ignore[import-not-found,no-redef]
 
 STEP_SECONDS = 0.5
 SCRAPE_SECONDS = 5.0

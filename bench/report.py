@@ -1,0 +1,64 @@
+"""The whole report of a log beside mtail's one reading of it: plain, as Docker's JSON and as a Kubernetes node keeps it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from bench import corpus, equivalence, measure, mtail, processes
+from bench.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+JOBS = (1, 2)
+_OF_FILE = frozenset({"sources"})  # what two reports of one log in two wrappings differ in
+
+
+def measure_all(directory: Path, megabytes: int) -> Table:
+    """Measure the report of each form with one process and with two. Raises `equivalence.DifferentError`."""
+    log = corpus.write(directory / "report.log", megabytes * 1_000_000)
+    forms = {"plain": log.path}
+    for name, wrap in corpus.WRAPPINGS.items():
+        forms[name] = corpus.wrapped(log.path, directory / f"report.{name.split()[0]}", wrap)
+    commands: dict[str, Sequence[str]] = {}
+    for name, path in forms.items():
+        peer = mtail.command(path)
+        if peer is not None:
+            commands[f"mtail, {name}"] = peer
+        for jobs in JOBS:
+            commands[f"report, {name}, --jobs {jobs}"] = _command(path, jobs)
+    used = measure.best_of(commands)
+    _demand_one_report({name: usage.output for name, usage in used.items() if name.startswith("report")})
+    table = Table(
+        "The report of a log",
+        f"The same kind of log, {log.lines:,} lines and {log.size / 1e6:.0f} MB without wrapping. `report --format json` says what "
+        "limited the server, when alerts would have fired and what to change; "
+        f"mtail {processes.version('mtail')} (`--one_shot`) counts, and reads wrapped lines as they are. CPU seconds, user and "
+        "system, of all processes, and seconds by the clock, the interpreter's start included; "
+        f"best of {measure.RUNS}, in turn. All reports say the same.",
+        ["what", "CPU", "wall", "CPU against mtail", "wall against mtail"],
+    )
+    for name, usage in used.items():
+        base = used.get("mtail, " + name.split(", ")[1])
+        ratios = ["", ""] if base is None else [f"{base.cpu / usage.cpu:.1f}x", f"{base.wall / usage.wall:.1f}x"]
+        table.rows.append([name, f"{usage.cpu:.2f} s", f"{usage.wall:.2f} s", *ratios])
+    if not any(name.startswith("mtail") for name in used):
+        table.notes.append(mtail.MISSING)
+    return table
+
+
+def _command(path: Path, jobs: int) -> Sequence[str]:
+    module = "sglang_tuning_exporter"
+    return [sys.executable, "-m", module, "report", "--format", "json", "--jobs", str(jobs), str(path)]
+
+
+def _demand_one_report(outputs: dict[str, bytes]) -> None:
+    """Compare all reports. Raises `equivalence.DifferentError`."""
+    told = {name: json.loads(output) for name, output in outputs.items()}
+    first = next(iter(told))
+    for name, found in told.items():
+        if different := [key for key in told[first] if key not in _OF_FILE and told[first][key] != found.get(key)]:
+            raise equivalence.DifferentError(f"{', '.join(different)}: {name} says something else than {first}")
