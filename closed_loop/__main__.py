@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|capture|situations|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|predict|capture|situations|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, keeping, liveness, quiet, verdicts
+from closed_loop import agreement, captures, keeping, liveness, predictions, quiet, verdicts
 from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
@@ -65,9 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     living.add_argument(
         "--time-scale", type=float, default=10.0, help="how much faster the clocks of the rules run; 1: true"
     )
+    foretelling = tasks.add_parser("predict", help="what a quiet minute's step times predict, beside what came")
+    foretelling.add_argument("--runs", type=int, default=1, help="runs of each mix")
     agreeing = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
     agreeing.add_argument("--seconds", type=float, default=600.0)
-    for parsing in (living, agreeing):
+    for parsing in (living, agreeing, foretelling):
         parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
         parsing.add_argument("--results", type=Path, default=RESULTS)
         parsing.add_argument("--again", action="store_true", help="also where a result is there")
@@ -120,6 +122,7 @@ def main() -> int:
             "run": _run,
             "liveness": _liveness,
             "agreement": _agreement,
+            "predict": _predict,
             "capture": _capture,
             "situations": _situations,
             "keep": _keep,
@@ -193,6 +196,20 @@ def _liveness(args: argparse.Namespace) -> int:
         )
     print("\n".join(liveness.table(found)))
     return 1 if any(told["problems"] for told in found) else 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    lane = Lane.of(args.lane)
+    lane.stay()
+    for number in range(1, args.runs + 1):
+        for mix in predictions.MIXES:
+            kept = args.results / f"prediction-{mix}-{number}.json"
+            if args.again or not kept.exists():
+                args.results.mkdir(parents=True, exist_ok=True)
+                told = predictions.run(install(RELEASES[0], say=say), lane, mix, args.results, say)
+                kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    print(predictions.table(predictions.results_of(args.results)))
+    return 0
 
 
 def _agreement(args: argparse.Namespace) -> int:

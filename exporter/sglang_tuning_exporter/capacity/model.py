@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.capacity.moments import Moments, total
 from sglang_tuning_exporter.capacity.prefill import Prefill, measure
@@ -67,6 +67,15 @@ class RankCapacity:
         return type(step)(tokens / step.value, tokens / step.high, tokens / step.low)
 
 
+class Speeds(NamedTuple):
+    """What the readings up to one say: step time, prefill, and prompt tokens computed for each generated token."""
+
+    at: float | None
+    step: StepTime | None
+    prefill: Prefill
+    per_token: float | None
+
+
 class Measured:
     """The readings of `/v1/loads` of one server, by DP rank."""
 
@@ -76,6 +85,7 @@ class Measured:
         self._waiting: dict[int | None, float | None] = {}
         self._seen: dict[int | None, float] = {}
         self._fitted: dict[int | None, tuple[float, StepTime]] = {}  # the last line of each, and when
+        self._speeds: dict[int | None, Speeds] = {}
 
     def observe(self, loads: Sequence[Load], now: float) -> None:
         """Take one answer, whose schedulers each have a time stamp of their own; a repeated snapshot says nothing new."""
@@ -94,6 +104,7 @@ class Measured:
         self._waiting.clear()
         self._seen.clear()
         self._fitted.clear()
+        self._speeds.clear()
 
     def readings(self, dp: int | None, now: float, *, only: bool) -> Readings | None:
         """Return one scheduler's readings; the server's one scheduler counts as rank 0 there. None where they are stale."""
@@ -102,22 +113,31 @@ class Measured:
             return None
         return self._ranks[key]
 
-    def step_time(self, dp: int | None, readings: Readings, now: float) -> StepTime | None:
-        """Return the present fit; while the batch stands still, with the line of the time when it varied.
+    def speeds(self, dp: int | None, readings: Readings, now: float) -> Speeds:
+        """Return the present fit, made once for each new reading.
 
-        At a running limit the batch is always the same, and that is when somebody wants to know what a larger one brings.
+        While the batch stands still, it has the line of the time when it varied: at a running limit the batch is always the same, and that
+        is when somebody wants to know what a larger one brings.
         """
-        step = fit([each.decode for each in readings.intervals])
+        last = None if readings.last is None else readings.last.at
+        known = self._speeds.get(dp)
+        if known is not None and known.at == last:
+            return known
         if readings.restarted:
             readings.restarted = False
             self._fitted.pop(dp, None)
-        if step is None:
-            return None
-        if step.line is not None:
+        intervals = list(readings.intervals)
+        step, generated = fit([each.decode for each in intervals]), total(each.decode for each in intervals).tokens
+        if step is not None and step.line is not None:
             self._fitted[dp] = (now, step)
-            return step
-        at, earlier = self._fitted.get(dp, (now, step))
-        return step.with_line_of(earlier, now - at)
+        elif step is not None and dp in self._fitted:
+            at, earlier = self._fitted[dp]
+            step = step.with_line_of(earlier, now - at)
+        per_token = (
+            sum(each.prefill_tokens for each in intervals) / generated if step is not None and generated else None
+        )
+        found = self._speeds[dp] = Speeds(last, step, measure(intervals), per_token)
+        return found
 
     def waiting(self, dp: int | None, *, only: bool) -> float | None:
         """Return the prompt tokens that wait and are in no cache, as last read."""
@@ -135,12 +155,8 @@ def _rank(rank: RankState, facts: ServerFacts, measured: Measured | None, now: f
     per_token = waiting = None
     prefill = _NOT_MEASURED
     if measured is not None and readings is not None:
-        intervals = list(readings.intervals)
-        step, prefill = measured.step_time(rank.dp, readings, now), measure(intervals)
+        _, step, prefill, per_token = measured.speeds(rank.dp, readings, now)
         waiting = measured.waiting(rank.dp, only=only)
-        generated = total(each.decode for each in intervals).tokens
-        if step is not None and generated:
-            per_token = sum(each.prefill_tokens for each in intervals) / generated
     else:
         step = logged(rank, facts, now)
     pool, limit = facts.kv_pool_tokens.get(rank.dp), facts.running_limit(rank.dp)
