@@ -209,6 +209,37 @@ def test_what_limits_a_server_comes_first_and_both_flags_of_a_diagnosis_are_show
 # --- as it should be -------------------------------------------------------------------------------------------------
 
 
+def test_a_dead_server_is_shown_with_how_its_log_says_that_it_ended_and_no_figure_of_before(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1"'
+    words = "its log says that scheduler_0 crashed with exit code -9"
+    look = 'diagnosis="server_down",suggested="look at the log"'
+    series = server("a:1", "server_down", "critical") | {
+        f'sglang_tuning_end_info{{{place},how="{words}"}}': "1x240",
+        f"sglang_tuning_recommendation_timestamp_seconds{{{place},{look}}}": "5x240",
+        f'sglang_tuning_diagnosis_active{{{place},diagnosis="server_down"}}': "1x240",
+        f"sglang_tuning_available_gpu_memory_bytes{{{place}}}": "9e9x240",
+        f"sglang_tuning_retraction_events_total{{{place}}}": "0x240",
+    }
+    change, memory, thrown = answers(
+        tmp_path,
+        series,
+        [query("server", title, instance="a:1") for title in ("What to change", "GPU memory left", "Retractions")],
+        at="30m",
+    )
+    assert [labels["advice"] for labels, _ in change] == [words]
+    assert memory == thrown == []
+
+
+def test_the_alerts_that_fire_stand_beside_the_verdict_the_most_severe_with_the_largest_value(tmp_path: Path) -> None:
+    series = server("a:1") | firing("a:1", "time_to_first_token_burning_fast", "critical")
+    series |= firing("a:1", "queue_too_long", "warning")
+    found = answer(tmp_path, series, query("server", "Firing alerts", instance="a:1"))
+    assert {labels["alertname"]: value for labels, value in found} == {
+        "SGLangTimeToFirstTokenBurningFast": 4,
+        "SGLangQueueTooLong": 3,
+    }
+
+
 @pytest.mark.parametrize("verdict", ["not_enough_data", "starting", "no_clear_bottleneck"])
 def test_a_server_without_a_verdict_is_not_as_it_should_be(tmp_path: Path, verdict: str) -> None:
     series = server("a:1", verdict) | server("b:1", "idle") | server("c:1", "healthy")
@@ -295,7 +326,7 @@ def ranks() -> dict[str, str]:
 
 def test_latencies_stay_when_a_rank_is_chosen(tmp_path: Path) -> None:
     panels = [
-        ("fleet", "Slower than the objective", "A"), ("latency", "Burn rate", "A"), ("latency", "Burn rate: first token", "D"),
+        ("fleet", "Slower than the objective", "A"), ("latency", "Burn rate", "A"), ("latency", "Burn rate: TTFT", "D"),
         ("latency", "Kept the objective", "B"),
     ]  # fmt: skip
     exprs = [query(*each, instance="a:1", dp_rank="1") for each in panels]
@@ -378,10 +409,13 @@ def test_a_log_that_is_dead_hides_no_retraction(tmp_path: Path) -> None:
 
 def test_a_server_with_an_ipv6_address_fills_its_boards(tmp_path: Path) -> None:
     instance = "[2001:db8::1]:9741"
-    series = server(instance) | {f'sglang_tuning_queued_requests{{job="sglang",instance="{instance}"}}': "7x240"}
+    place = f'job="sglang",instance="{instance}"'
+    series = server(instance) | {
+        f"sglang_tuning_{name}{{{place}}}": "7x240" for name in ("queued_requests", "running_requests")
+    }
     exprs = [
         query("server", "What limits it now", instance=instance), query("server", "Queued requests", instance=instance),
-        query("scheduling", "All requests of this side", instance=instance),
+        query("server", "Running requests and their limit", "B", instance=instance),
     ]  # fmt: skip
     assert all(answers(tmp_path, series, exprs, at="30m"))
 
@@ -466,9 +500,9 @@ def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: 
     series[f"sglang_tuning_recommendation_timestamp_seconds{{{place},{words}}}"] = value.format(2, 2)
     tiles = [
         ("fleet", "Requests waiting", "A"), ("fleet", FLEET[1], "B"), ("fleet", FLEET[1], "C"), ("fleet", FLEET[1], "D"),
-        ("fleet", FLEET[1], "E"), ("server", "What limits it now", "A"), ("server", "Queued requests", "A"), ("server", "Token usage", "A"),
-        ("server", "CUDA graphs used", "A"), ("server", "GPU memory left", "A"), ("server", "Who answers", "A"),
-        ("server", "Who answers", "B"), ("server", "Server", "A"), ("server", "Last log line", "A"),
+        ("server", "What limits it now", "A"), ("server", "Queued requests", "A"), ("server", "Token usage", "A"),
+        ("server", "CUDA graphs used", "A"), ("server", "GPU memory left", "A"), ("server", "Data sources", "A"),
+        ("server", "Data sources", "B"), ("server", "Server", "A"), ("server", "Last log line", "A"),
         *(("scheduling", "Where the GPU memory went", ref) for ref in "ABCD"),
     ]  # fmt: skip
     exprs = [query(*tile, instance="a:1") for tile in tiles]
@@ -497,7 +531,7 @@ def test_the_lines_of_a_burn_rate_lie_where_the_rules_notify(
     series = {
         'sglang_tuning_threshold{job="sglang",instance="a:1",signal="latency",bound="objective"}': f"{objective}x240"
     }
-    exprs = [query("latency", "Burn rate: first token", ref, instance="a:1") for ref in "AB"]
+    exprs = [query("latency", "Burn rate: TTFT", ref, instance="a:1") for ref in "AB"]
     exprs.append(query("latency", "Burn rate, supposed", objective=objective))
     found = answers(tmp_path, series, exprs, at="30m")
     assert [round(value, 6) for samples in found for _, value in samples] == [fast, slow, fast]

@@ -8,7 +8,8 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ import yaml
 
 from alert_matrix.promtool import PRESENT
 from conftest import wait_for
-from hours import Story, blocks, quarter, recorded, repeated, told
+from hours import Moment, Story, blocks, quarter, recorded, repeated, told
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.recordings.stack import free_port
-from situations import HEALTHY, Load, hour, storm
+from situations import HEALTHY, STORM, Load, hour, storm
 
 HERE = Path(__file__).parent
 BOARDS = [json.loads(text) for text in boards.files().values()]
@@ -73,6 +74,20 @@ def nobody(_minute: float) -> Load | None:
     return Load(running=0, queued=0, usage=0, generated=0, arriving=0, first=0.1, between=0.1)
 
 
+def near_its_limits(_minute: float) -> Load | None:
+    return replace(STORM, running=1500, queued=900, retractions=0, rejected=0)
+
+
+def crashed(end: float) -> Story:
+    """Give a server that is killed from outside after seven minutes, and says so in its log."""
+    moments = list(hour(ends, end=end, minutes=10))
+    place = next(place for place, moment in enumerate(moments) if moment.page is None)
+    stamp = datetime.fromtimestamp(moments[place].at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    line = f"[{stamp}] Subprocess scheduler_0 (pid=4567) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    moments[place] = Moment(moments[place].at, line.encode(), None)
+    return Story("", moments)
+
+
 # instance -> what it is and was recorded of; the recordings' own pages say how each was made
 SERVERS: dict[str, Callable[[float], Story]] = {
     "0.5.23": lambda end: recorded_server(packaged("retract"), end),
@@ -87,7 +102,8 @@ SERVERS: dict[str, Callable[[float], Story]] = {
     "swa": lambda end: shown_page("0.5.23_swa1-healthy.prom", end),
     "mamba": lambda end: shown_page("0.5.23_mamba1-healthy.prom", end),
     "gpu": lambda end: made(late_storm, end),
-    "down": lambda end: made(ends, end),
+    "busy": lambda end: made(near_its_limits, end, profile="offline"),
+    "down": crashed,
     "idle": lambda end: made(nobody, end),
     "no-exporter": lambda end: made(late_storm, end, gone_from=end - 360),
 }
@@ -151,6 +167,8 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
                 families,
                 sink,
             )
+        labels = 'alertname="SGLangServerDown",alertstate="firing",severity="critical",diagnosis="server_down"'
+        sink.write(f'ALERTS{{job="sglang",instance="down",{labels}}} 1 {end - 2:.3f}\n')
         sink.write("# EOF\n")
     blocks(directory / "all.om", directory / "data")
     (directory / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "15s"}}))

@@ -130,7 +130,7 @@ def test_only_the_fleet_shows_all_servers_at_once() -> None:
 def test_alerts_starts_arguments_and_memory_failures_are_marked_by_name() -> None:
     for board in BOARDS.values():
         marks = board["annotations"]["list"]
-        assert [mark["name"] for mark in marks] == ["Alerts", "Starts", "Changed arguments", "Out of memory"]
+        assert [mark["name"] for mark in marks] == ["Critical alerts", "Starts", "Changed arguments", "Out of memory"]
         assert all("{{" in mark["titleFormat"] for mark in marks)
 
 
@@ -190,7 +190,7 @@ def test_a_panel_has_a_title_a_unit_and_words_for_no_value(panel: dict[str, Any]
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_description_names_the_guide_and_ends_with_the_metric_that_is_queried(panel: dict[str, Any]) -> None:
-    said = re.fullmatch(r"(.+\.) `([a-z0-9_:]+)`", panel["description"])
+    said = re.fullmatch(r"(.+\.) `([A-Za-z0-9_:]+)`", panel["description"])
     assert said
     assert len(said[1]) > 60
     assert "guide" in said[1]
@@ -314,6 +314,44 @@ def test_a_panel_is_of_a_kind_that_grafana_brings(panel: dict[str, Any]) -> None
 def test_the_title_of_a_small_tile_fits(panel: dict[str, Any]) -> None:
     if panel["gridPos"]["w"] <= 4:
         assert len(panel["title"]) <= LONGEST_TITLE or panel["gridPos"]["h"] > 4
+
+
+def luminance(colour: str) -> float:
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("colour", [panels.GOOD, panels.WATCH, panels.BAD, panels.NEUTRAL, panels.QUIET])
+def test_white_words_on_a_colour_and_its_words_on_either_theme_can_be_read(colour: str) -> None:
+    def contrast(other: str) -> float:
+        low, high = sorted((luminance(colour), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert contrast("#ffffff") >= 4.5  # WCAG AA
+    assert contrast("#181b1f") >= 3  # large words on Grafana's dark panel
+
+
+def test_what_holds_requests_back_is_amber_and_a_full_kv_cache_is_not_green() -> None:
+    holding = {"pool_full", "held_back", "running_limit", "prefill_bound", "recovering", "above_range", "grammar_queue"}
+    assert {state for state, (_, colour) in words.STATE_WORDS.items() if colour == panels.WATCH} >= holding
+
+
+def test_the_lanes_of_a_healthy_server_are_green() -> None:
+    healthy = ("serving", "empty", "no_queue", "below_target", "at_target", "replayed", "in_range")
+    assert {words.STATE_WORDS[state][1] for state in healthy} == {panels.GOOD}
+
+
+def test_an_alert_is_marked_where_it_began_and_the_fleet_shows_no_marks_until_asked() -> None:
+    for board in BOARDS.values():
+        marks = board["annotations"]["list"]
+        assert "unless" in marks[0]["target"]["expr"]
+        assert 'severity="critical"' in marks[0]["target"]["expr"]
+        assert {mark["enable"] for mark in marks} == {board is not FLEET}
+
+
+def test_there_are_few_enough_panels_to_read() -> None:
+    assert sum(len(panels_of(board)) for board in BOARDS.values()) <= 65
 
 
 def test_parentheses_and_braces_of_every_expression_are_closed() -> None:

@@ -107,12 +107,12 @@ def picker(name: str, label: str, values: Sequence[str], chosen: str, descriptio
     }
 
 
-def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "") -> Json:
+def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "", shown: bool = True) -> Json:
     """Mark the times at which `expr` has a sample, with a title made of its labels (`{{label}}`)."""
     return {
         "name": name,
         "datasource": DATASOURCE,
-        "enable": True,
+        "enable": shown,
         "hide": False,
         "iconColor": colour,
         "target": {"refId": "Anno", "expr": expr},

@@ -21,11 +21,13 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # Grafana makes $__rate_interval four times this, whatever scrape interval its data source is set to: two scrapes that
 # are two minutes apart still make a rate. A point stands for no less.
 SMALLEST_STEP = "1m"
-NO_TRAFFIC = "No traffic"
+NO_TRAFFIC = "No requests, or no metrics of SGLang"  # a log has no latencies
 NOT_TOLD = "Not reported by this server"  # by no release of its kind, or it is down
 
 # Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
-GOOD, WATCH, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#6e7280"
+# White text on each, and each as text on white, has a contrast of at least 4.5 : 1 (WCAG AA); as large text on Grafana's dark
+# background 3 : 1.
+GOOD, WATCH, BAD, NEUTRAL, QUIET = "#37872d", "#c2570c", "#d42a3f", "#3274d9", "#6e7280"
 
 
 @dataclass(frozen=True, slots=True)

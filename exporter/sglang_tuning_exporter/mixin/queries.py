@@ -116,6 +116,14 @@ def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interv
     return f"histogram_quantile({share}, {buckets(metric, *older, window=window)}) >= 0"
 
 
+def quantiles(share: str, metric: str, *older: str, by: Sequence[str]) -> str:
+    """Give a quantile over 5 minutes for each server."""
+    names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
+    on = ", ".join(by)
+    found = f" or on ({on}) ".join(f"sum by ({on}, le) ({rate(native(name), '5m')})" for name in names)
+    return f"histogram_quantile({share}, {found}) >= 0"
+
+
 # --- retractions -----------------------------------------------------------------------------------------------------
 
 
@@ -232,9 +240,33 @@ def _recommended() -> str:
     return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
 
 
+def ended() -> str:
+    """Ask how the log says that a server ended, as advice about a server that is down."""
+    said = f'label_replace({known(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
+    return f'group by ({ON}, diagnosis, advice) (label_replace({said}, "diagnosis", "server_down", "", ""))'
+
+
+def _or_ended(advised: str) -> str:
+    return f"({ended()} or on ({ON}, diagnosis) ({advised}))"
+
+
+def while_there(expr: str, on: str = ON) -> str:
+    """Drop what is known of a server that is down: old figures would look like those of this moment."""
+    return f"({expr} unless on ({on}) {known(own('sglang_tuning_verdict', is_('verdict', 'server_down')))})"
+
+
+def alerts() -> str:
+    """Ask for the alerts that fire, by server, the most severe with the largest value."""
+    firing = ('alertname=~"SGLang.+"', is_("alertstate", "firing"))
+    by = f"max by ({ON}, alertname, severity)"
+    return " or ".join(
+        f"{by} ({own('ALERTS', *firing, is_('severity', name))}) * {level}" for name, level in URGENCY.items()
+    )
+
+
 def advice() -> str:
     """Ask for the first change that each diagnosis advises now, in words: labels job, instance, diagnosis and `advice`."""
-    return _in_words(_recommended())
+    return _or_ended(_in_words(_recommended()))
 
 
 def every_advice() -> str:
@@ -252,4 +284,4 @@ def every_advice() -> str:
     word = known(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
     setting = f'label_replace(max by ({on}, value) ({word}), "suggested", "$1", "value", "(.*)")'
     more = flagged(f"({figure} or on ({on}) {setting})")
-    return _in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})")
+    return _or_ended(_in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})"))

@@ -8,6 +8,7 @@ from math import inf
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened
 from sglang_tuning_exporter.diagnosis.evidence import AFTERLIFE_SECONDS, Evidence, Past
+from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
 from sglang_tuning_exporter.sglang.events import ENDS
 from sglang_tuning_exporter.state.server import START, WORK
 
@@ -48,7 +49,9 @@ class SourceTrouble(Condition):
 
     @property
     def seen_as(self) -> str:
-        return self.words
+        if not self.is_end:
+            return self.words
+        return otherwise(asked("sglang_tuning_end_info"), '{{ . | first | label "how" }}', self.words)
 
     def measure(self, past: Past) -> Evidence | None:
         if not self.trouble:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin.board import Shelf
 from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
-from sglang_tuning_exporter.mixin.boards.words import LEVELS, STATE_WORDS, changes, verdict_looks, verdicts
+from sglang_tuning_exporter.mixin.boards.words import (
+    LEVELS,
+    SEVERITIES,
+    STATE_WORDS,
+    changes,
+    verdict_sentences,
+    verdicts,
+)
 from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NOT_TOLD, WATCH, Json, Query, painted, stat, table, texts
 from sglang_tuning_exporter.mixin.queries import (
     ON,
+    alerts,
     every_advice,
     known,
     own,
@@ -15,14 +23,15 @@ from sglang_tuning_exporter.mixin.queries import (
     retractions,
     threshold,
     verdict,
+    while_there,
     words,
 )
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 from sglang_tuning_exporter.state.signals import Signal
 
 
-def answer() -> Shelf:
-    """Give the verdict, the changes it asks for, and what is running."""
+def verdict_strip() -> Shelf:
+    """Give what limits the server, as a sentence over the whole width."""
     tile = stat(
         "What limits it now",
         Query(verdict(), "{{verdict}}"),
@@ -30,15 +39,42 @@ def answer() -> Shelf:
         fill=True,
         unit="none",
         no_value=NO_EXPORTER,
-        names=verdict_looks(),
+        names=verdict_sentences(),
         mappings=texts(LEVELS),
-        sizes={"titleSize": 22, "valueSize": 22},
+        sizes={"titleSize": 26, "valueSize": 26},
         metric="sglang_tuning_verdict",
-        description="The most urgent diagnosis of the tuning guide that holds now. The guide acts on what happens"
-        " frequently; here that is more than half of the last ten minutes of serving time. Green: nothing to change."
-        " Grey: the server is idle, or too little was seen of it.",
+        description="The most urgent diagnosis of the tuning guide that holds now, or the most severe alert that fires."
+        " The guide acts on what happens frequently; here that is more than half of the last ten minutes of serving time."
+        " Red: act now. Amber: requests are held back. Blue: could be better. Green: nothing to change. Grey: idle, or too little was seen.",
     )
-    return Shelf(6, (tile, _advice(), _server()), (5, 12, 7))
+    return Shelf(3, (tile,))
+
+
+def answer() -> Shelf:
+    """Give the changes that the verdict asks for, and the alerts that fire."""
+    return Shelf(5, (_advice(), _alerts()), (15, 9))
+
+
+def _alerts() -> Json:
+    severities: dict[str, tuple[str, str | None]] = {name: (name, colour) for name, colour in SEVERITIES.items()}
+    return table(
+        "Firing alerts",
+        Query(alerts()),
+        worst_first="Value",
+        no_value="No alert fires, or the rules are not loaded",
+        metric="ALERTS",
+        description="Alerts of this server that fire now, the most severe first. The guide's figures can be good while an"
+        " objective is missed: both are shown.",
+        columns={
+            "severity": {
+                "displayName": "Severity",
+                "mappings": texts(severities),
+                "custom.width": 90,
+                "custom.cellOptions": {"type": "color-background", "mode": "basic"},
+            },
+            "alertname": {"displayName": "Alert"},
+        },
+    )
 
 
 def _advice() -> Json:
@@ -70,7 +106,8 @@ def _advice() -> Json:
     )
 
 
-def _server() -> Json:
+def server() -> Json:
+    """Show version, model and profile of the server, and what the exporter reads of it."""
     info = f"group by (version, model_name, profile) ({known(own('sglang_tuning_server_info'))})"
     sources = f"group by (metrics, log) ({known(own('sglang_tuning_sources_info'))})"
     labels: dict[str, tuple[str, str | None]] = {
@@ -134,7 +171,7 @@ def _figure(
 
 
 def figures() -> Shelf:
-    """Give the guide's five figures of this moment, each with its judgement, and who answers."""
+    """Give the guide's five figures of this moment, each with its judgement, and its data sources."""
     return Shelf(4, (_queue(), _usage(), _retractions(), _graphs(), _memory(), _answers()))
 
 
@@ -161,8 +198,9 @@ def _usage() -> Json:
         "Token usage",
         words(
             f"max({known(ranked('sglang_tuning_token_usage_ratio'))})",
-            _is("token_usage", "at_target"),
+            _is("admission", "pool_full"),
             _is("admission", "held_back"),
+            _is("token_usage", "at_target"),
             _is("token_usage", "below_target"),
             _is("token_usage", "idle"),
             otherwise="used",
@@ -201,7 +239,7 @@ def _graphs() -> Json:
 
 
 def _memory() -> Json:
-    memory = f"min({known(ranked('sglang_tuning_available_gpu_memory_bytes'))})"
+    memory = while_there(f"min({known(ranked('sglang_tuning_available_gpu_memory_bytes'))})", "")
     low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
     return _figure(
         "GPU memory left",
@@ -223,7 +261,7 @@ def _memory() -> Json:
 
 
 def _retractions() -> Json:
-    per_minute = f"({retractions()})"
+    per_minute = while_there(f"({retractions()})", "")
     # `increase` stretches ten events in ten minutes to more than one a minute: the rule allows for one event
     tolerated = f"{threshold('retractions_per_minute', 'upper')} + {ONE_MORE}"
     return _figure(
@@ -246,12 +284,12 @@ def _retractions() -> Json:
 
 def _answers() -> Json:
     return stat(
-        "Who answers",
+        "Data sources",
         Query(f"min({known(own('sglang_tuning_up'))})", "metrics"),
         Query(f"min({known(own('sglang_tuning_log_up'))})", "log"),
         unit="none",
         no_value=NO_EXPORTER,
-        mappings=texts({"1": ("answers", GOOD), "0": ("away", BAD)}),
+        mappings=texts({"1": ("up", GOOD), "0": ("down", BAD)}),
         sizes={"titleSize": 14, "valueSize": 20},
         metric="sglang_tuning_up",
         description="Whether the last scrape of SGLang worked and its log can be read. Without them the other figures"

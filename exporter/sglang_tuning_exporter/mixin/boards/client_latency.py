@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin.board import Shelf
 from sglang_tuning_exporter.mixin.panels import (
-    GOOD,
+    NEUTRAL,
     NO_TRAFFIC,
     WATCH,
     Json,
@@ -16,16 +16,23 @@ from sglang_tuning_exporter.mixin.panels import (
 )
 from sglang_tuning_exporter.mixin.queries import buckets, quantile, threshold
 
-QUANTILES = (("0.5", "p50", GOOD), ("0.9", "p90", "yellow"), ("0.99", "p99", "purple"))
+QUANTILES = (("0.5", "p50", "light-blue"), ("0.9", "p90", NEUTRAL), ("0.99", "p99", "purple"))
 
 FIRST = ("sglang:time_to_first_token_seconds",)
 BETWEEN = ("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds")  # the older name: until 0.4.3
 WHOLE = ("sglang:e2e_request_latency_seconds",)
 QUEUED = ("sglang:queue_time_seconds",)
+SECONDS = "suffix: s"  # Grafana's own unit turns 80 s into 1.33 min
 
 
 def _quantiles(
-    title: str, metric: tuple[str, ...], says: str, *, objective: str = "", no_value: str = NO_TRAFFIC
+    title: str,
+    metric: tuple[str, ...],
+    says: str,
+    *,
+    objective: str = "",
+    no_value: str = NO_TRAFFIC,
+    unit: str = SECONDS,
 ) -> Json:
     queries = [
         Query(quantile(share, *metric), name, painted(colour, fillOpacity=0)) for share, name, colour in QUANTILES
@@ -34,13 +41,13 @@ def _quantiles(
         # no line where nothing can be held against it: the panel then says so in words
         told = f"{threshold(objective, 'upper')} and on () ({buckets(*metric)})"
         queries.insert(0, Query(told, "objective", bound_line(WATCH)))
-    return timeseries(title, *queries, unit="s", metric=metric[0], description=says, no_value=no_value)
+    return timeseries(title, *queries, unit=unit, metric=metric[0], description=says, no_value=no_value)
 
 
 def first_token() -> Json:
     """Quantiles of the time to the first token."""
     return _quantiles(
-        "Time to first token",
+        "Time to first token (TTFT)",
         FIRST,
         "Wait until the first token, queue included. When it is long the guide looks at the queue first, then at long"
         " prompts.",
@@ -51,18 +58,19 @@ def first_token() -> Json:
 def between_tokens() -> Json:
     """Quantiles of the time between two tokens."""
     return _quantiles(
-        "Time between tokens",
+        "Inter-token latency (ITL)",
         BETWEEN,
         "Time from one token to the next. It grows with the running batch: the guide lowers the running limit when it"
         " is too long.",
         objective="inter_token_latency_seconds",
+        unit="s",
     )
 
 
 def whole_request() -> Json:
     """Quantiles of whole requests."""
     return _quantiles(
-        "Whole request",
+        "End-to-end latency",
         WHOLE,
         "From arrival to the last token. The guide trades this for throughput: more running requests finish more, each"
         " one later.",
@@ -72,11 +80,11 @@ def whole_request() -> Json:
 def time_queued() -> Json:
     """Quantiles of the time in the queue."""
     return _quantiles(
-        "Time in the queue",
+        "Queue time",
         QUEUED,
         "Measured wait of the requests that left the queue; those still waiting do not count. The guide's healthy"
         " queue is one that this wait allows.",
-        no_value="No traffic, or not reported by this version",
+        no_value="No requests, or not reported by this version",
     )
 
 
@@ -89,7 +97,7 @@ def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAF
 def first_token_map() -> Json:
     """Every first token as a spot in a map."""
     return _map(
-        "Time to first token, all requests",
+        "TTFT, all requests",
         FIRST,
         "Requests per second by how long their first token took. Two separate bands are two kinds of requests, often"
         " short and long prompts, which the guide treats apart.",
@@ -99,25 +107,13 @@ def first_token_map() -> Json:
 def between_tokens_map() -> Json:
     """Every gap between tokens as a spot in a map."""
     return _map(
-        "Time between tokens, all tokens",
+        "ITL, all tokens",
         BETWEEN,
         "Tokens per second by how long they took after the one before. A faint upper band is where a prompt was"
         " computed in between: the guide's --chunked-prefill-size.",
     )
 
 
-def whole_request_map() -> Json:
-    """Every request as a spot in a map."""
-    return _map(
-        "Whole requests",
-        WHOLE,
-        "Requests per second by how long they took. It follows the length of the answers, so that the guide does not judge it.",
-    )
-
-
-def shelves() -> tuple[Shelf, ...]:
-    """Give what clients feel, for the server's board."""
-    return (
-        Shelf(7, (first_token(), between_tokens(), whole_request())),
-        Shelf(7, (first_token_map(), between_tokens_map(), time_queued())),
-    )
+def lines() -> Shelf:
+    """Give the three latencies of a request, for the server's board."""
+    return Shelf(7, (first_token(), between_tokens(), whole_request()))

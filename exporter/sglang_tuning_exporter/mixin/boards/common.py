@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.mixin.board import Way, annotation, choice
-from sglang_tuning_exporter.mixin.panels import BAD, NEUTRAL, WATCH, Json
+from sglang_tuning_exporter.mixin.panels import BAD, NEUTRAL, Json
 from sglang_tuning_exporter.mixin.queries import own
 from sglang_tuning_exporter.state.profiles import PROFILES
 
@@ -70,27 +70,38 @@ def variables(*, fleet: bool = False) -> tuple[Json, ...]:
     )
 
 
-def marks() -> tuple[Json, ...]:
-    """Mark alerts, starts, changed arguments and memory failures on every graph."""
-    alerts = 'ALERTS{alertstate="firing", alertname=~"SGLang.+", job=~"$job", instance=~"$instance"}'
+def marks(*, shown: bool = True) -> tuple[Json, ...]:
+    """Mark critical alerts, starts, changed arguments and memory failures on every graph; not `shown` until somebody asks."""
+    firing = own("ALERTS", 'alertstate="firing"', 'severity="critical"', 'alertname=~"SGLang.+"')
     return (
-        annotation("Alerts", alerts, WATCH, title="{{alertname}}", tags="severity,diagnosis"),
+        # The minute in which it began: an alert that fires for hours is a line, not an area over the graph.
+        annotation(
+            "Critical alerts",
+            f"{firing} unless {firing} offset 1m",
+            BAD,
+            title="{{alertname}}",
+            tags="severity,diagnosis",
+            shown=shown,
+        ),
         annotation(
             "Starts",
             f"increase({own('sglang_tuning_server_starts_total')}[$__rate_interval]) > 0",
             NEUTRAL,
             title="SGLang started on {{instance}}",
+            shown=shown,
         ),
         annotation(
             "Changed arguments",
             f"changes({own('sglang_tuning_server_arg')}[$__rate_interval]) > 0",
             "purple",
             title="{{arg}} was changed",
+            shown=shown,
         ),
         annotation(
             "Out of memory",
             f"increase({own('sglang_tuning_out_of_memory_total')}[$__rate_interval]) > 0",
             BAD,
             title="Out of memory in {{phase}}",
+            shown=shown,
         ),
     )

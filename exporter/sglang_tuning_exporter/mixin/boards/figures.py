@@ -23,16 +23,8 @@ NO_LOG = "No log is read"
 
 
 def shelves() -> tuple[Shelf, Shelf]:
-    """Give the five figures and, beside them, the wait that a queue means."""
-    return Shelf(7, (queue(), wait(), usage())), Shelf(7, (retractions(), coverage(), _memory()))
-
-
-def _band(low: str, high: str, lower: str, upper: str) -> tuple[Query, Query]:
-    """Two bounds and the healthy band between them; without a lower one there is the upper line alone."""
-    return (
-        Query(low, lower, bound_line(GOOD)),
-        Query(high, upper, bound_line(GOOD) | {"custom.fillBelowTo": lower, "custom.fillOpacity": 12}),
-    )
+    """Give the guide's figures over time, and beside the queue the wait that it means."""
+    return Shelf(7, (queue(), wait(), usage())), Shelf(7, (running(), retractions(), coverage()))
 
 
 def _edge(expr: str, name: str) -> Query:
@@ -42,19 +34,23 @@ def _edge(expr: str, name: str) -> Query:
 
 
 def queue() -> Json:
-    """Queued requests against the range."""
+    """Queued requests against the range, where the profile judges the queue by its length."""
+    queued = ranked("sglang_tuning_queued_requests")
+    by_wait = f"unless on () {threshold('queue', 'wait_seconds')}"
+    upper = threshold("queue", "upper")
+    near = f"and on () 5 * max({queued}) > {upper}"  # a limit far above would flatten the curve
     return timeseries(
         "Queued requests",
-        *_band(threshold("queue", "lower"), threshold("queue", "upper"), "healthy from", "healthy up to"),
-        Query(per_rank(ranked("sglang_tuning_queued_requests")), "queued{{rank}}", measured(fillOpacity=0)),
+        Query(f"{threshold('queue', 'lower')} {by_wait}", "healthy from", bound_line(GOOD)),
+        Query(f"{upper} {near} {by_wait}", "healthy up to", bound_line(WATCH)),
+        Query(per_rank(queued), "queued{{rank}}", measured(fillOpacity=0)),
         unit="short",
-        log_scale=True,
         metric="sglang_tuning_queued_requests",
         no_value=NOT_TOLD,
         description="Requests that wait, against the range of the profile in force (the guide's"
         f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f} where throughput counts). Below the lower"
-        " line the client is the bottleneck; above the upper one scheduling costs too much. A profile for clients that"
-        " wait has no band here: it judges the wait.",
+        " line the client is the bottleneck; above the upper one, drawn when the queue comes near it, scheduling costs too much."
+        " A profile for interactive clients judges the estimated wait: its limit is in the panel beside.",
     )
 
 
@@ -124,27 +120,6 @@ def coverage() -> Json:
     )
 
 
-def _memory() -> Json:
-    low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
-    free = per_rank(ranked("sglang_tuning_available_gpu_memory_bytes"), of="min")
-    shown = f"min({ranked('sglang_tuning_available_gpu_memory_bytes')})"
-    return timeseries(
-        "GPU memory left after start-up",
-        Query(f"{low} and on () {shown}", "enough from", bound_line(GOOD)),
-        Query(
-            f"{high} and on () {shown}",
-            "too much from",
-            bound_line(GOOD) | {"custom.fillBelowTo": "enough from", "custom.fillOpacity": 12},
-        ),
-        Query(free, "left{{rank}}", measured(fillOpacity=0)),
-        unit="bytes",
-        metric="sglang_tuning_available_gpu_memory_bytes",
-        no_value="Not reported: no GPU, or no start seen",
-        description=f"GPU memory free when the server had started. The guide wants {GUIDE.reserve_lower_gb:.0f} to 8"
-        f" GB: less, and it may run out; above {GUIDE.reserve_upper_gb:.0f} GB the KV cache could have more.",
-    )
-
-
 def wait() -> Json:
     """The wait that the queue means, against the profile's objective."""
     objective = threshold("queue", "wait_seconds")
@@ -157,7 +132,7 @@ def wait() -> Json:
             bound_line(GOOD) | {"custom.fillBelowTo": "at once", "custom.fillOpacity": 12},
         ),
         Query(per_rank(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", measured()),
-        unit="s",
+        unit="suffix: s",
         metric="sglang_tuning_queue_wait_seconds",
         no_value=NOT_TOLD,
         description="Requests waiting divided by requests admitted per second. The guide counts requests; an online"
@@ -166,15 +141,17 @@ def wait() -> Json:
 
 
 def running() -> Json:
-    """Running requests against their limit."""
+    """Running requests against their limit, drawn where they come near it: far above, it would flatten the curve."""
+    limit, running = (ranked(f"sglang_tuning_running_requests{end}") for end in ("_limit", ""))
+    near = f"{limit} and on () 4 * max({running}) > max({limit})"
     return timeseries(
         "Running requests and their limit",
-        Query(per_rank(ranked("sglang_tuning_running_requests_limit")), "limit{{rank}}", bound_line(WATCH)),
+        Query(per_rank(near), "limit{{rank}}", bound_line(WATCH)),
         Query(per_rank(ranked("sglang_tuning_running_requests")), "running{{rank}}", measured()),
         unit="short",
         metric="sglang_tuning_running_requests",
         no_value=NOT_TOLD,
-        description="Requests in the running batch against the most that may run. Where the guide sees usage below"
+        description="Requests in the running batch against the most that may run (drawn where they come near it). Where the guide sees usage below"
         " its target with a queue, a batch at this line means that the limit holds them back, not"
         " admission.",
     )

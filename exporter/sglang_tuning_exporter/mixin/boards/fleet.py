@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.boards.client_latency import BETWEEN, FIRST
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
     FLEET,
@@ -45,11 +46,13 @@ from sglang_tuning_exporter.mixin.queries import (
     known,
     once,
     own,
+    quantiles,
     ranked,
     rate,
     ratio,
     retractions,
     verdict,
+    while_there,
 )
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 
@@ -57,6 +60,8 @@ OPEN = (
     f"/d/{SERVER}?var-instance=${{__data.fields.instance}}"
     "&${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
 )
+
+LARGEST = 5  # more lines cannot be told apart
 
 
 def board() -> Json:
@@ -66,12 +71,11 @@ def board() -> Json:
         TITLES[FLEET],
         description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
         chapters=(
-            Chapter("How the fleet is doing", (_summary(), Shelf(9, (_servers(),)))),
-            Chapter("Since when", (Shelf(7, (_since(),)),)),
-            Chapter("Server by server", (_load(), _strain())),
+            Chapter("How the fleet is doing", (_summary(), Shelf(18, (_servers(),)), Shelf(11, (_since(),)))),
+            Chapter("The five largest of each", (_load(),)),
         ),
         variables=variables(fleet=True),
-        annotations=marks(),
+        annotations=marks(shown=False),
         ways=ways(FLEET),
         documents=DOCUMENTS,
     )
@@ -97,7 +101,7 @@ def _servers_by_level() -> Json:
         names={level: named(said, colour or QUIET) for level, (said, colour) in LEVELS.items()},
         metric="sglang_tuning_verdict",
         description="Critical: down, stuck, out of memory, far too slow for the objective, or the exporter does not answer."
-        " Limited: by one of the guide's figures; the table says by which. As it should be: healthy or idle. No verdict:"
+        " Limited: by one of the guide's figures; the table says by which. Fine: healthy or idle. No verdict:"
         " starting, not ready, too little seen, or nothing that the guide knows of. An instance that two jobs scrape counts once, two"
         " exporters beside one server count twice.",
     )
@@ -147,18 +151,23 @@ def _advised() -> str:
 
 
 def _servers() -> Json:
-    said: dict[str, tuple[str, str | None]] = {**verdicts()}
+    said: dict[str, tuple[str, str | None]] = {name: (words, None) for name, (words, _) in verdicts().items()}
     fields: dict[str, Style] = {
         "instance": {
             "displayName": "Server",
             "custom.width": 170,
             "links": [{"title": "What limits this server", "url": OPEN, "targetBlank": False}],
         },
+        "Value #A": {
+            "displayName": "State",
+            "custom.width": 120,
+            "mappings": texts(LEVELS),
+            "custom.cellOptions": {"type": "color-background", "mode": "basic"},
+        },
         "verdict": {
             "displayName": "What limits it",
-            "custom.width": 215,
+            "custom.width": 230,
             "mappings": texts(said),
-            "custom.cellOptions": {"type": "color-background", "mode": "basic"},
         },
         "advice": {
             "displayName": "What to change",
@@ -177,14 +186,8 @@ def _servers() -> Json:
             "custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
             "color": {"mode": "fixed", "fixedColor": NEUTRAL},
         },
-        "Value #E": {
-            "displayName": "Graphs",
-            "custom.width": 80,
-            "unit": "percentunit",
-            "decimals": 0,
-            "custom.cellOptions": {"type": "color-text"},
-            "thresholds": steps(QUIET, (0, WATCH), (1 - GUIDE.frequent_share, GOOD)),
-        },
+        "Value #E": {"displayName": "TTFT p95", "custom.width": 85, "unit": "s", "decimals": 2},
+        "Value #H": {"displayName": "ITL p95", "custom.width": 80, "unit": "s", "decimals": 0},
         "Value #F": {
             "displayName": "Retractions",
             "custom.width": 100,
@@ -201,15 +204,16 @@ def _servers() -> Json:
         Query(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")),
         Query(by_server(known(ranked("sglang_tuning_running_requests")), "sum")),
         Query(by_server(known(ranked("sglang_tuning_token_usage_ratio")))),
-        Query(by_server(known(ranked("sglang_tuning_cuda_graph_coverage_ratio")), "min")),
-        Query(retractions(*PLACE)),
+        Query(quantiles("0.95", *FIRST, by=PLACE)),
+        Query(while_there(f"({retractions(*PLACE)})")),
         Query(generated_tokens("5m")),
+        Query(quantiles("0.95", *BETWEEN, by=PLACE)),
         no_value="unknown",
         worst_first="Value #A",
         metric="sglang_tuning_verdict",
         description="What limits each server and the flag to turn, as the tuning guide would say it; click on a"
-        " server for the whole story. Usage is that of the fullest pool, graphs the share of decode batches that"
-        f" replayed one, tokens those of the last 5 minutes, retractions those of the last 10 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
+        " server for the whole story. Usage is that of the fullest pool, latencies and"
+        f" tokens those of the last 5 minutes, retractions those of the last 10 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
         " a minute). What a server does not report is unknown.",
         columns=fields,
     )
@@ -225,7 +229,7 @@ def _since() -> Json:
         metric="sglang_tuning_verdict",
         no_value=NO_EXPORTER,
         mappings=texts(LEVELS),
-        description="One line for each server: red is down, stuck or out of memory, orange is limited by one of the"
+        description="One line for each server: red is down, stuck or out of memory, amber is limited by one of the"
         " guide's figures, blue could be better, green needs nothing, grey is without a verdict.",
     )
 
@@ -238,7 +242,7 @@ def _lines(
 ) -> Json:
     return timeseries(
         title,
-        Query(expr, "{{instance}}"),
+        Query(f"topk({LARGEST}, {expr})", "{{instance}}"),
         unit=unit,
         ceiling=ceiling,
         metric=metric,
@@ -250,51 +254,27 @@ def _lines(
 
 
 def _load() -> Shelf:
+    breaches = own("sglang_tuning_latency_breaches_total")
+    seen = own("sglang_tuning_latency_observations_total")
     return Shelf(
-        7,
+        8,
         (
-            _lines(
-                "Requests waiting",
-                by_server(ranked("sglang_tuning_queued_requests"), "sum"),
-                "sglang_tuning_queued_requests",
-                "One long queue beside empty ones is a matter of routing, not of the guide's flags.",
-                unit="short",
-            ),
             _lines(
                 "Estimated wait in the queue",
                 by_server(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"),
                 "sglang_tuning_queue_wait_seconds",
                 "Requests waiting divided by requests admitted per second. The guide counts requests; a person waits"
-                " seconds.",
-                unit="s",
+                " seconds. One long queue beside empty ones is a matter of routing.",
+                unit="suffix: s",
             ),
             _lines(
-                "Generated tokens per second",
-                generated_tokens(),
-                "sglang_tuning_generation_tokens_per_second",
-                "What the guide tunes for. Servers of one model under one load should lie close together.",
-                unit="short",
-                no_value=NO_TRAFFIC,
-            ),
-        ),
-    )
-
-
-def _strain() -> Shelf:
-    breaches = own("sglang_tuning_latency_breaches_total")
-    seen = own("sglang_tuning_latency_observations_total")
-    by = f" by ({ON}, latency)"
-    return Shelf(
-        7,
-        (
-            _lines(
-                "Token usage of the fullest pool",
-                by_server(ranked("sglang_tuning_token_usage_ratio")),
-                "sglang_tuning_token_usage_ratio",
-                f"Above {GUIDE.token_usage_target} a pool is well used, says the guide; far below it while requests"
-                " wait, something else holds them back.",
+                "Slower than the objective",
+                by_server(ratio(rate(breaches), rate(seen), f" by ({ON}, latency)")),
+                "sglang_tuning_latency_breaches_total",
+                "Share of first tokens or of gaps between tokens, whichever is worse, that took longer than the objective"
+                " of the profile. The guide trades this for throughput.",
                 unit="percentunit",
-                ceiling=1,
+                no_value=NO_TRAFFIC,
             ),
             _lines(
                 "Retractions per minute",
@@ -303,15 +283,6 @@ def _strain() -> Shelf:
                 f"Times the KV cache was full and running requests went back, over 10 minutes. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",
                 unit="short",
-            ),
-            _lines(
-                "Slower than the objective",
-                by_server(ratio(rate(breaches), rate(seen), by)),
-                "sglang_tuning_latency_breaches_total",
-                "Share of first tokens or of gaps between tokens, whichever is worse, that took longer than the objective"
-                " of the profile. The guide trades this for throughput.",
-                unit="percentunit",
-                no_value=NO_TRAFFIC,
             ),
         ),
     )

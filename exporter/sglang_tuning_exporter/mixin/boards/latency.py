@@ -25,7 +25,7 @@ from sglang_tuning_exporter.mixin.panels import (
 )
 from sglang_tuning_exporter.mixin.queries import native, own, quantile, rate, ratio, threshold, words
 
-LATENCIES = {"time_to_first_token": "first token", "inter_token": "between tokens"}
+LATENCIES = {"time_to_first_token": "TTFT", "inter_token": "ITL"}
 
 
 def board() -> Json:
@@ -36,10 +36,10 @@ def board() -> Json:
         description="Whether clients get their tokens in time: latencies against the objectives of the profile, and"
         " how fast the error budget burns.",
         chapters=(
-            Chapter("Are clients served in time?", (_tiles(),)),
+            Chapter("Latency against the objective", (_tiles(),)),
             Chapter("Error budget", (_burning(),)),
             Chapter("Latencies", (*_lines(), _maps())),
-            Chapter("What if the objective were another?", (_supposed(),)),
+            Chapter("Another objective", (_supposed(),), closed=True),
         ),
         variables=(*variables(), *_pickers()),
         annotations=marks(),
@@ -55,7 +55,7 @@ def _pickers() -> tuple[Json, ...]:
     return (
         layout.choice(
             "first_token",
-            "First token within (s)",
+            "TTFT within (s)",
             bounds(client_latency.FIRST[0]),
             "An objective to try, of those that the server's histogram can tell",
             numeric=True,
@@ -63,7 +63,7 @@ def _pickers() -> tuple[Json, ...]:
         ),
         layout.choice(
             "between_tokens",
-            "Between tokens (s)",
+            "ITL within (s)",
             bounds(client_latency.BETWEEN[0]),
             "An objective to try, of those that the server's histogram can tell",
             numeric=True,
@@ -103,20 +103,6 @@ def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> 
         names={"too slow": painted(WATCH), "in time": painted(GOOD), "p99": painted(NEUTRAL)},
         metric=metric[0],
         description=f"{says} p99 of the last 5 minutes against the objective of the profile in force.",
-    )
-
-
-def _neutral(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAFFIC) -> Json:
-    value = quantile("0.99", *metric, window="5m")
-    return stat(
-        title,
-        Query(value, "p99"),
-        unit="s",
-        decimals=2,
-        sizes=SMALL,
-        no_value=no_value,
-        metric=metric[0],
-        description=f"{says} p99 of the last 5 minutes.",
     )
 
 
@@ -178,25 +164,16 @@ def _tiles() -> Shelf:
         4,
         (
             _against(
-                "First token",
+                "TTFT p99",
                 client_latency.FIRST,
                 client_latency.FIRST[0].removeprefix("sglang:"),
                 "The guide looks at the queue when it is long.",
             ),
             _against(
-                "Between tokens",
+                "ITL p99",
                 client_latency.BETWEEN,
                 client_latency.BETWEEN[0].removeprefix("sglang:"),
                 "The guide lowers --max-running-requests when it is long.",
-            ),
-            _neutral(
-                "Whole request", client_latency.WHOLE, "The guide trades it for throughput, and so nobody judges it."
-            ),
-            _neutral(
-                "Time queued",
-                client_latency.QUEUED,
-                "Part of the first token's time, which is judged; the guide's queue is in requests.",
-                "No traffic or not reported",
             ),
             _budget(),
             stat(
@@ -255,8 +232,8 @@ def _burning() -> Shelf:
             unit="percentunit",
             ceiling=1,
             names={
-                "time_to_first_token": {"displayName": "first token"} | painted(NEUTRAL),
-                "inter_token": {"displayName": "between tokens"} | painted("purple"),
+                "time_to_first_token": {"displayName": "TTFT"} | painted(NEUTRAL),
+                "inter_token": {"displayName": "ITL"} | painted("purple"),
             },
             metric="sglang_tuning_latency_observations_total",
             description="Share of first tokens and of gaps between tokens within the objective of the profile in"
@@ -277,9 +254,7 @@ def _lines() -> tuple[Shelf, ...]:
 
 
 def _maps() -> Shelf:
-    return Shelf(
-        8, (client_latency.first_token_map(), client_latency.between_tokens_map(), client_latency.whole_request_map())
-    )
+    return Shelf(8, (client_latency.first_token_map(), client_latency.between_tokens_map()))
 
 
 # --- what if ---------------------------------------------------------------------------------------------------------
@@ -295,10 +270,10 @@ def _supposed() -> Shelf:
     kept = timeseries(
         "Would be kept",
         Query("vector($objective)", "for this share", bound_line(WATCH)),
-        Query(_kept(client_latency.FIRST[0], "$first_token"), "first token within $first_token s", painted(NEUTRAL)),
+        Query(_kept(client_latency.FIRST[0], "$first_token"), "TTFT within $first_token s", painted(NEUTRAL)),
         Query(
             _kept(client_latency.BETWEEN[0], "$between_tokens"),
-            "between tokens within $between_tokens s",
+            "ITL within $between_tokens s",
             painted("purple"),
         ),
         unit="percentunit",
@@ -314,8 +289,8 @@ def _supposed() -> Shelf:
             painted(colour),
         )
         for metric, bound, said, colour in (
-            (client_latency.FIRST[0], "$first_token", "first token", NEUTRAL),
-            (client_latency.BETWEEN[0], "$between_tokens", "between tokens", "purple"),
+            (client_latency.FIRST[0], "$first_token", "TTFT", NEUTRAL),
+            (client_latency.BETWEEN[0], "$between_tokens", "ITL", "purple"),
         )
     ]
     burn = timeseries(

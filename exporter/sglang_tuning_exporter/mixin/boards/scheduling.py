@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
-from sglang_tuning_exporter.mixin.boards import figures
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
     GUIDE,
@@ -46,6 +45,7 @@ from sglang_tuning_exporter.mixin.queries import (
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
 NO_RANKS = "No DP ranks here"
+AMBERS = (WATCH, "#f0a36b", "#8f3f08", "#e8c39e", "#d98032", "#6b3410", "#b98a5e", "#ffd9b3")
 QUEUES = {
     "bootstrap": "bootstrap (prefill side)",
     "inflight": "in flight (prefill side)",
@@ -62,9 +62,7 @@ def board() -> Json:
         TITLES[SCHEDULING],
         description="Why requests wait or come back: KV pools, admission, retractions, prefill, ranks, disaggregation.",
         chapters=(
-            Chapter(
-                "What holds requests back", (_shares(), Shelf(7, (figures.queue(), figures.running(), figures.wait())))
-            ),
+            Chapter("What holds requests back", (_shares(),)),
             Chapter("KV cache", (_pools(),)),
             Chapter("Admission and retractions", (_admission(),)),
             Chapter("Prefill", (_prefill(),)),
@@ -86,8 +84,12 @@ def _share(signal: Signal, title: str, says: str) -> Json:
     spent = f"increase({seconds}[$__rate_interval])"
     seen = f"sum by (state) (increase({seconds}[$__range])) > 0"  # no legend for what never was
     share = f"sum by (state) ({spent}) / on () group_left () (sum({spent}) > 0)"
+    shades = iter(AMBERS)  # the colour of all that holds requests back; side by side they must be told apart
     looks: dict[str, Style] = {
-        state: named(*STATE_WORDS[state]) for state in STATES[signal] if state not in ("idle", "unknown")
+        state: named(words, next(shades) if colour == WATCH else colour)
+        for state in STATES[signal]
+        if state not in ("idle", "unknown")
+        for words, colour in (STATE_WORDS[state],)
     }
     return timeseries(
         title,
@@ -109,7 +111,7 @@ def _shares() -> Shelf:
             _share(
                 "admission",
                 "Serving time by what admission waited for",
-                "Why waiting requests did not run: the pool was full (good: the guide wants that), the running"
+                "Why waiting requests did not run: the KV cache was full (the guide wants that for throughput), the running"
                 " limit was reached, prompts filled every batch, another queue holds them, or none of these (held"
                 " back: admission is too cautious).",
             ),
@@ -158,7 +160,7 @@ def _pools() -> Shelf:
         description="Memory of one GPU after start-up. The guide: memory = weights + KV cache + CUDA graphs +"
         " activations; the first two are --mem-fraction-static, the last must fit into what is left.",
     )
-    return Shelf(7, (figures.usage(), tokens, memory))
+    return Shelf(7, (tokens, memory))
 
 
 # --- admission and retractions ---------------------------------------------------------------------------------------
@@ -306,15 +308,4 @@ def _disaggregated() -> Shelf:
         " flags on this one do not help.",
         fill=0,
     )
-    shares = timeseries(
-        "All requests of this side",
-        Query(f"sum({ranked('sglang_tuning_queued_requests')})", "main queue", painted(NEUTRAL)),
-        Query(f"sum({waiting})", "between the sides", painted(WATCH)),
-        Query(f"sum({ranked('sglang_tuning_running_requests')})", "running", painted("light-blue")),
-        unit="short",
-        metric="sglang_tuning_running_requests",
-        no_value=NOT_TOLD,
-        description="Requests that run, wait for this side, and wait between the sides. The guide's queue figure means"
-        " the main queue alone.",
-    )
-    return Shelf(8, (queues, shares))
+    return Shelf(8, (queues,))

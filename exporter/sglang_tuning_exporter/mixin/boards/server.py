@@ -55,12 +55,10 @@ def board() -> Json:
         description="What limits this SGLang server now, and which flag to change: the figures of SGLang's tuning"
         " guide, read all the time.",
         chapters=(
-            Chapter("What limits it now", (answers.answer(), answers.figures())),
+            Chapter("What limits it now", (answers.verdict_strip(), answers.answer(), answers.figures(), _since())),
             Chapter("The guide's figures and what is healthy", figures.shelves()),
-            Chapter("Since when", (_since(),)),
-            Chapter("Throughput and prefix cache", (_throughput(),)),
-            Chapter("What clients feel", client_latency.shelves()),
-            Chapter("Data sources", (_health(),)),
+            Chapter("Throughput and latency", (_throughput(), client_latency.lines())),
+            Chapter("Data sources", (_health(), _starts()), closed=True),
         ),
         variables=variables(),
         annotations=marks(),
@@ -91,7 +89,7 @@ def _since() -> Shelf:
         names=verdict_looks(),
         words_inside=False,
         description="One line for each verdict of the time shown: what the guide would change, and from when to when."
-        " Red must be seen to now, orange is limited, blue could be better, green is healthy.",
+        " Red: act now; amber: requests are held back; blue: could be better; green: nothing to change.",
     )
     states = state_timeline(
         "What it was doing",
@@ -99,10 +97,10 @@ def _since() -> Shelf:
         no_value=NO_EXPORTER,
         metric="sglang_tuning_state",
         mappings=texts({str(number): STATE_WORDS[state] for state, number in numbers.items()}),
-        description="One line for each thing the guide looks at. Green is what the guide wants, orange what it would"
-        " change, blue is neither, grey is idle.",
+        description="One line for each thing the guide looks at. Green is fine, amber holds requests back, red must be acted"
+        " on, blue is information, grey is idle.",
     )
-    return Shelf(7, (limits, states), (10, 14))
+    return Shelf(6, (limits, states), (10, 14))
 
 
 # --- throughput ------------------------------------------------------------------------------------------------------
@@ -113,7 +111,7 @@ def _throughput() -> Shelf:
     tokens = timeseries(
         "Tokens per second",
         Query(computed, "prompt, computed", painted(NEUTRAL)),
-        Query(cached, "prompt, from the cache", painted("light-blue")),
+        Query(cached, "prompt, from the prefix cache", painted("light-blue")),
         Query(f"sum({generated_tokens()})", "generated", painted(GOOD)),
         unit="short",
         metric="sglang_tuning_generation_tokens_per_second",
@@ -132,17 +130,7 @@ def _throughput() -> Shelf:
         description="Requests that ended, were aborted by their clients, or were turned away because the queue was"
         " full. The guide slows the clients down before it comes to that.",
     )
-    cache = timeseries(
-        "Prompt tokens found in the prefix cache",
-        Query(f"{cached} / (({computed} + {cached}) > 0)", "cached", measured()),
-        unit="percentunit",
-        ceiling=1,
-        no_value="No prompts in this time",
-        metric="sglang_tuning_prompt_tokens_total",
-        description="Share of prompt tokens that need no prefill. Where many requests share a prefix and this is low,"
-        " the guide tries --schedule-policy lpm.",
-    )
-    return Shelf(7, (tokens, requests, cache))
+    return Shelf(7, (tokens, requests))
 
 
 # --- data sources -------------------------------------------------------------------------------------
@@ -183,6 +171,10 @@ def _health() -> Shelf:
         description="Time since the last line. The guide reads the log as it grows: silent for minutes under load,"
         " and the file is the wrong one or the server is stuck.",
     )
+    return Shelf(6, (scrape, lines, age), (9, 9, 6))
+
+
+def _starts() -> Shelf:
     failed = f"sum by (phase) (increase({own('sglang_tuning_out_of_memory_total')}[$__range]))"
     never = f'label_replace(sum({failed}) == 0, "verdict", "in this time", "", "")'
     memory = stat(
@@ -211,4 +203,4 @@ def _health() -> Shelf:
         description="Starts seen in the time shown, after the first. Every change the guide advises needs one; one"
         " that nobody made is a crash.",
     )
-    return Shelf(6, (scrape, lines, age, memory, starts), (6, 6, 4, 4, 4))
+    return Shelf(5, (answers.server(), memory, starts), (12, 6, 6))

@@ -14,28 +14,28 @@ SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NE
 STATE_WORDS: dict[str, tuple[str, str]] = {
     "idle": ("idle", QUIET),
     "unknown": ("not known", "#3f434d"),
-    "serving": ("serving", NEUTRAL),
-    "empty": ("nobody waits", "light-blue"),
+    "serving": ("serving", GOOD),
+    "empty": ("queue empty", GOOD),
     "below_range": ("below the range", NEUTRAL),
     "in_range": ("in range", GOOD),
-    "above_range": ("too many wait", WATCH),
-    "below_target": ("room in the pool", NEUTRAL),
-    "at_target": ("pool well used", GOOD),
-    "no_queue": ("nobody waits", "light-blue"),
+    "above_range": ("queue too long", WATCH),
+    "below_target": ("KV cache has room", GOOD),
+    "at_target": ("KV cache well used", GOOD),
+    "no_queue": ("queue empty", GOOD),
     "held_back": ("held back", WATCH),
-    "running_limit": ("at the running limit", "yellow"),
-    "pool_full": ("pool full", GOOD),
-    "prefill_bound": ("prompts fill the batches", "light-orange"),
+    "running_limit": ("at the running limit", WATCH),
+    "pool_full": ("KV cache full", WATCH),
+    "prefill_bound": ("prefill fills the batches", WATCH),
     "replayed": ("graph replayed", GOOD),
     "beyond_captured": ("batch beyond the graphs", WATCH),
-    "eager": ("without graph", "yellow"),
-    "disabled": ("graphs disabled", "light-blue"),
+    "eager": ("without graph", WATCH),
+    "disabled": ("graphs disabled", NEUTRAL),
     "stuck": ("stuck", BAD),
-    "recovering": ("recovering from retractions", "purple"),
-    "hybrid_pool_full": ("a smaller pool is full", "dark-orange"),
-    "grammar_queue": ("grammars compile", "light-yellow"),
-    "pd_queue": ("other side or transfer", "dark-yellow"),
-    "unsupported": ("no graphs here", "light-blue"),
+    "recovering": ("recovering from retractions", WATCH),
+    "hybrid_pool_full": ("second KV cache full", WATCH),
+    "grammar_queue": ("grammars compile", WATCH),
+    "pd_queue": ("other side or transfer", WATCH),
+    "unsupported": ("no graphs here", NEUTRAL),
 }
 SIGNAL_TITLES: dict[Signal, str] = {
     "activity": "server",
@@ -51,7 +51,7 @@ LEVELS: dict[str, tuple[str, str | None]] = {
     "3": ("Limited", WATCH),
     "2": ("Could be better", NEUTRAL),
     "1": ("No verdict", QUIET),
-    "0": ("As it should be", GOOD),
+    "0": ("Fine", GOOD),
 }
 
 HEALTHY = "Nothing to change"
@@ -73,6 +73,10 @@ _HEADLINES = {
     "pd_queue": "The other side holds requests up",
     "hybrid_pool_full": "A smaller pool is full",
     "exporter_down": "Exporter down",
+    "time_to_first_token_burning_fast": "TTFT far above objective",
+    "time_to_first_token_burning_slow": "TTFT above objective",
+    "inter_token_latency_burning_fast": "ITL far above objective",
+    "inter_token_latency_burning_slow": "ITL above objective",
 }
 _NAMES = {"cuda": "CUDA", "dp": "DP", "pd": "PD", "sglang": "SGLang"}
 
@@ -93,6 +97,13 @@ def verdicts() -> dict[str, tuple[str, str]]:
 def verdict_looks() -> dict[str, Style]:
     """Overrides by name for series that are called as their verdict; their colour is that of their urgency."""
     looks: dict[str, Style] = {name: {"displayName": said} for name, (said, _) in verdicts().items()}
+    return looks | {"idle": named(*verdicts()["idle"])}
+
+
+def verdict_sentences() -> dict[str, Style]:
+    """Overrides by name for the verdict alone: the sentence of its row."""
+    said = {row.id: row.summary for row in DIAGNOSES}
+    looks: dict[str, Style] = {name: {"displayName": said.get(name, words)} for name, (words, _) in verdicts().items()}
     return looks | {"idle": named(*verdicts()["idle"])}
 
 

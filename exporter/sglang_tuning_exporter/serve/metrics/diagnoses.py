@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
+def _end(judgement: Judgement, *, died: bool) -> Metric:
+    end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
+    if died and (how := judgement.past.words.get("server_down")):
+        end.add_metric([brief(how)], 1.0)
+    return end
+
+
 def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """Tell the verdict, and everything that it rests on."""
     judgement = sidecar.judge(now)
@@ -31,6 +38,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     for stage in STAGES:
         stuck.add_metric([stage], float(stage == judgement.past.stage))
     yield stuck
+    yield _end(judgement, died=bool(sidecar.state.died))
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     now_set = gauge(
         "recommended_arg_current",
