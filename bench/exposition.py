@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.log.raw_text import ARRIVED_SECONDS, Suspicion
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 

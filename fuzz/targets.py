@@ -41,8 +41,8 @@ from sglang_tuning_exporter.serve.pages.page import render as as_page
 from sglang_tuning_exporter.sglang.args.printed import holds_secret, is_secret, parse_server_args
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, Reading
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 from sglang_tuning_exporter.state.profiles import PROFILES

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
 from sglang_tuning_exporter.state.forgeries import BASE_SECONDS, MOST_PENDING

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import catalogue
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 
@@ -256,7 +257,7 @@ def test_families_of_a_later_release_are_counted_and_those_of_known_ones_are_not
 
 
 def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists() -> None:
-    rows = facts.describe()
+    rows = catalogue.describe()
     described = {fact.split(".")[0] for fact, *_ in rows}
     per_rank = {field.name for field in fields(RankFigures)} - {"dp"}
     of_the_server = {field.name for field in fields(Scrape)} - {

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.sglang.event_json import packed, unpacked
 from sglang_tuning_exporter.sglang.events import NO_RANK, ServerArgs
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from alert_matrix.promtool import promtool
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram, read
 
 PAGES = Path(__file__).parent / "data" / "metrics"

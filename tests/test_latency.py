@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.events import Scrape
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.state.latency import LATENCIES, LatencyLedger
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SERVING, SERVING_WITH_DP_RANKS
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, Reading
 
 if TYPE_CHECKING:

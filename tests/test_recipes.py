@@ -206,7 +206,7 @@ def test_the_recipe_for_a_renamed_metric_reads_both_names(tree: Tree) -> None:
     assert tree.generate() == {"docs/sources.md"}
     for name in ("running_requests", "num_running_reqs"):
         page = f'# TYPE sglang:{name} gauge\nsglang:{name}{{tp_rank="0"}} 7.0\n'
-        read = "from sglang_tuning_exporter.sglang.metrics.catalogue import read; "
+        read = "from sglang_tuning_exporter.sglang.metrics.page_figures import read; "
         assert tree.run("-c", f"{read}print(read({page!r}).ranks[0].running)").strip() == "7.0"
     assert are_named(tree.edited, "SGLang renames a metric")
 

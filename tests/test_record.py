@@ -26,7 +26,7 @@ from sglang_tuning_exporter.recordings.record import Recorder, Summary
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import Finding, judge
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from sglang_tuning_exporter.state.signals import SIGNALS

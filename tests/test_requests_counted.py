@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.clients import at_most
 from sglang_tuning_exporter.diagnosis.demand import longest_answer, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.latency import Recent
 from sglang_tuning_exporter.state.profiles import PROFILES

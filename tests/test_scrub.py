@@ -15,7 +15,7 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.sglang.events import DecodeBatch, OutOfMemory, PrefillBatch, Retraction
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 AT = b"[2025-11-20 11:40:11"
 

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.sharing import Sharing, sharing
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, Rank, Retraction, Scrape
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState

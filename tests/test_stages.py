@@ -18,7 +18,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.latency import Recent
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.serve.pages.figures import span
 from sglang_tuning_exporter.serve.pages.page import SHARES, flags, headline, healthy, pieces
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.signals import STATES
 
 if TYPE_CHECKING:

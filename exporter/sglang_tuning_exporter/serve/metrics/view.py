@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.loads import LoadsInquiry
     from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
     from sglang_tuning_exporter.collect.tail import FileStatus
+    from sglang_tuning_exporter.collect.threads import Threads
     from sglang_tuning_exporter.config import Config
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
@@ -53,6 +54,7 @@ class SidecarView(Protocol):
     state: ServerState
     measured: Measured
     loads: LoadsInquiry
+    threads: Threads
     recommended_since: dict[Recommendation, float]
 
     @property

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,241 @@
+"""One page of SGLang's `/metrics` read with the catalogue. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.sglang.events import MOST_RANKS, RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics.catalogue import (
+    CUMULATIVE,
+    HISTOGRAM_MEMBERS,
+    HISTOGRAM_SOURCES,
+    OUTPUTS,
+    SERVER_SOURCES,
+    SOURCES,
+    WANTED,
+    Source,
+)
+from sglang_tuning_exporter.sglang.metrics.exposition import labels, native_name, scan
+from sglang_tuning_exporter.sglang.metrics.histograms import MOST, Histogram
+from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
+from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Series = list[tuple["Mapping[str, str]", float]]
+
+# What generates, among the addresses of the HTTP server.
+_GENERATES = re.compile(
+    r"/(?:generate|completions|embeddings|responses|messages|rerank|score|classify|encode|chat|invocations)$"
+)
+_MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which samples of a page tell something, by their number in the page's order: of the same labels, the same at every scrape."""
+
+    series: Mapping[str, list[tuple[Mapping[str, str], int]]]  # by family, without prefix
+    members: Mapping[str, list[tuple[str, int]]]  # of histograms, labels as they stand between the braces
+    unrecognised: int
+
+
+def find(samples: Iterable[tuple[str, str]]) -> Places:
+    """Say where on a page the figures are; `samples` are its names and raw labels."""
+    series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
+    members: dict[str, list[tuple[str, int]]] = {}
+    families: dict[str, str | None] = {}  # name as printed -> name without prefix, None for what is not SGLang's
+    seen: set[tuple[str, str]] = set()
+    for number, (printed, raw) in enumerate(samples):
+        if printed not in families:
+            name = native_name(printed)
+            own = name.startswith("sglang:") and not printed.startswith("sglang_tuning_")
+            families[printed] = name[7:] if own else None
+        family = families[printed]
+        if family in WANTED or family in HISTOGRAM_MEMBERS:
+            if (printed, raw) in seen:  # of two samples of one series the first, as for a page passed on
+                continue
+            seen.add((printed, raw))
+        if family in WANTED and family:
+            series.setdefault(family, []).append((labels(raw), number))
+        if family in HISTOGRAM_MEMBERS and family:
+            members.setdefault(family, []).append((raw, number))
+    return Places(series, members, _unrecognised(name for name in families.values() if name is not None))
+
+
+def take(places: Places, values: Sequence[float]) -> Scrape:
+    """Make of the values of a page's samples what they tell. What the page does not tell is None."""
+    series: dict[str, Series] = {}
+    spoiled = False
+    for family, told in places.series.items():
+        found = [(label, value) for label, number in told if _is_sound(family, value := values[number])]
+        if found:
+            series[family] = found
+        spoiled = spoiled or (len(found) < len(told) and family in CUMULATIVE)
+    members = {name: [(raw, values[number]) for raw, number in told] for name, told in places.members.items()}
+    return Scrape(
+        ranks=_ranks(series),
+        model_name=_model_name(series),
+        engine_type=_engine_type(series),
+        progress=_progress(series, "sent", "scheduled"),
+        sent=_progress(series, "sent") if OUTPUTS in series else None,
+        scheduled=_progress(series, "scheduled"),
+        open_requests=_open(series),
+        aborted_requests=_counted("aborted_requests", series),
+        started_requests=_counted("started_requests", series),
+        finished_requests=_counted("finished_requests", series),
+        finished_prompt_tokens=_counted("finished_prompt_tokens", series),
+        finished_answer_tokens=_counted("finished_answer_tokens", series),
+        finished_cached_tokens=_counted("finished_cached_tokens", series),
+        time_to_first_token=_histogram("time_to_first_token", members),
+        inter_token=_histogram("inter_token", members),
+        request_latency=_histogram("request_latency", members),
+        queue_time=_histogram("queue_time", members),
+        answer_tokens=_histogram("answer_tokens", members),
+        unrecognised=places.unrecognised,
+        spoiled=spoiled,
+    )
+
+
+def _is_sound(family: str, value: float) -> bool:
+    """Memory is a difference of two measurements: below zero when another process let go of some meanwhile."""
+    return 0 <= value <= MOST or (-MOST <= value < 0 and family.endswith("_gb"))
+
+
+def read(text: str) -> Scrape:
+    """Read one page of `/metrics`. A page without SGLang's series gives no ranks."""
+    samples = scan(text).samples
+    return take(find((name, raw) for name, raw, _ in samples), [value for _, _, value in samples])
+
+
+def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:
+    ranks: dict[int | None, RankFigures] = {}
+    for source in SOURCES:
+        for dp, value in _figures(source, series).items():
+            _put(ranks.setdefault(dp, RankFigures(dp=dp)), source.fact, value)
+    # A figure without a rank label on a page with ranks belongs to none of them.
+    return sorted((rank for rank in ranks.values() if rank.dp is not None), key=lambda rank: rank.dp or 0) or list(
+        ranks.values()
+    )
+
+
+def _put(rank: RankFigures, fact: str, value: float) -> None:
+    queue = fact.removeprefix("queues.")
+    if queue != fact:
+        rank.queues[queue] = max(value, rank.queues.get(queue, value))
+    elif getattr(rank, fact) is None:
+        setattr(rank, fact, value)
+
+
+def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, float]:
+    """Fold the series of one source into a figure for every DP rank that tells it."""
+    if source.needs and source.needs not in series:
+        return {}
+    found: dict[int | None, float] = {}
+    for key, value in _by_process(source, series.get(source.metric, [])).items():
+        dp = key[0]
+        found[dp] = (
+            value if dp not in found else max(found[dp], value) if source.fold == "max" else min(found[dp], value)
+        )
+    for sibling in source.zero_with:
+        for label, _ in series.get(sibling, []):
+            found.setdefault(_dp(label), 0.0)
+    if source.pool:
+        pools = {_dp(label) for name in source.pool for label, value in series.get(name, []) if value > 0}
+        found = {dp: value for dp, value in found.items() if value > 0 or dp in pools}
+    return found
+
+
+def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozenset[tuple[str, str]]], float]:
+    """Give every process its figure: the total of a priority split where there is one, the sum of `parts`."""
+    totals: dict[tuple[int | None, frozenset[tuple[str, str]]], float] = {}
+    split: dict[tuple[int | None, frozenset[tuple[str, str]]], float] = {}
+    for label, value in series:
+        if source.where and label.get(source.where[0]) != source.where[1]:
+            continue
+        key = (_dp(label), frozenset(item for item in label.items() if item[0] not in ("priority", source.parts)))
+        into = split if label.get("priority") else totals
+        into[key] = into.get(key, 0.0) + value
+    return {**split, **totals}
+
+
+def _dp(label: Mapping[str, str]) -> int | None:
+    rank = label.get("dp_rank", "")
+    number = int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 7 else MOST_RANKS
+    return number if number < MOST_RANKS else None
+
+
+def _model_name(series: Mapping[str, Series]) -> str | None:
+    for found in series.values():
+        for label, _ in found:
+            if label.get("model_name"):
+                return label["model_name"]
+    return None
+
+
+def _engine_type(series: Mapping[str, Series]) -> str | None:
+    """Role of the server: `unified`, `prefill` or `decode`.
+
+    Before 0.5.9 every server called itself unified, so there the word says nothing.
+    """
+    found = {
+        label["engine_type"]
+        for name in ("num_running_reqs", "max_total_num_tokens")
+        for label, _ in series.get(name, [])
+        if label.get("engine_type")
+    }
+    if len(found) != 1:
+        return None
+    engine = found.pop()
+    # As young as the correction or younger: the label came with 0.5.9, the gauges with 0.5.10.post1 and 0.5.11.
+    honest = any(name in series for name in ("full_token_usage", "startup_available_gpu_memory_gb")) or any(
+        "cache_source" in label for label, _ in series.get("cached_tokens_total", [])
+    )
+    return engine if honest or engine != "unified" else None
+
+
+def _progress(series: Mapping[str, Series], *facts: str) -> float | None:
+    values = [value for source in SERVER_SOURCES if source.fact in facts for _, value in series.get(source.metric, [])]
+    return math.fsum(values) if values else None
+
+
+def _open(series: Mapping[str, Series]) -> float | None:
+    source = next(source for source in SERVER_SOURCES if source.fact == "open_requests")
+    if source.metric not in series or source.where is None:
+        return None
+    name, method = source.where
+    return math.fsum(
+        value
+        for label, value in series[source.metric]
+        if label.get(name) == method and _GENERATES.search(label.get("endpoint", ""))
+    )
+
+
+def _counted(fact: str, series: Mapping[str, Series]) -> float | None:
+    source = next(source for source in SERVER_SOURCES if source.fact == fact)
+    if found := _by_process(source, series.get(source.metric, [])):
+        return math.fsum(found.values())
+    return 0.0 if any(sibling in series for sibling in source.zero_with) else None
+
+
+def _histogram(fact: str, members: Mapping[str, list[tuple[str, float]]]) -> Histogram | None:
+    for source in HISTOGRAM_SOURCES:
+        if source.fact == fact and f"{source.metric}_bucket" in members:
+            buckets, counts, sums = (
+                members.get(f"{source.metric}_{member}", []) for member in ("bucket", "count", "sum")
+            )
+            return read_histogram(buckets, counts, sums, source.where)
+    return None
+
+
+def _unrecognised(names: Iterable[str]) -> int:
+    unknown = set()
+    for name in names:
+        base = next((name.removesuffix(member) for member in _MEMBERS if name.endswith(member)), name)
+        if not FAMILIES & {name, base, base + "_total"}:
+            unknown.add(base)
+    return len(unknown)
