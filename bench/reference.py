@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "tests" / "data" / "metrics" / "recorded-0.5.23-retract.prom").read_text()
+_TOKENS = re.compile(r'(sglang:generation_tokens_total\{[^}]*is_streaming="true"[^}]*\}) \S+')
+_RETRACTED = re.compile(r"(sglang:num_retracted_requests_total\{[^}]*\}) \S+")
 BLOCK_LINES = 2000
 ROTATE_LINES = 200_000
 KEPT_FILES = 8
@@ -140,15 +142,9 @@ class Server:
 
     def page(self) -> bytes:
         """SGLang's /metrics as it would be now."""
-        page = re.sub(
-            r'(sglang:generation_tokens_total\{[^}]*is_streaming="true"[^}]*\}) \S+', rf"\1 {99521 + self.tokens}", PAGE
-        )
-        return (
-            page + "# TYPE sglang:num_retracted_requests_total counter\n"
-            'sglang:num_retracted_requests_total{engine_type="unified",model_name="/srv/sglang/tiny-llama",pp_rank="0",tp_rank="0"}'
-            f" {self.retracted}\n"
-            f'sglang:soak{{number="{self.lines % 100_000}"}} 1\n'
-        ).encode()
+        page = _TOKENS.sub(rf"\g<1> {99_521 + self.tokens}", PAGE)
+        page = _RETRACTED.sub(rf"\g<1> {10 + self.retracted}", page)
+        return f'{page}sglang:soak{{number="{self.lines % 100_000}"}} 1\n'.encode()
 
 
 def serve(server: Server) -> ThreadingHTTPServer:
