@@ -402,3 +402,28 @@ def test_a_crash_of_a_process_that_had_printed_nothing_yet_is_claimed_after_seco
     book.poll(state, LOCK)
     assert state.claims.wait
     book.close()
+
+
+def cri(tag: str, line: str) -> str:
+    return f"2025-11-20T11:40:10.5Z stderr {tag} {AT.format(ranks='')}{line}\n"
+
+
+@pytest.mark.parametrize(("first", "counted"), [(DECODE, 33), ("", 32)])
+def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_first_line(
+    place: Place, first: str, counted: int
+) -> None:
+    with place.reader() as (book, state):
+        place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000))
+        book.poll(state, LOCK)
+        place.log.rename(f"{place.log}.1")
+        rest = "2025-11-20T11:40:10.5Z stderr F " + "x" * 200 + "\n"
+        place.log.write_text((cri("F", first) if first else rest) + cri("F", DECODE) * 16)
+        book.poll(state, LOCK)
+        assert book.lines["decode"] == counted
+
+
+def test_within_a_file_a_cut_line_goes_on_whatever_its_next_part_looks_like(place: Place) -> None:
+    with place.reader() as (book, state):
+        place.log.write_text(cri("F", DECODE) * 16 + cri("P", "Receive: obj=" + "x" * 16_000) + cri("F", RETRACTION))
+        book.poll(state, LOCK)
+        assert (book.lines["decode"], book.lines["retraction"]) == (16, 0)

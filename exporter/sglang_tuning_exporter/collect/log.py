@@ -219,6 +219,8 @@ class Logbook:
                     state.recall(event, now if event.time is None else event.time)
             return
         answered = reader.counts["access"]
+        if block.begins:
+            reader.begin_file()
         try:
             # Of what was written before, all comes at one moment: that tells nothing.
             events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.collect import positions as places
@@ -32,11 +32,13 @@ class Block:
     r"""Some whole lines of one file, each ending in `\n`, without the NUL bytes of holes.
 
     `historical` text was in the file before the exporter started: start-up facts may be taken from it, nothing counted.
+    `begins`: the first of another file of the log.
     """
 
     path: str
     data: bytes
     historical: bool = False
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +118,11 @@ class LogFollower:
                     yield from _blocks(chain.path, [link.look_back()], historical=True)
         crowded = sum(len(chain.links) for chain in chains) > self._most
         for chain in chains:
-            yield from _blocks(chain.path, self._read(chain, now, crowded=crowded))
+            yield from self._read(chain, now, crowded=crowded)
             chain.looked_at = now
 
     @staticmethod
-    def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[bytes]:
+    def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[Block]:
         """Yield what is new in the files of one log, each one once those before it have been read."""
         rewound = False
         links = list(chain.links)
@@ -129,7 +131,10 @@ class LogFollower:
             if not rewound:
                 chain.doubt(link)
             if not link.rewritten:
-                yield from chain.read(link, now)
+                begins = not link.has_told
+                for block in _blocks(chain.path, chain.read(link, now)):
+                    yield replace(block, begins=begins)
+                    begins = False
             if link.rewritten and not rewound:
                 chain.rewind(now)
                 rewound = True
@@ -138,7 +143,7 @@ class LogFollower:
                 return
         for link in list(chain.links):
             if link.at_end and (rest := chain.let_go(link, now, crowded=crowded)):
-                yield rest
+                yield Block(chain.path, rest)
 
     def status(self) -> list[FileStatus]:
         """Say of every file, and of every pattern without one, whether it is read, and if not why."""

@@ -124,6 +124,10 @@ class LogReader:
         self._begin(arrived, events)
         return events
 
+    def begin_file(self) -> None:
+        """Note that what comes next is the beginning of another file: a line that a container runtime has cut may have no more parts."""
+        self._surroundings.begin_file()
+
     def _begin(self, arrived: float | None, events: list[_Any]) -> None:
         self._suspicion.arrived = arrived
         self._surroundings.look(arrived)

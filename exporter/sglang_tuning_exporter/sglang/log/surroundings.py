@@ -64,6 +64,7 @@ class Surroundings:
         self._waiting: dict[Any, _Waiting] = {}
         self._read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
+        self._may_have_ended: set[str] = set()  # streams whose last part stands at the end of an earlier file
 
     @property
     def joined(self) -> int:
@@ -79,6 +80,10 @@ class Surroundings:
     def wraps_every_line(self) -> bool:
         """Whether something is known to stand around every physical line, those of a traceback included."""
         return self._strict and bool(self._shapes) and all(shape.form and shape.prefixed for shape in self._shapes)
+
+    def begin_file(self) -> None:
+        """Note that the next line begins another file: of the same container, or of the next one."""
+        self._may_have_ended = set(self._partial)
 
     def look(self, arrived: float | None) -> None:
         """Let go of what has waited long enough; `arrived`: the time, where the log is read as it is written."""
@@ -238,6 +243,10 @@ class Surroundings:
             if stream is None:
                 continue
             begun, time = self._partial.pop(stream, (b"", line.time))
+            if stream in self._may_have_ended:
+                self._may_have_ended.discard(stream)
+                if parse_plain_prefix(line.text) is not None:
+                    begun = b""  # another process's first line; within one file words that were cut can look like that
             if begun:
                 line = line._replace(text=(begun + line.text)[:LONGEST_LINE], time=time)
             if line.partial:
