@@ -166,7 +166,7 @@ def test_no_figure_is_invented_for_the_limit_where_usage_is_not_told() -> None:
     advice = one("running_at_limit", case(max_running_requests=64))
     assert (advice.suggested, advice.suggestion) == (
         None,
-        "as far as token usage stays below 0.9, at most eightfold at once",
+        "as far as token usage stays below 0.9, at most eight times the present value",
     )
 
 

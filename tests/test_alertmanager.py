@@ -221,7 +221,7 @@ def test_the_mail_says_which_flag_to_turn_from_what_to_what_and_why(manager: Ale
     assert plain is not None
     words = plain.get_content()
     assert mail["Subject"] == "[warn] mail: retracting 4/min → --schedule-conservativeness 0.1→1.3"
-    assert "mail:1: 4.0 retractions a minute." in words
+    assert "mail:1: 4.0 retractions/min." in words
     assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in words
     assert f"Why: {row.turn.why}" in words
     assert f"It will not help if {row.turn.will_not_help_if}." in words

@@ -187,7 +187,10 @@ def test_a_wait_that_ended_minutes_ago_is_told_in_the_past_tense() -> None:
         + decoding(200.0, 350.0, running=8, usage=0.1)
     )
     (finding,) = judged(story, 350.0).findings
-    assert finding.summary(SEVEN) == "Until 07:00 requests waited because SGLang ran as many as it is allowed to."
+    assert (
+        finding.summary(SEVEN)
+        == "Until 07:00 requests waited because SGLang ran as many as --max-running-requests allows."
+    )
 
 
 def test_what_goes_on_comes_before_what_is_over() -> None:

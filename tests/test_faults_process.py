@@ -158,12 +158,14 @@ def test_without_file_descriptors_it_still_tells_and_recovers(server: Server, st
             port = int(exporter.url.rpartition(":")[2])
             for _ in range(40):
                 clients.enter_context(socket.create_connection(("127.0.0.1", port)))
-            wait_for(lambda: any("cannot take a connection: Too many open files" in line for line in exporter.said), 10)
+            wait_for(
+                lambda: any("cannot accept a connection: Too many open files" in line for line in exporter.said), 10
+            )
             server.write(4)
             time.sleep(0.5)
         counted(exporter, 5)
         wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 1)
-        assert sum("cannot take a connection" in line for line in exporter.said) == 1
+        assert sum("cannot accept a connection" in line for line in exporter.said) == 1
         assert open_files(exporter) < 30
 
 
@@ -266,7 +268,7 @@ def test_a_directory_where_the_state_file_may_not_be_written_is_told_and_it_goes
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     with following(*of(server), *with_state(closed / "state.json"), before=AS_ANY_OWNER) as exporter:
-        assert "cannot be used: Permission denied; going on without it" in "".join(exporter.said)
+        assert "cannot be used: Permission denied; continuing without it" in "".join(exporter.said)
         assert exporter.page().value(STATE_FILE_UP) == 0
         server.write(2)
         counted(exporter, 2)

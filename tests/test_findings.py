@@ -305,11 +305,11 @@ def test_confidence_grows_with_the_time_served(served: float, expected: str) -> 
     [
         (
             past(totals(shares={("queue", "above_range"): 0.91})),
-            "91 % of the serving time with the queue above its range",
+            "91 % of the serving time with the queue longer than its limit",
         ),
-        (retracted(9), "4.5 retractions a minute"),
+        (retracted(9), "4.5 retractions/min"),
         (past(failures={"prefill": 2}), "2 out-of-memory failure(s) in prefill"),
-        (past(reserve=4.64), "4.6 GB left on the GPU at start-up"),
+        (past(reserve=4.64), "4.6 GB free on the GPU at start-up"),
     ],
 )
 def test_a_finding_says_what_is_seen_with_its_figure(of: Past, sentence: str) -> None:

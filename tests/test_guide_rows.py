@@ -478,8 +478,8 @@ def test_the_finding_shows_how_much_is_computed_for_each_late_gap() -> None:
     (finding,) = judge(past(interrupted(0.08, 3000.0), version="0.5.23")).findings
     assert finding.diagnosis.id == BETWEEN
     told = {each.name: each.words() for each in finding.evidence}
-    assert told["prompt tokens computed for each late gap"] == "750"
-    assert told["median gap between tokens"].startswith("0.0")
+    assert told["prompt tokens prefilled for each late gap"] == "750"
+    assert told["median inter-token latency"].startswith("0.0")
 
 
 @pytest.mark.parametrize(

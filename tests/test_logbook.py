@@ -367,7 +367,7 @@ def test_a_log_none_of_whose_lines_can_be_read_says_so_once_with_its_first_line(
         [status] = book.files
         assert status.unread.endswith(DECODE)
         assert status.unread.isprintable()
-    assert sum("in lines whose form cannot be read; the first:" in each for each in said) == 1
+    assert sum("cannot parse lines that look like SGLang's; the first:" in each for each in said) == 1
 
 
 def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:

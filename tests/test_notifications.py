@@ -22,7 +22,7 @@ FIRING = {
     "labels": {"alertname": "SGLangRetractingTooOften", "instance": "gpu1:9741", "severity": "warning"},
     "annotations": {
         "summary": "Requests are taken out again.",
-        "description": "gpu1:9741: 4.0 retractions a minute.",
+        "description": "gpu1:9741: 4.0 retractions/min.",
         "flag": "--schedule-conservativeness",
         "current": "0.1",
         "suggested": "1.3",
@@ -44,7 +44,7 @@ def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> N
     assert as_text(message(FIRING)) == (
         "[warning] SGLangRetractingTooOften on gpu1:9741\n"
         "  Requests are taken out again.\n"
-        "  gpu1:9741: 4.0 retractions a minute.\n"
+        "  gpu1:9741: 4.0 retractions/min.\n"
         "  Turn --schedule-conservativeness: now 0.1, try 1.3.\n"
         "  Why: The pool is full.\n"
         "  It will not help if it is above 1.43.\n"

@@ -83,7 +83,7 @@ def test_advice_to_people_names_no_flag() -> None:
     assert (words.flag, words.current, words.suggested, words.direction) == (
         "",
         "",
-        "look at the end of its log",
+        "save the log, read its last lines, and restart the server",
         "look",
     )
 

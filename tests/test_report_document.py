@@ -167,7 +167,7 @@ def test_a_slow_client_is_a_finding_only_where_throughput_is_wanted() -> None:
 def test_advice_to_people_names_no_flag_and_says_it_in_words() -> None:
     advice = document(recording("client_limited"), profile="offline")["findings"][0]["advice"][0]
     assert (advice["flag"], advice["current"], advice["gain"]) == (None, None, None)
-    assert advice["suggested"].startswith("send at least 321 requests at once (now about 1): some 221 fit")
+    assert advice["suggested"].startswith("send about 321 requests at once (now 1): about 221 can run")
 
 
 def test_a_restart_in_the_log_is_counted_and_gives_the_second_starts_arguments() -> None:
@@ -307,7 +307,9 @@ def test_the_exit_status_tells_whether_something_is_to_be_changed(capfd: pytest.
 def test_the_text_says_the_verdict_the_flag_and_the_counts(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_on(recording("big_queue"), kind="text") == 1
     text = capfd.readouterr().out
-    assert text.startswith("Requests wait because SGLang already runs as many as it is allowed to. (confidence: low)\n")
+    assert text.startswith(
+        "Requests wait because SGLang runs as many as --max-running-requests allows. (confidence: low)\n"
+    )
     assert "change: --max-running-requests 16 (now 2)" in text
     assert "decode lines 236 (one for 40 batches), prefill batches 153, starts 1" in text
 

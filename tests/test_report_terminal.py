@@ -45,9 +45,7 @@ def on_a_terminal(**variables: str) -> str:
 
 def test_a_terminal_gets_colours_and_lines_that_fit() -> None:
     said = on_a_terminal()
-    assert said.startswith(
-        "\x1b[1;33mSGLang keeps taking running requests out again because its KV pool is full.\x1b[0m"
-    )
+    assert said.startswith("\x1b[1;33mSGLang keeps retracting running requests: the KV cache is full.\x1b[0m")
     why = re.search(r"why: .*?\n(?=   it costs)", said.replace("\r", ""), re.DOTALL)
     assert why is not None
     assert max(len(line) for line in why[0].splitlines()) <= 80
@@ -140,7 +138,5 @@ def test_a_night_that_was_good_on_the_whole_says_what_was_wrong_for_a_part(tmp_p
     assert lines[0] == (
         "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed. (confidence: high)"
     )
-    assert lines[2].startswith(
-        "But for a part of the time alerts would have fired: Requests wait because SGLang already"
-    )
+    assert lines[2].startswith("But for a part of the time alerts would have fired: Requests wait because SGLang runs")
     assert re.search(r"SGLangRunningAtLimit 2025-11-20 10:\d\d:\d\d  for \d\d min", ended.stdout)

@@ -269,7 +269,7 @@ def test_a_state_file_that_cannot_be_written_is_said_and_the_exporter_goes_on(lo
     (tmp_path / "state.json.lock").mkdir()
     with exporter(log, tmp_path / "state.json") as one:
         assert any(
-            "cannot be used: state.json.lock is not a regular file; going on without it" in line for line in one.said
+            "cannot be used: state.json.lock is not a regular file; continuing without it" in line for line in one.said
         )
         assert one.page().value(STATE_FILE_UP) == 0
         log.write(DECODE, retraction(1))
@@ -290,7 +290,7 @@ def test_a_state_file_that_can_no_longer_be_written_is_said_and_so_is_that_it_ca
         in_the_way.rmdir()
         shows(one, STATE_FILE_UP, 1)
         words = [line for line in one.said if f"state file {state}: " in line]
-        assert ["cannot be written" in words[0], "written again" in words[1], len(words)] == [True, True, 2]
+        assert ["cannot be written" in words[0], "writable again" in words[1], len(words)] == [True, True, 2]
         kill(one)
     with exporter(log, state) as one:
         assert one.page().value(EVENTS) == 1
@@ -300,7 +300,7 @@ def test_of_two_exporters_with_one_state_file_the_second_goes_on_without(log: Lo
     state = tmp_path / "state.json"
     with exporter(log, state) as first, exporter(log, state) as second:
         assert any(
-            f"state file {state}: another exporter uses it; give each exporter a --state-file of its own; going on without it"
+            f"state file {state}: another exporter uses it; give each exporter a --state-file of its own; continuing without it"
             in line
             for line in second.said
         )

@@ -139,7 +139,7 @@ class Logbook:
         if self.left_out > 2 * self._said_left_out:
             self._said_left_out = self.left_out
             logger.warning(
-                "log: %d more files match than can be followed at once; the %d written last are (narrow the glob)",
+                "log: --log-file matches %d files too many: following the %d written last; narrow the glob",
                 self.left_out,
                 len(statuses),
             )
@@ -152,12 +152,12 @@ class Logbook:
             self.keep(state, self._clock())
         if size < BEHIND_BYTES:
             if self._behind_since is not None:
-                logger.info("log: what was written before has been read")
+                logger.info("log: finished reading the existing lines")
             self._catching_up, self._behind_since = False, None
             self._offsets.clear()
         elif self._catching_up and self._behind_since is None:
             self._behind_since = self._clock()
-            logger.info("log: reading what was written before; its counters are shown after that")
+            logger.info("log: reading the existing lines; counters appear when that is finished")
         return size >= BEHIND_BYTES
 
     def _say_changes(self, statuses: list[FileStatus]) -> None:
@@ -169,13 +169,13 @@ class Logbook:
                 logger.log(level, "log %s: %s", status.path, _described(status))
             if status.unread and not (known is not None and known.unread):
                 logger.warning(
-                    "log %s: holds words of SGLang's, in lines whose form cannot be read; the first: %s",
+                    "log %s: cannot parse lines that look like SGLang's; the first: %s",
                     status.path,
                     status.unread,
                 )
             if status.lost > (known.lost if known is not None else 0):
                 logger.warning(
-                    "log %s: %d of its files gone before they had been read to their end: events in them are not counted",
+                    "log %s: %d rotated files were deleted before they were read completely: their events are missing",
                     status.path,
                     status.lost,
                 )
@@ -311,7 +311,7 @@ class Logbook:
     def _say_problem(self) -> None:
         if self._state_file is not None and self._state_file.problem != self._said:
             self._said = self._state_file.problem
-            logger.warning("state file %s: %s", self._state_file.path, self._said or "written again")
+            logger.warning("state file %s: %s", self._state_file.path, self._said or "writable again")
 
 
 def _described(status: FileStatus) -> str:
@@ -327,7 +327,7 @@ def _taken(path: Path | None) -> StateFile | None:
         return None
     state_file = StateFile(path)
     if not state_file.acquire():
-        logger.warning("state file %s: %s; going on without it", path, state_file.problem)
+        logger.warning("state file %s: %s; continuing without it", path, state_file.problem)
     return state_file
 
 

@@ -32,8 +32,8 @@ def at_least(past: Past) -> str:
     if wanted <= now:
         return ""
     return (
-        f"send at least {wanted:,} requests at once (now about {now:,}): some {fit:,.0f} fit beside each other, and"
-        f" {waiting:,.0f} waiting keep the batches full"
+        f"send about {wanted:,} requests at once (now {now:,}): about {fit:,.0f} can run,"
+        f" {waiting:,.0f} more keep the queue filled"
     )
 
 
@@ -55,7 +55,7 @@ def at_most(past: Past) -> str:
     if running is None or not queued or past.served_seconds <= 0:
         return ""
     if profile.queue_wait_seconds is None:
-        waiting, because = past.serving_ranks * profile.queue_upper, f"{profile.queue_upper:,.0f} may wait"
+        waiting, because = past.serving_ranks * profile.queue_upper, f"the queue limit is {profile.queue_upper:,.0f}"
     elif not started:
         return ""
     else:
@@ -63,7 +63,10 @@ def at_most(past: Past) -> str:
         wait = ALLOWED_SHARE * min(
             profile.queue_wait_seconds, profile.time_to_first_token_seconds or profile.queue_wait_seconds
         )
-        waiting, because = rate * wait, f"{rate:.3g} a second are started, and none should wait longer than {wait:g} s"
+        waiting, because = (
+            rate * wait,
+            f"SGLang starts {rate:.3g} requests/s, and none should wait longer than {wait:g} s",
+        )
     running *= past.facts.micro_batches
     wanted, now = int(running + waiting), round(running + queued)
     if not 0 < wanted < now:

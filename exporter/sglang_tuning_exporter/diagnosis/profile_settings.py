@@ -35,4 +35,4 @@ def how_many_differ(past: Past) -> Evidence | None:
     """Count them; None where the server's arguments are not known."""
     if not past.facts.args:
         return None
-    return Evidence("settings that the guide has otherwise for this profile", float(len(differing(past))), 0.0, "count")
+    return Evidence("settings that differ from the guide's for this profile", float(len(differing(past))), 0.0, "count")

@@ -1,6 +1,6 @@
 """The runbooks: for each alert a page for whoever it wakes, as Markdown.
 
-What must be written by people lies in `diagnosis/runbooks/<diagnosis>.md`; the table adds when the alert fires, what to turn, and what it follows from.
+The prose is in `diagnosis/runbooks/<diagnosis>.md`. The table adds when the alert fires, which flag to change, and the causes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ _MADE = (
     "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and diagnosis/runbooks/{id}.md. -->\n\n"
 )
 _URGENCY = {
-    "critical": "critical: requests fail, or are about to; act now",
-    "warning": "warning: clients wait longer than they need to, or soon will; act today",
-    "info": "info: nothing is broken, something could be better; when there is time",
+    "critical": "critical: requests fail or will fail soon; act now",
+    "warning": "warning: clients wait longer than necessary, or will soon; act today",
+    "info": "info: nothing is broken, something can be improved; act when there is time",
 }
+# The tuning guide of SGLang, whose advice the rows repeat.
+GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
 _UNITS = {"s": "second", "m": "minute", "h": "hour"}
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
-# Code is left as it is: what stands there is to be pasted.
+# Code stays unchanged: readers paste it.
 _CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.diagnosis"),
@@ -38,6 +40,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_ENVIRONMENT.globals["guide_url"] = GUIDE_URL
 _ENVIRONMENT.globals["turn"] = lambda row: row.turn.told(DEFAULT.figures)
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
@@ -48,7 +51,7 @@ def with_alerts() -> dict[str, Diagnosis]:
 
 
 def prose(diagnosis: str) -> str:
-    """Give what people wrote about a diagnosis: the four sections. `FileNotFoundError` where nobody did."""
+    """Return the prose of a diagnosis: the four sections. `FileNotFoundError` where there is none."""
     page = packaged("sglang_tuning_exporter.diagnosis") / "runbooks" / f"{diagnosis}.md"
     return page.read_text(encoding="utf-8")
 
@@ -90,7 +93,7 @@ def files() -> dict[str, str]:
 
 
 def linked(text: str, alert: str) -> str:
-    """Make a link of every other alert that is named outside code; what the table does not know stays a word."""
+    """Link every other alert that is named outside code; other words stay as they are."""
 
     def link(match: re.Match[str]) -> str:
         name = match[1]

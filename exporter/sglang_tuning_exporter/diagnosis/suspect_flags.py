@@ -263,14 +263,14 @@ SUSPECTS: tuple[Suspect, ...] = (
         "max_micro_batch_size", Above(0), ("limit", "waiting"),
         "Under pipeline parallelism no stage runs more requests at once than this.",
         "the KV cache is full",
-        "Each request gets its tokens more slowly as more run together.",
+        "Inter-token latency rises as more requests run together.",
         "srt/managers/scheduler.py in 0.5.2", only_with=("pp_size",),
     ),
     Suspect(
         "pp_max_micro_batch_size", Above(0), ("limit", "waiting"),
         "Under pipeline parallelism no stage runs more requests at once than this.",
         "the KV cache is full",
-        "Each request gets its tokens more slowly as more run together.",
+        "Inter-token latency rises as more requests run together.",
         "srt/managers/scheduler.py", only_with=("pp_size",),
     ),
     Suspect(

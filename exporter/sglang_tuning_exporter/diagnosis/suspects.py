@@ -140,7 +140,7 @@ def how_many(past: Past) -> Evidence | None:
     """Count the suspects for the trouble there is; None without trouble."""
     if _is_served(past, troubles(past)):
         return None
-    return Evidence("flags away from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
+    return Evidence("flags that differ from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
 
 
 def late_share(latency: Latency, past: Past, budgets: float = LATE_TIMES) -> Evidence | None:

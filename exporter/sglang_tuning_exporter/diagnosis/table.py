@@ -1,8 +1,7 @@
-"""The one table of diagnoses: what is seen, how often it must be seen, what to turn, what that costs, and when it will not help.
+"""The table of diagnoses: what is seen, how often, which flag to change, what that costs, and when it will not help.
 
-Alerts, recording rules, live findings, reports, notifications, runbooks and the README's table come from it, most urgent row
-first. `guide` names the sentence in SGLang's hyperparameter tuning guide (editions E1 oldest to E5 newest; C the Chinese one) in our
-own words.
+Alerts, recording rules, live findings, reports, notifications and runbooks come from it. The most urgent row is first.
+`guide` gives the advice of SGLang's hyperparameter tuning guide in our own words, with the section where it has a heading.
 """
 
 from __future__ import annotations

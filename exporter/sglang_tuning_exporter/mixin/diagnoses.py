@@ -13,10 +13,10 @@ def page() -> str:
         "# Every diagnosis",
         "",
         "Made by `sglang-tuning-exporter generate` from the table of diagnoses (`diagnosis/`). A share is of the serving time of the last ten minutes, ",
-        "more than `frequent_share`. Thresholds are the profile's ([all of them](reference/profiles.md)). Rows are in order of urgency:",
+        "and its limit is `frequent_share`. Thresholds are the profile's ([all of them](reference/profiles.md)). Rows are in order of urgency:",
         "the first that holds is the verdict. Every row has its tests: `pytest tests/test_guide_rows.py -k ID`, and its rule's in `alerts/tests/`.",
         "",
-        "| diagnosis | what must be seen | alert | what to turn | it costs | not while |",
+        "| diagnosis | evidence | alert | change | cost | not while |",
         "|---|---|---|---|---|---|",
         *(_row(row) for row in DIAGNOSES),
         "",
@@ -29,9 +29,9 @@ def page() -> str:
 
 # What a workload must be like for a profile to suit it.
 _SUITS = {
-    "online": "People or programs wait for each answer. An empty queue is good; a queue is judged by the wait that it means.",
-    "offline": "Batches: throughput counts, nobody waits for a single answer. An empty queue is a waste.",
-    "long_context": "As `online`, with prompts of tens of thousands of tokens: the first token may take longer.",
+    "online": "Users or programs wait for each answer. An empty queue is good; the limit of a queue is its estimated wait.",
+    "offline": "Batch jobs: throughput matters, latency does not. An empty queue wastes capacity.",
+    "long_context": "As `online`, with prompts of tens of thousands of tokens: time to first token may be longer.",
     "multi_turn": "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters.",
 }
 assert _SUITS.keys() == PROFILES.keys()
@@ -42,7 +42,7 @@ def profiles_page() -> str:
     lines = [
         "# Profiles and thresholds",
         "",
-        "Made by `sglang-tuning-exporter generate` from the profiles that the exporter judges by. `--profile NAME` chooses one,",
+        "Made by `sglang-tuning-exporter generate` from the exporter's profiles. `--profile NAME` chooses one,",
         "`--threshold NAME=VALUE` replaces one of its thresholds. Rules and boards follow, because they read the thresholds from the exporter.",
         "",
         "| profile | for |",
@@ -51,7 +51,7 @@ def profiles_page() -> str:
         "",
         "## Thresholds by profile",
         "",
-        "A server older than 0.4.3 gets the guide's first edition: a queue of 50 to 500 is healthy there.",
+        "For a release before 0.4.3 the first edition of SGLang's guide applies: a queue of 50 to 500 is healthy.",
         "",
         "| threshold | " + " | ".join(PROFILES) + " |",
         "|---" * (len(PROFILES) + 1) + "|",
@@ -62,8 +62,8 @@ def profiles_page() -> str:
         "",
         "## Settings by profile",
         "",
-        "What SGLang's tuning guide sets for each workload. A server that is set otherwise is not wrong; where **needed** stands, it defeats what the",
-        "profile is for.",
+        "What SGLang's tuning guide recommends for each workload. Other settings can be right too. Settings marked **needed** are required for the",
+        "profile's purpose.",
         "",
         "| profile | setting | it |",
         "|---|---|---|",

@@ -119,16 +119,17 @@ class _ExporterServer(wire.GuardedServer):
             loop.default_exception_handler(context)
         elif time.monotonic() - self._troubled_at >= TROUBLE_SECONDS:
             self._troubled_at = time.monotonic()
-            logger.warning("cannot take a connection: %s; raise the limit (ulimit -n, LimitNOFILE=)", error.strerror)
+            logger.warning(
+                "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",
+                error.strerror,
+            )
 
     def _hung_up(self, *, has_terminal: bool) -> None:
-        """End in order where our terminal has gone; go on as a service, whose operator means it to reload."""
+        """Shut down where the terminal is gone; continue as a service, where SIGHUP usually means reload."""
         if has_terminal:
             self.end()
         else:
-            logger.warning(
-                "SIGHUP: settings are read at the start only, and rotated logs followed; restart to change them"
-            )
+            logger.warning("SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)")
 
     def end(self, *_: object) -> None:
         """Have it end in order."""

@@ -65,9 +65,11 @@ class Slow(Condition):
         if self.because != "prefill" or gaps is None or objective is None or still is None or tokens is None:
             return []
         return [
-            Evidence("prompt tokens computed for each late gap", round(tokens), LONG_PREFILL, "count"),
-            Evidence("median gap between tokens", gaps.p50_seconds, objective, "seconds"),
-            Evidence("share of the time in which answers stand still", still, past.profile.frequent_share, "share"),
+            Evidence("prompt tokens prefilled for each late gap", round(tokens), LONG_PREFILL, "count"),
+            Evidence("median inter-token latency", gaps.p50_seconds, objective, "seconds"),
+            Evidence(
+                "share of the time in which running requests get no token", still, past.profile.frequent_share, "share"
+            ),
         ]
 
     @property

@@ -29,7 +29,7 @@ class Rejections(Condition):
     A reason is that requests waited for too long, or that more than `times` the budget of first tokens came late.
     """
 
-    described = "requests rejected or given up a minute above `rejections_per_minute`, five minutes"
+    described = "requests/min rejected or abandoned above `rejections_per_minute`, five minutes"
     counted = ((REJECTION, WINDOW),)
     traces = (REJECTION, ABORTED)
     figure = RATE
@@ -47,8 +47,8 @@ class Rejections(Condition):
         # Those who gave up on a server that hung had no other reason.
         many = not past.hung and rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share
         if many and self._has_reason(past):
-            return Evidence("requests given up a minute", given_up, limit, "per_minute")
-        return Evidence("requests rejected a minute", rejected, limit, "per_minute")
+            return Evidence("abandoned requests/min", given_up, limit, "per_minute")
+        return Evidence("rejected requests/min", rejected, limit, "per_minute")
 
     def _has_reason(self, past: Past) -> bool:
         """Whether the server gave its clients a reason to give up: people who stop an answer have none."""
@@ -88,5 +88,5 @@ class Rejections(Condition):
         return samples.increase(REJECTION, RECENTLY) > 0
 
     def bound(self, profile: Profile) -> tuple[str, str]:
-        given_up = f"(given up: also more than {100 * profile.aborted_share:.0f} % of those answered)"
+        given_up = f"(abandoned: also more than {100 * profile.aborted_share:.0f} % of those answered)"
         return f"more than {profile.rejections_per_minute:g}", f", over five minutes {given_up}"

@@ -15,12 +15,29 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.signals import Signal
 
+# What a server does in each state, for readers: a name of a state is internal.
+_WITH: dict[str, str] = {
+    "above_range": "the queue longer than its limit",
+    "empty": "an empty queue",
+    "held_back": "requests waiting and free KV cache",
+    "recovering": "requests waiting after a burst of retractions",
+    "running_limit": "--max-running-requests reached and requests waiting",
+    "pool_full": "a full KV cache and requests waiting",
+    "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
+    "prefill_bound": "full prefill batches and requests waiting",
+    "grammar_queue": "requests waiting for a grammar",
+    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
+    "beyond_captured": "decode batches larger than the largest captured CUDA graph",
+    "eager": "decode batches without a CUDA graph",
+    "disabled": "CUDA graphs disabled",
+    "at_target": "token usage at its target",
+}
 OFTEN = threshold("share", "upper")
 PERCENT = "{{ $value | humanizePercentage }}"
 
 
 def often(profile: Profile) -> str:
-    """Say the frequent share in words."""
+    """Return the frequent share in words."""
     return f"more than {100 * profile.frequent_share:.0f} %"
 
 
@@ -72,7 +89,9 @@ class Share(Condition):
         bound = past.profile.frequent_share
         if any((past.recent.share_of(other.signal, other.states) or 0.0) > other.above for other in self.unless):
             share = min(share, bound)
-        return Evidence(f"share of serving time {self.signal} was {' or '.join(self.states)}", share, bound, "share")
+        return Evidence(
+            f"serving time with {' or '.join(_WITH[state] for state in self.states)}", share, bound, "share"
+        )
 
     @property
     def traces(self) -> tuple[Hashable, ...]:
@@ -81,7 +100,7 @@ class Share(Condition):
     def supporting(self, past: Past) -> list[Evidence]:
         found, profile = mean_usage(past), past.profile
         queued, running = past.recent.mean("queued"), past.total("running")
-        by_length = profile.queue_wait_seconds is None  # else a queue is judged by the wait that it means
+        by_length = profile.queue_wait_seconds is None  # else the limit of a queue is its estimated wait
         if by_length and queued is not None and self.signal in {"queue", "admission"}:
             lower = profile.queue_lower or 0.0
             lowest = queued < lower or self.states == ("empty",)

@@ -21,7 +21,7 @@ class SourceTrouble(Condition):
     the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`.
     """
 
-    described = "told by where the figures come from"
+    described = "state of the data sources"
     traces = ENDS
     kind = "remark"
     is_event = True

@@ -30,7 +30,7 @@ class Starts(Condition):
 
     def measure(self, past: Past) -> Evidence | None:
         since = past.now - LOOP_SECONDS
-        return Evidence("starts in half an hour", past.starts, self.at_least - 1, "count", since=since)
+        return Evidence("starts in 30 minutes", past.starts, self.at_least - 1, "count", since=since)
 
     def promql(self) -> list[str]:
         """Write that the counter rose this often.
@@ -47,7 +47,7 @@ class Starts(Condition):
 
     @property
     def described(self) -> str:
-        return f"{self.at_least} starts in half an hour"
+        return f"{self.at_least} starts in 30 minutes"
 
     def bound(self, profile: Profile) -> tuple[str, str]:
         return f"at least {self.at_least}", ""

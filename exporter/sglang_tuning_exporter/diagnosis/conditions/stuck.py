@@ -26,7 +26,7 @@ class Stuck(Condition):
 
     def measure(self, past: Past) -> Evidence | None:
         hang, spoken = past.hang, past.marks.get(WATCHDOG, 0)
-        name, words, headline = "stages that hang, or of which a watchdog spoke", "", ""
+        name, words, headline = "processes that hang, or whose watchdog timed out", "", ""
         if hang is not None:
             words = hang.sentence
             headline = f"{words[:1].upper()}{words[1:]}."

@@ -95,7 +95,9 @@ def returned_prefixes(past: Past) -> list[Evidence]:
         return []
     return [
         Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share"),
-        Evidence("share that requests which came back found of their own, at most", shared.returned, 0.0, "share"),
+        Evidence(
+            "share from their own earlier run, for requests that were retracted, at most", shared.returned, 0.0, "share"
+        ),
     ]
 
 
@@ -179,4 +181,4 @@ def dp_attention_candidate(past: Past) -> Evidence | None:
     full = past.recent.share("admission", "pool_full")
     if facts.arg("enable_dp_attention") or not past.enough or full is None:
         return None
-    return Evidence("share of serving time with a full pool", full, past.profile.frequent_share, "share")
+    return Evidence("serving time with a full KV cache", full, past.profile.frequent_share, "share")

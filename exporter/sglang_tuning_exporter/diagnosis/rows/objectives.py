@@ -20,20 +20,23 @@ INTER_TOKEN_CAUSES = ("latency_batch_too_large", "latency_prefill_between")
 _FIRST_TOKEN = Turn(
     "",
     "look",
-    "look at the exporter's page: it names what requests wait for",
-    "A request waits for its first token in the queue and while its prompt is computed. Is it the queue, submit more slowly or add a"
-    " replica; is it long prompts, --chunked-prefill-size decides how they take turns with everything else.",
-    "prompts are so long that no server would keep the objective: then use --profile long_context",
+    "open the exporter's page: it shows what requests wait for",
+    "Time to first token is the time in the queue plus the prefill time. If the queue is long, send fewer requests at once or add a"
+    " replica. If prompts are long, change --chunked-prefill-size.",
+    "prompts are too long for this objective on any server: then use --profile long_context",
 )
 _NEXT_TOKEN = Turn(
     "max_running_requests",
     "lower",
-    "about three quarters of the batch that runs",
-    "A decode step takes the longer the larger its batch is, and every request in it waits for the next token as long.",
-    "the batch is small: then prompts computed between two steps hold it up (the exporter names the flag for it), or it runs without a CUDA graph",
-    cost="Fewer requests are served at once; those that do not fit wait in the queue.",
+    "about three quarters of the running batch",
+    "A decode step takes longer with a larger batch, and every request in the batch waits for the whole step.",
+    "the batch is small: then prefill between decode steps is the cause (the exporter names the flag), or decoding without a CUDA graph",
+    cost="Fewer requests run at once; the others wait in the queue.",
 )
-_GUIDE = "requests slow: lower --max-running-requests, submit more slowly, or look at --chunked-prefill-size (E5); the objective is the profile's"
+_GUIDE = (
+    "SGLang's tuning guide: where requests are slow, lower --max-running-requests, send fewer requests at once, or change"
+    " --chunked-prefill-size; the objective comes from the profile"
+)
 
 OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
@@ -41,8 +44,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangTimeToFirstTokenBurningFast",
         severity="critical",
         condition=BurnRate("time_to_first_token", FAST, "1h", "5m", "10m"),
-        summary="Far too many requests wait too long for their first token.",
-        seen="{value} of the requests of the last hour waited for their first token longer than the objective, and it goes on",
+        summary="Time to first token misses its objective for far too many requests.",
+        seen="{value} of the first tokens in the last hour came later than the objective, and still do",
         guide=_GUIDE,
         turn=_FIRST_TOKEN,
         hold="2m",
@@ -53,8 +56,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangTimeToFirstTokenBurningSlow",
         severity="warning",
         condition=BurnRate("time_to_first_token", SLOW, "6h", "30m", "1h"),
-        summary="More requests wait too long for their first token than the objective allows.",
-        seen="{value} of the requests of the last six hours waited for their first token longer than the objective, and it goes on",
+        summary="Time to first token misses its objective for more requests than the error budget allows.",
+        seen="{value} of the first tokens in the last six hours came later than the objective, and still do",
         guide=_GUIDE,
         turn=_FIRST_TOKEN,
         hold="15m",
@@ -65,8 +68,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangInterTokenLatencyBurningFast",
         severity="critical",
         condition=BurnRate("inter_token", FAST, "1h", "5m", "10m"),
-        summary="Answers come far too slowly, token by token.",
-        seen="{value} of the tokens of the last hour came later after the one before than the objective, and it goes on",
+        summary="Inter-token latency misses its objective for far too many tokens.",
+        seen="{value} of the inter-token gaps in the last hour were longer than the objective, and still are",
         guide=_GUIDE,
         turn=_NEXT_TOKEN,
         hold="2m",
@@ -77,8 +80,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangInterTokenLatencyBurningSlow",
         severity="warning",
         condition=BurnRate("inter_token", SLOW, "6h", "30m", "1h"),
-        summary="Answers come more slowly, token by token, than the objective allows.",
-        seen="{value} of the tokens of the last six hours came later after the one before than the objective, and it goes on",
+        summary="Inter-token latency misses its objective for more tokens than the error budget allows.",
+        seen="{value} of the inter-token gaps in the last six hours were longer than the objective, and still are",
         guide=_GUIDE,
         turn=_NEXT_TOKEN,
         hold="15m",

@@ -59,7 +59,7 @@ def dp_attention(case: Case) -> list[Value]:
     facts, gpus = case.facts, case.facts.arg("tp_size")
     replicas = facts.arg("dp_size") or 1.0
     if not gpus:
-        return [Value(None, words="add it, with --dp-size as many as --tp-size")]
+        return [Value(None, words="add it, with --dp-size set to the value of --tp-size")]
     if replicas > 1 or facts.attention_ranks > 1:
         return []
     if _has(facts.release, "attn_dp_size"):

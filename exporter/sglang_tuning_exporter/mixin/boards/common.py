@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
 from sglang_tuning_exporter.mixin.board import Way, annotation, choice
 from sglang_tuning_exporter.mixin.panels import BAD, NEUTRAL, Json
 from sglang_tuning_exporter.mixin.queries import own
 from sglang_tuning_exporter.state.profiles import PROFILES
 
-GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
 DOCUMENTS = (("The tuning guide", GUIDE_URL),)
 GUIDE = PROFILES["offline"]  # the profile the guide speaks of; its figures appear in descriptions, never in queries
 

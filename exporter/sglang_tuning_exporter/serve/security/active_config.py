@@ -114,9 +114,9 @@ class Door(Collector):
         config = self.rules.config
         if config.http.http2:
             logger.info(
-                "%s: http_server_config.http.http2: HTTP/1.1 is spoken here, as every client does too", self._path
+                "%s: http_server_config.http2 is accepted and ignored: the exporter speaks HTTP/1.1", self._path
             )
-        logger.info("%s: in force: %s", self._path, _told(config))
+        logger.info("%s: loaded: %s", self._path, _told(config))
         self._thread = threading.Thread(target=self._watch, args=(on_change,), name="web-config", daemon=True)
         self._thread.start()
 
@@ -150,7 +150,7 @@ class Door(Collector):
             self._complain("tls_server_config: TLS begins and ends with a restart only")
             return False
         self.rules, self._seen, self._problem = rules, rules.look, ""
-        logger.info("%s: in force as it is now: %s", self._path, _told(rules.config))
+        logger.info("%s: reloaded: %s", self._path, _told(rules.config))
         return True
 
     def _watch(self, on_change: Callable[[], object]) -> None:
@@ -160,7 +160,7 @@ class Door(Collector):
 
     def _complain(self, problem: str) -> None:
         if problem != self._problem:
-            logger.error("%s: the last good one holds, because of the present one: %s", self._path, problem)
+            logger.error("%s: invalid, keeping the previous configuration: %s", self._path, problem)
         self._problem = problem
 
     def _context(self) -> ssl.SSLContext:
