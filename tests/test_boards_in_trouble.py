@@ -508,7 +508,7 @@ def test_a_tile_shows_what_was_known_last_while_one_scrape_is_missing(tmp_path: 
     exprs = [query(*tile, instance="a:1") for tile in tiles]
     found = answers(tmp_path, series, [*exprs, query("fleet", FLEET[1])], at="30m")
     assert [tile for tile, samples in zip(tiles, found, strict=False) if not samples] == []
-    assert found[6][0][0]["verdict"] == "too many wait"
+    assert found[5][0][0]["verdict"] == "queue too long"
     assert [labels["advice"] for labels, _ in found[-1]] == ["--dp-size: try 2"]
 
 

@@ -288,10 +288,10 @@ def test_a_page_that_is_held_still_is_not_loaded_again_and_can_be_let_go(browser
     refreshing = address.removesuffix("?still")
     browser.open(refreshing)
     assert browser.evaluate("return document.querySelector('meta[http-equiv=refresh]').content") == "10"
-    browser.driver.find_element("link text", "hold still").click()
+    browser.driver.find_element("link text", "pause").click()
     assert browser.driver.current_url == address
     assert browser.count("meta[http-equiv=refresh]") == 0
-    browser.driver.find_element("link text", "refresh").click()
+    browser.driver.find_element("link text", "resume").click()
     assert browser.driver.current_url == refreshing
 
 

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.report.wording import (
     duration,
     figure,
     in_part,
+    is_measured,
     judged_words,
     memory_words,
     moment,
@@ -83,7 +84,9 @@ def render(document: Document, style: Style = PLAIN) -> str:
 def _head(document: Document, style: Style) -> str:
     verdict = document["verdict"]
     tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
-    lines = [f"{style.paint(tone, sentence(document))} (confidence: {confidence(document)})", span_words(document)]
+    sure = confidence(document)
+    grade = f" (confidence: {sure})" if sure else ""
+    lines = [f"{style.paint(tone, sentence(document))}{grade}", span_words(document)]
     lines += [line for line in (judged_words(document), in_part(document)) if line]
     lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
@@ -95,12 +98,11 @@ def _heading(text: str, style: Style) -> str:
 
 def _finding(number: int, finding: dict[str, Any], document: Document, style: Style) -> str:
     severity = style.paint(finding["severity"], finding["severity"])
-    lines = [
-        f"{number}. {style.paint('bold', summary(document, finding))} [{severity}, confidence {finding['confidence']}]"
-    ]
+    grade = f", confidence {finding['confidence']}" if is_measured(finding) else ""
+    lines = [f"{number}. {style.paint('bold', summary(document, finding))} [{severity}{grade}]"]
     lines += [
         f"   {item['name']}: {figure(item['value'], item['unit'])} (threshold {figure(item['threshold'], item['unit'])})"
-        for item in finding["evidence"]
+        for item in (finding["evidence"] if is_measured(finding) else ())
     ]
     for advice in finding["advice"]:
         lines.append(_INDENT + style.paint("bold", _turn(advice)))

@@ -89,11 +89,16 @@ def _printed(time: str) -> str:
     return time.replace("T", " ").rstrip("Z")[:19]
 
 
+def is_measured(finding: Document) -> bool:
+    """Say whether a finding rests on a figure against a threshold; that a server is down has neither, and no grade."""
+    return BY_ID[finding["diagnosis"]].condition.has_figure
+
+
 def confidence(document: Document) -> str:
-    """Say how sure the verdict is."""
+    """Say how sure the verdict is; empty where it rests on no figure."""
     for finding in document["findings"]:
         if finding["diagnosis"] == document["verdict"]:
-            return str(finding["confidence"])
+            return str(finding["confidence"]) if is_measured(finding) else ""
     if document["verdict"] in {IDLE, NOT_ENOUGH_DATA}:
         return "high" if document["verdict"] == IDLE and document["judged"]["seconds"] >= 120 else "low"
     return confidence_of(document["judged"]["serving_seconds"])

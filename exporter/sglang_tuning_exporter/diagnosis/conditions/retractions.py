@@ -50,7 +50,8 @@ class RetractionRate(Condition):
         return Evidence(name, past.retractions_per_minute, limit, "per_minute", times=past.retractions)
 
     def supporting(self, past: Past) -> list[Evidence]:
-        return mean_usage(past)
+        # The mean of a window in which the load came and went says nothing about the moments at which the KV cache was full.
+        return [usage for usage in mean_usage(past) if not usage.value < usage.threshold]
 
     def promql(self) -> list[str]:
         return [
