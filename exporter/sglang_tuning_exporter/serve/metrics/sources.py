@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from sglang_tuning_exporter.serve.metrics.view import SidecarView
+    from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
@@ -64,9 +64,16 @@ def sources(sidecar: SidecarView) -> Iterable[Metric]:
 
 
 def _log(sidecar: SidecarView) -> Iterable[Metric]:
-    log = sidecar.log
-    if log is None:
-        return
+    if sidecar.log is not None:
+        yield from _files(sidecar.log)
+        yield from _lines(sidecar, sidecar.log)
+        problem = gauge("state_file_up", "Whether positions and counters can be saved in --state-file.")
+        if sidecar.log.state_file_problem is not None:
+            problem.add_metric([], float(not sidecar.log.state_file_problem))
+        yield problem
+
+
+def _files(log: LogView) -> Iterable[Metric]:
     file_up = gauge("log_up", "Whether this log file is being followed.", "file")
     for status in log.files:
         file_up.add_metric([sound(status.path)], float(status.up))
@@ -89,6 +96,9 @@ def _log(sidecar: SidecarView) -> Iterable[Metric]:
     overlong = counter("log_dropped_lines", "Lines of the log that were longer than 1 MiB, and not read.")
     overlong.add_metric([], log.dropped_lines)
     yield overlong
+
+
+def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Metric]:
     last = gauge("log_last_line_timestamp_seconds", "When the last line of the log arrived, in unix seconds.")
     if log.last_line_at is not None:
         last.add_metric([], log.last_line_at)
@@ -120,10 +130,6 @@ def _log(sidecar: SidecarView) -> Iterable[Metric]:
     for kind in SUSPICIOUS_KINDS:
         doubted.add_metric([kind], sidecar.state.witness.suspicious[kind])
     yield doubted
-    problem = gauge("state_file_up", "Whether positions and counters can be saved in --state-file.")
-    if log.state_file_problem is not None:
-        problem.add_metric([], float(not log.state_file_problem))
-    yield problem
 
 
 def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
