@@ -103,7 +103,7 @@ def _families(title: str, families: Iterable[Metric]) -> list[str]:
 
 def _family(title: str, family: Metric) -> str:
     name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-    names = getattr(family, "_labelnames", ()) or [label for sample in family.samples[:1] for label in sample.labels]
+    names = getattr(family, "names", ()) or [label for sample in family.samples[:1] for label in sample.labels]
     labels = ", ".join(f"`{label}`" for label in names)
     unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "-")
     meaning = family.documentation.replace("|", "\\|")

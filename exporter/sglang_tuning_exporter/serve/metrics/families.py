@@ -36,11 +36,19 @@ class Labels(dict[str, str]):
 
 
 class _Gauge(GaugeMetricFamily):
+    def __init__(self, name: str, words: str, names: tuple[str, ...]) -> None:
+        super().__init__(name, words, labels=names)
+        self.names = names
+
     def add_metric(self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None) -> None:
-        self.samples.append(Sample(self.name, _labels(self._labelnames, tuple(labels)), value, timestamp))
+        self.samples.append(Sample(self.name, _labels(self.names, tuple(labels)), value, timestamp))
 
 
 class _Counter(CounterMetricFamily):
+    def __init__(self, name: str, words: str, names: tuple[str, ...]) -> None:
+        super().__init__(name, words, labels=names)
+        self.names = names
+
     def add_metric(
         self,
         labels: Sequence[str],
@@ -49,18 +57,18 @@ class _Counter(CounterMetricFamily):
         timestamp: Timestamp | float | None = None,
         exemplar: Exemplar | None = None,
     ) -> None:
-        own = _labels(self._labelnames, tuple(labels))
+        own = _labels(self.names, tuple(labels))
         self.samples.append(Sample(self.name + "_total", own, value, timestamp, exemplar))
 
 
 def gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
     """Make a gauge without samples."""
-    return _Gauge(PREFIX + name, words, labels=labels)
+    return _Gauge(PREFIX + name, words, labels)
 
 
 def counter(name: str, words: str, *labels: str) -> CounterMetricFamily:
     """Make a counter without samples; `_total` is added to its name."""
-    return _Counter(PREFIX + name, words, labels=labels)
+    return _Counter(PREFIX + name, words, labels)
 
 
 def info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
