@@ -57,6 +57,8 @@ check: install ## style, types, insecure calls, and generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell exporter docs/*.md *.md
+	$(BIN)/python -m release.wording
 	$(BIN)/bandit -q -c pyproject.toml -r exporter
 	$(BIN)/sglang-tuning-exporter generate --check
 

@@ -214,7 +214,7 @@ def test_the_fraction_for_a_reserve_too_large_is_computed_with_its_gain_in_token
     of.facts.kv_pool_gb, of.facts.kv_pool_tokens[None] = 40.0, 400_000
     advice = one("memory_reserve_too_large", of)
     assert (advice.flag, advice.current, advice.suggested) == ("--mem-fraction-static", 0.85, 0.95)
-    assert advice.gain.startswith("+8.0 GB for the KV pool: +80,000 tokens, +20 %; more than the usual 0.7 to 0.9")
+    assert advice.gain.startswith("+8.0 GB for the KV cache: +80,000 tokens, +20 %; more than the usual 0.7 to 0.9")
 
 
 def test_binary_fractions_do_not_lose_a_step() -> None:

@@ -105,7 +105,7 @@ def test_the_pool_is_the_targets(release: str) -> None:
 def test_a_token_takes_its_place_in_the_drafts_pool_too(release: str) -> None:
     facts = started(STARTS[release])
     assert facts.pools_gb == 40.0
-    assert tokens_gained(facts, 4.0) == "+4.0 GB for the KV pool: +30,000 tokens, +10 %"
+    assert tokens_gained(facts, 4.0) == "+4.0 GB for the KV cache: +30,000 tokens, +10 %"
 
 
 @pytest.mark.parametrize("release", STARTS)
@@ -179,7 +179,7 @@ def test_the_states_of_linear_layers_are_a_part_of_the_pool() -> None:
         "Memory pool end. avail mem=24.00 GB\n"
     )
     assert facts.kv_pool_gb == pytest.approx(39.29)
-    assert tokens_gained(facts, 3.929) == "+3.9 GB for the KV pool: +10,000 tokens, +10 %"
+    assert tokens_gained(facts, 3.929) == "+3.9 GB for the KV cache: +10,000 tokens, +10 %"
 
 
 def test_the_states_that_verifying_drafts_needs_are_a_part_of_the_pool() -> None:

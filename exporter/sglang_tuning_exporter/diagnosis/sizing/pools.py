@@ -76,4 +76,4 @@ def tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:
     if gigabytes is None or not facts.pools_gb or not tokens:
         return ""
     gained = gigabytes / facts.pools_gb * tokens
-    return f"{gigabytes:+.1f} GB for the KV pool: {gained:+,.0f} tokens, {100 * gained / tokens:+.0f} %"
+    return f"{gigabytes:+.1f} GB for the KV cache: {gained:+,.0f} tokens, {100 * gained / tokens:+.0f} %"

@@ -98,12 +98,12 @@ def _waiting(of: _Schedulers) -> Iterable[Metric]:
 def _pools(of: _Schedulers) -> Iterable[Metric]:
     facts = of.state.facts
     yield of.split(
-        gauge("token_usage_ratio", "Used share of a KV pool, 0-1 (token usage).", *of.labels("pool")),
+        gauge("token_usage_ratio", "Used share of the KV cache, 0-1 (token usage).", *of.labels("pool")),
         lambda r: r.usages.items() if r.states["activity"] != UNKNOWN else (),
     )
     yield of.each(
         "kv_pool_tokens",
-        "Tokens that the KV pool holds (max_total_num_tokens).",
+        "Capacity of the KV cache in tokens (max_total_num_tokens).",
         lambda r: facts.kv_pool_tokens.get(r.dp),
     )
     yield of.each(
@@ -155,12 +155,12 @@ def _retractions(of: _Schedulers) -> Iterable[Metric]:
     read = of.has_log and of.state.log_is_read
     events = counter(
         "retraction_events",
-        "Times the KV pool was full and running requests were put back, TP ranks counted once; absent while the log cannot be read.",
+        "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable.",
         *of.labels(),
     )
     requests = counter(
         "retracted_requests",
-        "Requests put back into the queue because the KV pool was full, by the log while it can be read, else as the server counts them.",
+        "Requests retracted because the KV cache was full: from the log, else from the server's counter.",
         *of.labels(),
     )
     for rank in of.ranks:

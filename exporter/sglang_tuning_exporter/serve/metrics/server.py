@@ -24,7 +24,7 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     state, facts = sidecar.state, sidecar.state.facts
     yield info(
         "server",
-        "What runs: release, model and engine as told by the server (empty: not told), and the profile in force.",
+        "Release, model and engine as the server reports them (empty: not reported), and the profile in force.",
         {
             "version": brief(facts.version),
             "model_name": brief(facts.model_name),
@@ -70,7 +70,7 @@ def memory(sidecar: SidecarView) -> Iterable[Metric]:
             "GPU memory that one rank's part of the weights takes, a draft model's included.",
             facts.rank_weights_gb,
         ),
-        ("kv_pool", "GPU memory that the KV pool of one rank takes, a draft model's included.", facts.pools_gb),
+        ("kv_pool", "GPU memory of one rank's KV cache, a draft model's included.", facts.pools_gb),
         ("cuda_graph_memory", "GPU memory that captured graphs take on one rank.", facts.graph_gb),
     )
     for name, words, told_gb in memories:
@@ -104,14 +104,18 @@ def _counts(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     rejected = counter(
         "rejected_requests", "Requests answered with 503, from the access log, where a rejected stream is a 200."
     )
-    liveness = counter("liveness_events", "What the log told of life and death.", "event")
+    liveness = counter(
+        "liveness_events",
+        "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks.",
+        "event",
+    )
     if sidecar.config.log_file:
         rejected.add_metric([], state.server_totals.counts["rejected_requests"])
         for event in get_args(LivenessKind):
             liveness.add_metric([event], state.liveness[event])
     yield rejected
     yield liveness
-    yield _ages(sidecar, now, "liveness_event_age_seconds", "Seconds since the log last told of this event.", "event")
+    yield _ages(sidecar, now, "liveness_event_age_seconds", "Seconds since this event was last in the log.", "event")
     observed = counter("latency_observations", "Latencies that the server observed since the exporter came.", "latency")
     missed = counter(
         "latency_breaches",

@@ -38,7 +38,7 @@ def sources(sidecar: SidecarView) -> Iterable[Metric]:
             error.add_metric([health.reason], 1.0)
     yield up
     yield error
-    duration = gauge("scrape_duration_seconds", "How long the last scrape of SGLang took.")
+    duration = gauge("scrape_duration_seconds", "Duration of the last scrape of SGLang in seconds.")
     if health.scrape_seconds is not None:
         duration.add_metric([], health.scrape_seconds)
     yield duration
@@ -136,7 +136,7 @@ def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     """Compare what both sources tell."""
     family = gauge(
         "sources_disagree",
-        "1 while log and metrics tell different figures for a fact: another server's log, or lines that do not arrive.",
+        "1 while log and metrics report different values for a fact: another server's log, or missing lines.",
         "fact",
     )
     state = sidecar.state

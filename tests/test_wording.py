@@ -1,0 +1,31 @@
+"""The check of words: `make check` runs it over what readers see."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from release import wording
+
+WORDS = [(re.compile(r"\btold\b"), "say logged")]
+
+
+def test_a_banned_word_is_found_with_its_reason() -> None:
+    assert list(wording.found("as told by the log", WORDS)) == [("told", "say logged")]
+
+
+def test_a_string_of_python_is_read_and_its_docstring_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text('"""What is told."""\n\nHELP = "as logged"\n')
+    assert list(wording.passages(file)) == [(3, "as logged")]
+
+
+def test_code_in_markdown_is_not_read_and_lines_keep_their_number(tmp_path: Path) -> None:
+    file = tmp_path / "a.md"
+    file.write_text("```sh\ntold\n```\n`told` here\n")
+    assert [line for line, text in wording.passages(file) if "told" in text] == []
+    assert (4, " here") in list(wording.passages(file))
+
+
+def test_what_readers_see_has_no_banned_word() -> None:
+    assert wording.problems() == []
