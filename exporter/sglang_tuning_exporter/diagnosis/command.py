@@ -17,12 +17,10 @@ Secrets are not among the arguments. Environment variables and wrappers around t
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.diagnosis.spelling import shown, spelled, typed
 from sglang_tuning_exporter.sglang.args.flags import Flag, Kind, flag_of, is_before, nearest_flag, releases
 from sglang_tuning_exporter.sglang.args.printed import REDACTED, is_secret
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, flag_value
@@ -61,7 +59,6 @@ _DECODE_GRAPH_OFF = ("disable_cuda_graph", "disable_decode_cuda_graph")
 _PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, when not told
 _GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory and TP, when not told
 _OFF = "disabled"
-_PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +137,13 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
             left_out.append(arg)
             continue
         old = given.get(arg, flag.default)
-        if _typed(flag, old) != _typed(flag, value):
-            told.append(Change(arg, flag.flag, _shown(old), _shown(value)))
+        if typed(flag, old) != typed(flag, value):
+            told.append(Change(arg, flag.flag, shown(old), shown(value)))
         given[arg] = value
     words = [(word, word) for word in _PROGRAM]
     for arg, value in given.items():
         flag = server.flag(arg)
-        words += _spelled(flag, value) if flag is not None else []
+        words += spelled(flag, value) if flag is not None else []
     return Command(
         release=release,
         text=" ".join(shown for _, shown in words),
@@ -262,24 +259,29 @@ def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
         return
     all_off = bool(server.args.get("disable_cuda_graph"))
     for phase in ("decode", "prefill"):
-        told = config.get(phase)
-        if not isinstance(told, dict):
-            continue
-        backend, most, sizes = told.get("backend"), told.get("max_bs"), told.get("bs")
-        off_already = all_off or bool(server.args.get(f"disable_{phase}_cuda_graph"))
-        if phase == "prefill" and server.args.get("disaggregation_mode") == "decode":
-            off_already = True  # a server that only decodes switches it off by itself
-        usual = ("full",) if phase == "decode" else _PREFILL_BACKENDS
-        usual_size = _follows_from_the_machine if phase == "decode" else _follows_from_the_chunk
-        if not off_already and isinstance(backend, str) and backend not in usual:
-            given.setdefault(f"cuda_graph_backend_{phase}", backend)
-        if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
-            continue
-        if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes):
-            given[f"cuda_graph_bs_{phase}"] = sizes
-            given.pop(f"cuda_graph_max_bs_{phase}", None)
-        elif isinstance(most, int) and most > 0 and not usual_size(server, most):
-            given.setdefault(f"cuda_graph_max_bs_{phase}", most)
+        settings = config.get(phase)
+        # a server that only decodes switches the prefill graph off by itself
+        is_off = all_off or (phase == "prefill" and server.args.get("disaggregation_mode") == "decode")
+        if isinstance(settings, dict):
+            _undo_graph_phase(server, given, phase, settings, is_off=is_off)
+
+
+def _undo_graph_phase(
+    server: _Launch, given: dict[str, object], phase: str, settings: Mapping[str, object], *, is_off: bool
+) -> None:
+    backend, most, sizes = settings.get("backend"), settings.get("max_bs"), settings.get("bs")
+    is_off = is_off or bool(server.args.get(f"disable_{phase}_cuda_graph"))
+    usual = ("full",) if phase == "decode" else _PREFILL_BACKENDS
+    follows = _follows_from_the_machine if phase == "decode" else _follows_from_the_chunk
+    if not is_off and isinstance(backend, str) and backend not in usual:
+        given.setdefault(f"cuda_graph_backend_{phase}", backend)
+    if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
+        return
+    if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes):
+        given[f"cuda_graph_bs_{phase}"] = sizes
+        given.pop(f"cuda_graph_max_bs_{phase}", None)
+    elif isinstance(most, int) and most > 0 and not follows(server, most):
+        given.setdefault(f"cuda_graph_max_bs_{phase}", most)
 
 
 def _follows_from_its_largest(sizes: list[object]) -> bool:
@@ -364,74 +366,6 @@ def _secret_flags(server: _Launch, given: Mapping[str, object]) -> list[str]:
     names = ("api_key", "admin_api_key")
     flags = [flag_of(name, server.release) for name in names if name not in given and is_secret(name)]
     return [flag.flag for flag in flags if flag is not None]
-
-
-def _placeholder(flag: Flag) -> list[tuple[str, str]]:
-    name = "$" + flag.arg.upper()
-    return [(name, f'"{name}"')]
-
-
-def _spelled(flag: Flag, value: object) -> list[tuple[str, str]]:
-    """Spell one argument: its words for a program and, beside each, for a shell."""
-    if isinstance(value, str) and value == REDACTED:
-        return [(flag.flag, flag.flag), *_placeholder(flag)]
-    words = _typed(flag, value)
-    if not all(
-        map(str.isprintable, words)
-    ):  # a shell would be handed what nobody sees; whoever started it has the value
-        return [(flag.flag, flag.flag), *_placeholder(flag)]
-    if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
-        words = ["=".join(words)]  # by itself it would be taken for a flag
-    return [(word, shlex.quote(word)) for word in words]
-
-
-def _typed(flag: Flag, value: object) -> list[str]:
-    """Give the words that set a flag to a value; none where there is nothing to set."""
-    if value is None or (flag.kind == "switch" and not value):
-        return []
-    if flag.kind == "switch":
-        return [flag.flag]
-    if flag.kind == "either":
-        return [flag.flag if value else "--no-" + flag.flag[2:]]
-    if flag.kind == "adapters":
-        adapters = _adapters(value)
-        return [flag.flag, *adapters] if adapters else []
-    if flag.kind == "list":
-        items = value if isinstance(value, list) else [value]
-        return [flag.flag, *(_word(item) for item in items)] if items else []
-    return [flag.flag, _word(value)]
-
-
-def _adapters(value: object) -> list[str]:
-    if isinstance(value, dict):
-        return [f"{name}={path}" for name, path in value.items()]
-    words = []
-    for adapter in value if isinstance(value, list) else [value]:
-        if not isinstance(adapter, dict):
-            words.append(str(adapter))
-        elif adapter.get("pinned"):
-            words.append(json.dumps({key: adapter[key] for key in ("lora_name", "lora_path", "pinned")}))
-        else:
-            words.append(f"{adapter.get('lora_name')}={adapter.get('lora_path')}")
-    return words
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float, dict, list)):
-        return str(value)
-    if isinstance(value, (dict, list)):
-        return json.dumps(value)
-    # A flag of whole numbers takes no `4096.0`; and 0.1 + 0.2 is meant as 0.3.
-    whole = isinstance(value, int) or value.is_integer()  # which infinity and NaN are not
-    return str(int(value)) if whole else f"{value:.10g}"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return _word(value)
 
 
 # Arguments that the server takes from others, or draws, when they are not given.

@@ -1,0 +1,85 @@
+"""A flag and its value as words: for the server's argument parser, for a shell, and for people. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from sglang_tuning_exporter.sglang.args.printed import REDACTED
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.sglang.args.flags import Flag
+
+_PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def placeholder(flag: Flag) -> list[tuple[str, str]]:
+    """Write a variable of the shell in the place of a value that is not shown."""
+    name = "$" + flag.arg.upper()
+    return [(name, f'"{name}"')]
+
+
+def spelled(flag: Flag, value: object) -> list[tuple[str, str]]:
+    """Spell one argument: its words for a program and, beside each, for a shell."""
+    if isinstance(value, str) and value == REDACTED:
+        return [(flag.flag, flag.flag), *placeholder(flag)]
+    words = typed(flag, value)
+    if not all(
+        map(str.isprintable, words)
+    ):  # a shell would be handed what nobody sees; whoever started it has the value
+        return [(flag.flag, flag.flag), *placeholder(flag)]
+    if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
+        words = ["=".join(words)]  # by itself it would be taken for a flag
+    return [(word, shlex.quote(word)) for word in words]
+
+
+def typed(flag: Flag, value: object) -> list[str]:
+    """Give the words that set a flag to a value; none where there is nothing to set."""
+    if value is None or (flag.kind == "switch" and not value):
+        return []
+    if flag.kind == "switch":
+        return [flag.flag]
+    if flag.kind == "either":
+        return [flag.flag if value else "--no-" + flag.flag[2:]]
+    if flag.kind == "adapters":
+        adapters = _adapters(value)
+        return [flag.flag, *adapters] if adapters else []
+    if flag.kind == "list":
+        items = value if isinstance(value, list) else [value]
+        return [flag.flag, *(_word(item) for item in items)] if items else []
+    return [flag.flag, _word(value)]
+
+
+def _adapters(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}={path}" for name, path in value.items()]
+    words = []
+    for adapter in value if isinstance(value, list) else [value]:
+        if not isinstance(adapter, dict):
+            words.append(str(adapter))
+        elif adapter.get("pinned"):
+            words.append(json.dumps({key: adapter[key] for key in ("lora_name", "lora_path", "pinned")}))
+        else:
+            words.append(f"{adapter.get('lora_name')}={adapter.get('lora_path')}")
+    return words
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict, list)):
+        return str(value)
+    if isinstance(value, (dict, list)):
+        return json.dumps(value)
+    # A flag of whole numbers takes no `4096.0`; and 0.1 + 0.2 is meant as 0.3.
+    whole = isinstance(value, int) or value.is_integer()  # which infinity and NaN are not
+    return str(int(value)) if whole else f"{value:.10g}"
+
+
+def shown(value: object) -> str:
+    """Write a value of a flag for people."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _word(value)
