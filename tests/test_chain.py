@@ -284,26 +284,6 @@ def test_a_process_that_writes_on_in_a_rotated_file_makes_no_other_file_a_lost_o
     assert (read(follower), lost(follower)) == ([2], 0)
 
 
-def test_a_file_that_was_empty_at_the_last_look_is_found_when_it_has_been_written_and_packed(log: Log) -> None:
-    follower = LogFollower([str(log.path)], from_start=True)
-    with log.path.open("ab", buffering=0) as slow:
-        log.write(1)
-        assert read(follower) == [1]
-        log.shift()
-        Path(f"{log.path}.1").unlink()
-        assert read(follower) == []  # the new log is empty
-        slow.write(b"[2026-03-18 11:22:05] line 000000 of a process that writes on in the deleted file\n")
-        log.write(1)
-        log.shift()
-        log.pack(Path(f"{log.path}.1"))
-        assert b"000000" in next(follower.poll()).data  # and it ends before it has read more
-    positions = saved(follower)
-    log.write(1)
-    follower = LogFollower([str(log.path)], positions=positions)
-    assert read(follower) == [2, 3]
-    assert lost(follower) == 1  # the deleted file may have held more
-
-
 def test_numbered_files_are_in_the_order_of_most_of_their_times(log: Log) -> None:
     """As after three rotations with a slow writer: server.log.4 and .2 were written to after .3 and .1 were made."""
     names = {number: Path(f"{log.path}.{number}") for number in range(1, 5)}

@@ -144,13 +144,9 @@ class Chain:
         here = len(places_) - 1 if following is not None else -1
         last = len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
-        # A file that was empty has no text to be found by: written and packed since, it is one of those written after it.
-        empty = [mark.modified for at, mark in enumerate(marks) if at not in found and not mark.head_bytes]
-        since = min([marks[-1].modified, *empty])
-        elsewhere = {at: to for at, to in found.items() if to != here}
-        fresh = [] if sure else self._unread(marks, elsewhere, beside, since)
+        fresh = [] if sure else self._unread(marks, {at: to for at, to in found.items() if to != here}, beside)
         # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
-        joined = following is not None and marks[last].is_of(following.fd) and not sure and not empty
+        joined = following is not None and marks[last].is_of(following.fd) and not sure
         for at, mark in enumerate(marks):
             place = None if at not in found else places_[found[at]]
             if place is None:
@@ -162,8 +158,6 @@ class Chain:
                 if cut and following is not None:
                     following.go_on_at(cut)
                     fresh = []
-                elif not mark.head_bytes and fresh and at != last:
-                    pass  # it may be one of these
                 elif mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :]):
                     # Its writer was at it, or there was more in it.
                     self.lost += 1
@@ -223,18 +217,15 @@ class Chain:
     def _place_of(self, link: Stream) -> Place:
         return rotation.Place(self.path, link.key[1], link.key[0], link.size, link.modified, "")
 
-    def _unread(
-        self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place], since: int | None = None
-    ) -> list[Place]:
-        """Choose the files written after those that are known; `found` says where these lie, `since` when those were written if nowhere."""
+    def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
+        """Choose the files written after those that are known; `found` says where these lie."""
         held = {link.key for link in self.links}
         if found:
             newest = max(found.values())
             inside = beside[newest].inside
             fresh = [place for place in beside[newest + 1 :] if place.inside == inside]
         else:
-            since = marks[-1].modified if since is None else since
-            fresh = [place for place in beside if place.modified > since and not place.inside]
+            fresh = [place for place in beside if place.modified > marks[-1].modified and not place.inside]
         return [place for place in fresh if (place.device, place.inode) not in held]
 
     def _open(
