@@ -79,6 +79,7 @@ def test_every_test_that_a_row_names_exists() -> None:
         "test_faults_*.py",
         "test_chain.py",
         "test_cli.py",
+        "test_logbook.py",
         "test_state.py",
         "test_state_file.py",
         "test_starts_with_other_ranks.py",

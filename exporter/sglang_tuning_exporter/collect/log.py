@@ -10,6 +10,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sglang_tuning_exporter.collect.log_clock import offset_of
+from sglang_tuning_exporter.collect.rotation import READABLE
 from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.sglang.clean import clean
@@ -175,9 +176,11 @@ class Logbook:
                 )
             if status.lost > (known.lost if known is not None else 0):
                 logger.warning(
-                    "log %s: %d rotated files were deleted before they were read completely: their events are missing",
+                    "log %s: %d rotated files were deleted, damaged or packed before they were read completely: "
+                    "their events are missing (compressed files that can be read: %s)",
                     status.path,
                     status.lost,
+                    ", ".join(READABLE),
                 )
 
     def _with_unread(self, status: FileStatus) -> FileStatus:

@@ -39,6 +39,8 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a FIFO without a writer opens at once
 _VOTERS = 32  # numbered files whose times are compared to see which way the numbers run
 _UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+READABLE = tuple(_UNPACK)
+"""Extensions of compressed files that can be read; Python reads no `.zst` before 3.14."""
 _COMPRESSED = (*_UNPACK, ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
 _SUFFIX = re.compile(r"[.-]\d[\dT:._Z+-]*")
