@@ -152,7 +152,7 @@ def test_alerts_that_would_have_fired_have_a_lane_and_shade_the_figures(tmp_path
     written = page(tmp_path, log)
     assert '<rect class="shade warning"' in written
     assert '<div class="name">SGLangRetractingTooOften</div>' in written
-    assert "SGLangRetractingTooOften SGLang keeps taking" in seen(written)
+    assert f"SGLangRetractingTooOften {BY_ID['retracting_too_often'].summary}" in seen(written)
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_can_be_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_retractions, web
+from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.evidence import Evidence
 from sglang_tuning_exporter.diagnosis.table import BY_ID
@@ -66,7 +67,7 @@ def test_the_advice_names_flag_and_values(address: str) -> None:
     seen = text_of(page)
     assert "Try --schedule-conservativeness 1.3 now 0.1" in seen
     assert BY_ID["retracting_too_often"].turn.why in seen
-    assert "It will not help if it is already above 1.43" in seen
+    assert "It will not help if the value is already above 1.43" in seen
     assert re.search(r"Seen: [\d.]+ retractions a minute; healthy: up to 1\.", seen)
 
 
@@ -85,7 +86,7 @@ def test_the_page_lives_on_the_log_alone(tmp_path: Path) -> None:
 def test_the_page_of_a_start_says_that_nothing_is_known_yet(tmp_path: Path) -> None:
     seen = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
     assert headline("not_enough_data") in seen
-    assert "not told" in seen
+    assert "not reported" in seen
 
 
 def test_the_page_does_not_wait_for_a_server_that_hangs(sglang: FakeSGLang) -> None:
@@ -255,7 +256,7 @@ def test_a_figure_that_is_not_told_is_not_judged(tmp_path: Path) -> None:
     page = page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),))))
     figures = re.findall(r'<div( class="\w+")?><dt>([^<]+)</dt><dd class="value">([^<]*)</dd>', page)
     assert len(figures) == 7
-    assert {(judged, value) for judged, _, value in figures} == {("", "not told")}
+    assert {(judged, value) for judged, _, value in figures} == {("", "not reported")}
 
 
 def test_a_pool_with_room_is_not_called_good_while_requests_wait(tmp_path: Path) -> None:
@@ -280,3 +281,14 @@ def test_each_data_parallel_rank_has_its_line_and_one_scheduler_has_none(tmp_pat
 def test_the_page_says_how_the_server_fails_to_answer(address: str) -> None:
     seen = text_of(requests.get(address + "/", timeout=10).text)
     assert "Seen: its /metrics could not be scraped (connection refused: nothing listens at that address)." in seen
+
+
+def test_the_page_of_a_dead_server_has_nothing_green_and_no_figure_of_before(tmp_path: Path) -> None:
+    with lived(SCENES["down"](), tmp_path) as sidecar, web(sidecar) as address:
+        page = requests.get(address + "/?still", timeout=10).text
+    assert '<h1 class="bad">' in page
+    assert not re.search(r'class="good"', page)
+    values = re.findall(r'<dd class="value">([^<]+)', page)
+    assert values
+    assert set(values) == {"not reported"}
+    assert "Confidence" not in page

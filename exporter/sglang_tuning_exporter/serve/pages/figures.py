@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Points = Sequence[tuple[float, float | None]]
     Words = Callable[[float], str]
 
-NOT_TOLD = "not told"
+NOT_TOLD = "not reported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,18 @@ def figures(state: ServerState, past: Past, history: History, now: float) -> lis
     ]
 
 
+def of_before(shown: list[Figure]) -> list[Figure]:
+    """Return the figures of a server that is down: only what was before, and no judgement."""
+    return [replace(figure, value=NOT_TOLD, judgement="", beside="") for figure in shown]
+
+
 def ranks(state: ServerState) -> list[RankRow]:
     """Give the data-parallel ranks; empty where there is one scheduler only."""
     if len(state.schedulers) < 2:
         return []
     return [
         RankRow(
-            "not told" if rank.dp is None else f"DP{rank.dp}",
+            NOT_TOLD if rank.dp is None else f"DP{rank.dp}",
             count(rank.running),
             count(state.facts.running_limit(rank.dp)),
             count(rank.queued),

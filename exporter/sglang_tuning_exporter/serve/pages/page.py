@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.advice import shown
 from sglang_tuning_exporter.diagnosis.document import command_document
 from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, STARTING, Finding, Judgement
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-from sglang_tuning_exporter.serve.pages.figures import figures, ranks
+from sglang_tuning_exporter.serve.pages.figures import figures, of_before, ranks
 from sglang_tuning_exporter.serve.pages.rendering import environment
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ def render(sidecar: Sidecar, *, still: bool = False) -> str:
         facts, health = sidecar.state.facts, sidecar.health
         command = command_document(judgement, facts)
         tiles, rows = figures(sidecar.state, past, sidecar.history, now), ranks(sidecar.state)
+    is_down = any(finding.diagnosis.condition.is_end for finding in judgement.findings)
     follow = [finding for finding in judgement.findings if finding.because]
     summaries = {f.diagnosis.id: f.summary(sidecar.unix(now - (f.ago or 0.0))) for f in judgement.findings}
     return _ENVIRONMENT.get_template("index.html").render(
@@ -162,14 +163,14 @@ def render(sidecar: Sidecar, *, still: bool = False) -> str:
         ],
         follow=follow,
         chances=[finding for finding in judgement.findings if finding.diagnosis.is_chance],
-        passed=[check for check in judgement.checks if check.passed and not check.diagnosis.is_chance],
+        passed=[c for c in judgement.checks if c.passed and not c.diagnosis.is_chance and not is_down],
         untold=_untold(judgement),
         command=command,
         pieces=pieces(command["text"], frozenset(change["flag"] for change in command["changes"])) if command else [],
         seen=seen,
         healthy=healthy,
         shown=shown,
-        figures=tiles,
+        figures=of_before(tiles) if is_down else tiles,
         ranks=rows,
         facts=facts,
         health=health,
