@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.diagnosis.conditions import Failures, Share
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import Finding, judge
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.signals import SIGNALS, STATES, Signal
+from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal
 from sglang_tuning_exporter.state.totals import Totals
 
 if TYPE_CHECKING:
@@ -420,3 +421,8 @@ def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
             assert of.retractions_per_minute <= of.profile.retractions_per_minute
         assert each.suggested > 0 or each.is_switch
     assert judge(of).verdict in {*BY_ID, "healthy", "idle", "no_clear_bottleneck", "not_enough_data"}
+
+
+def test_a_share_of_any_state_of_a_server_has_words() -> None:
+    known = {state for states in STATES.values() for state in states} - {IDLE, UNKNOWN}
+    assert known <= set(STATE_WORDS)

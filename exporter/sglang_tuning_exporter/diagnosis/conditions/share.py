@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.signals import Signal
 
 # What a server does in each state, for readers: a name of a state is internal.
-_WITH: dict[str, str] = {
+STATE_WORDS: dict[str, str] = {
     "above_range": "the queue longer than its limit",
     "empty": "an empty queue",
+    "below_range": "the queue shorter than its range",
+    "in_range": "the queue in its range",
+    "no_queue": "no request waiting",
     "held_back": "requests waiting and free KV cache",
     "recovering": "requests waiting after a burst of retractions",
     "running_limit": "--max-running-requests reached and requests waiting",
@@ -30,7 +33,12 @@ _WITH: dict[str, str] = {
     "beyond_captured": "decode batches larger than the largest captured CUDA graph",
     "eager": "decode batches without a CUDA graph",
     "disabled": "CUDA graphs disabled",
+    "replayed": "decode batches that replay a CUDA graph",
+    "unsupported": "no CUDA graphs on this device",
     "at_target": "token usage at its target",
+    "below_target": "token usage below its target",
+    "serving": "requests served",
+    "stuck": "requests and no progress",
 }
 OFTEN = threshold("share", "upper")
 PERCENT = "{{ $value | humanizePercentage }}"
@@ -90,7 +98,7 @@ class Share(Condition):
         if any((past.recent.share_of(other.signal, other.states) or 0.0) > other.above for other in self.unless):
             share = min(share, bound)
         return Evidence(
-            f"serving time with {' or '.join(_WITH[state] for state in self.states)}", share, bound, "share"
+            f"serving time with {' or '.join(STATE_WORDS[state] for state in self.states)}", share, bound, "share"
         )
 
     @property
