@@ -67,7 +67,7 @@ MENDED: tuple[tuple[str, str], ...] = (
             "What requests ask for was estimated from the new-token ratio of the moment and from usage and batch of ten minutes: after a start it came"
             " out three times too large, and requests that used what they asked for seemed to end early. All three are means of the same time now."
             " And of those who lowered the flag on advice, which says that a few retractions may appear, fewer than one request in twenty is no"
-            " reason to raise it: 0.3 served 1,136 tokens a second of the scheduler's CPU with 2.7 retractions/min, 1.3 served 1,088 with none."
+            " reason to raise it: 0.3 served 1,136 tokens a second of the scheduler's CPU with 2.7 retractions a minute, 1.3 served 1,088 with none."
         ),
     ),
     (
