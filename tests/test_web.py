@@ -68,7 +68,7 @@ def test_the_advice_names_flag_and_values(address: str) -> None:
     assert "Try --schedule-conservativeness 1.3 now 0.1" in seen
     assert BY_ID["retracting_too_often"].turn.why in seen
     assert "It will not help if the value is already above 1.43" in seen
-    assert re.search(r"Seen: [\d.]+ retractions a minute; healthy: up to 1\.", seen)
+    assert re.search(r"Seen: [\d.]+ retractions/min; healthy: up to 1\.", seen)
 
 
 def test_the_sources_are_told(address: str) -> None:
