@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.conditions import Share
 from sglang_tuning_exporter.diagnosis.row import URGENCY
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.mixin.boards.words import headline
@@ -50,7 +49,7 @@ def title(row: Diagnosis) -> Title:
         return _TITLES[row.id]
     words = headline(row.id)
     words = words if words[:2].isupper() else words[:1].lower() + words[1:]
-    return Title(words, "of the time") if isinstance(row.condition, Share) else Title(words)
+    return Title(words, row.condition.figure_of)
 
 
 def most_severe_first() -> list[Diagnosis]:

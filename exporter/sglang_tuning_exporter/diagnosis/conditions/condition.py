@@ -75,6 +75,7 @@ class Condition(ABC):
     is_advice_fixed: ClassVar[bool] = False
     has_figure: ClassVar[bool] = True  # against a threshold
     figure: ClassVar[str] = "{{ $value }}"  # the value of the rule, as an annotation writes it
+    figure_of: ClassVar[str] = ""  # what a title says behind the figure; empty where a title has no figure
 
     @property
     def is_end(self) -> bool:

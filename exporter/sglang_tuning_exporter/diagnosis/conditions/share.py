@@ -79,6 +79,7 @@ class Share(Condition):
     """More than the profile's frequent share of the window's serving time was spent in one of these states."""
 
     figure = PERCENT
+    figure_of = "of the time"
 
     signal: Signal
     states: tuple[str, ...]
