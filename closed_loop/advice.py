@@ -13,7 +13,7 @@ from closed_loop.load import Load
 
 # What people are told of their clients, with the load's own name for it.
 _COUNTED = (
-    ("clients", "requests at once", re.compile(r"\bat (?:least|most) ([\d,]+) requests at once")),
+    ("clients", "requests at once", re.compile(r"\b(?:at most|about) ([\d,]+) requests at once")),
     ("most_new_tokens", "max_new_tokens", re.compile(r"\bat most ([\d,]+) max_new_tokens")),
 )
 

@@ -185,7 +185,7 @@ def test_the_tab_key_comes_to_every_link_and_to_the_command_line_and_shows_where
     browser.open(address)
     step = "What to do, step by step"
     other = BY_ID["memory_reserve_too_large"].summary
-    assert browser.tabbed() == ["refresh", step, f"{step}: {other}", "pre", "metrics", "findings as JSON", "runbooks"]
+    assert browser.tabbed() == ["resume", step, f"{step}: {other}", "pre", "metrics", "findings as JSON", "runbooks"]
 
 
 def test_one_click_marks_the_whole_command_line_and_nothing_else(browser: Browser, address: str) -> None:

@@ -206,7 +206,7 @@ def test_a_flag_that_is_to_be_removed_goes_with_its_value() -> None:
 @pytest.mark.parametrize(
     ("words", "clients"),
     [
-        ("send at least 1,307 requests at once (now about 1): some 207 fit", 1307),
+        ("send about 1,307 requests at once (now 1): about 207 can run, 1,100 more keep the queue filled", 1307),
         ("send at most 44 requests at once (now about 64), or add a replica", 44),
     ],
 )

@@ -130,7 +130,7 @@ def hangups() -> Iterator[None]:
 def test_a_hangup_does_not_end_a_service_and_is_answered_in_words(server: Server) -> None:
     with following(*of(server), start_new_session=True) as exporter:
         exporter.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "SIGHUP: settings are read at the start only" in "".join(exporter.said))
+        wait_for(lambda: "SIGHUP: ignored; restart to change settings" in "".join(exporter.said))
         server.write()
         counted(exporter, 1)
 

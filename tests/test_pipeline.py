@@ -174,7 +174,7 @@ def test_where_the_size_of_a_micro_batch_is_the_limit_that_is_what_is_raised() -
 def test_clients_send_enough_for_all_micro_batches() -> None:
     state = told(served(Layout(pp=4), decode(8, 0, usage=0.45)), "offline")
     words = at_least(past_of(state, state._printed))
-    assert words.startswith("send at least 164 requests at once (now about 32): some 64 fit")
+    assert words.startswith("send about 164 requests at once (now 32): about 64 can run")
 
 
 def counted(lines: list[str]) -> dict[str, float]:

@@ -241,7 +241,7 @@ STARTING = start(0).split("\n", maxsplit=1)[0] + "\n"
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ((STARTING, failed(20, CAPTURE)), "CUDA graphs leave SGLang no GPU memory"),
+        ((STARTING, failed(20, CAPTURE)), "CUDA graphs leave too little GPU memory free, or do not fit."),
         ((start(0), load(40, 600, 20), failed(605, "anything")), "SGLang ran out of GPU memory"),
         ((start(0), load(40, 600, 20), failed(605, DECODE)), "SGLang ran out of GPU memory"),
     ],

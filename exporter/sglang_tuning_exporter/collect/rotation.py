@@ -145,7 +145,16 @@ def _added(name: str, base: str) -> tuple[str, bool]:
 
 
 def _in_order(places: list[Place]) -> list[Place]:
-    """Sort by the dates or the numbers in the names; which way numbers run is read off the times at which most files were written last."""
+    """Sort by the dates or the numbers in the names; which way numbers run is read off the times at which most files were written last.
+
+    An empty file has nothing to read: it stands first, and its time says nothing of the others.
+    """
+    empty = sorted((place for place in places if not place.size), key=lambda each: (each.modified, each.suffix))
+    places = [place for place in places if place.size]
+    return [*empty, *_with_text_in_order(places)]
+
+
+def _with_text_in_order(places: list[Place]) -> list[Place]:
     numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
     if not numbered:
         return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
