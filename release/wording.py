@@ -1,17 +1,22 @@
-"""Find words that readers should not meet: `python -m release.wording` prints each with its place and its reason."""
+"""Find words that readers should not meet: `python -m release.wording` prints each with its place and its reason.
+
+`python -m release.wording FILE …` checks these files, docstrings and comments included, instead of the listed ones.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent
 WORDS = Path(__file__).with_name("banned_words.yaml")
@@ -26,8 +31,11 @@ def found(text: str, words: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple
             yield match[0], reason
 
 
-def passages(path: Path) -> Iterator[tuple[int, str]]:
-    """Give what a reader sees of a file, with its line: Markdown without code, the string literals of Python."""
+def passages(path: Path, *, with_notes: bool = False) -> Iterator[tuple[int, str]]:
+    """Give a file's prose with line numbers: Markdown without code; of Python the string literals.
+
+    `with_notes` adds Python's docstrings and comments.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
@@ -40,24 +48,37 @@ def passages(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, _HAS_BODY) and node.body and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and (with_notes or id(node) not in docstrings)
+        ):
             yield node.lineno, node.value
+    if with_notes:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
-def problems(root: Path = ROOT) -> list[str]:
-    """Give one line for each banned word under the root."""
+def problems(files: Iterable[Path] = ()) -> list[str]:
+    """Give one line for each banned word in `files`, docstrings and comments included; without `files`, in the listed ones."""
     rules = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
     words = [(re.compile(each["pattern"]), each["reason"]) for each in rules["words"]]
+    listed = [
+        (path, with_notes)
+        for key, with_notes in (("files", False), ("files_with_docstrings", True))
+        for pattern in rules[key]
+        for path in sorted(ROOT.glob(pattern))
+    ]
     return [
-        f'{path.relative_to(root)}:{line}: "{word}": {reason}'
-        for pattern in rules["files"]
-        for path in sorted(root.glob(pattern))
-        for line, text in passages(path)
+        f'{path}:{line}: "{word}": {reason}'
+        for path, with_notes in [(file, True) for file in files] or listed
+        for line, text in passages(path, with_notes=with_notes)
         for word, reason in found(text, words)
     ]
 
 
 if __name__ == "__main__":
-    lines = problems()
+    lines = problems(map(Path, sys.argv[1:]))
     print("\n".join(lines) or "no banned word")
     sys.exit(1 if lines else 0)

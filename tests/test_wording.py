@@ -20,6 +20,12 @@ def test_a_string_of_python_is_read_and_its_docstring_is_not(tmp_path: Path) -> 
     assert list(wording.passages(file)) == [(3, "as logged")]
 
 
+def test_docstrings_and_comments_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text('"""What is told."""\n\n# as told\nHELP = "as logged"\n')
+    assert [problem.split(": ")[0] for problem in wording.problems([file])] == [f"{file}:1", f"{file}:3"]
+
+
 def test_code_in_markdown_is_not_read_and_lines_keep_their_number(tmp_path: Path) -> None:
     file = tmp_path / "a.md"
     file.write_text("```sh\ntold\n```\n`told` here\n")
