@@ -1,4 +1,4 @@
-"""docs/faults.md tells the figures that are in force, and names tests that exist."""
+"""docs/faults.md has the limits in force and names tests that exist."""
 
 from __future__ import annotations
 
@@ -33,41 +33,44 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
     ("what", "words"),
     [
         ("a line of the log", f"{LINE_BYTES >> 20} MiB"),
-        ("of a line, what is understood", f"{wrappers.LONGEST_LINE} bytes"),
-        ("a log read in one turn, then the next file", f"{stream.BUDGET >> 20} MiB"),
+        ("part of a line that is parsed", f"{wrappers.LONGEST_LINE} bytes"),
+        ("bytes read of one log before the next file", f"{stream.BUDGET >> 20} MiB"),
         (
-            "looked back for the server's arguments",
-            f"{stream._LOOK_BACK >> 20} MiB, and {stream._LOOK_BACK_TEXT >> 20} MiB of text taken",
+            "searched backwards for the server's arguments",
+            f"{stream._LOOK_BACK >> 20} MiB, of which {stream._LOOK_BACK_TEXT >> 20} MiB of text are kept",
         ),
         ("files followed at once", f"{selection.MOST_FILES}, or half of `ulimit -n`"),
-        ("files not followed whose positions outlive a restart", f"{selection.MOST_REMEMBERED}"),
-        ("the log's counters wait for its past to be read", f"{logbook.FIRST_READ_SECONDS:.0f} s, some 70 GB"),
-        ("a name looked through for new files", f"{100 / tail._GLOB_REST:.0f} % of a core"),
-        ("a quiet deleted or rotated file is held", f"{chain.DELETED_SECONDS:.0f} s, {chain.LINGER_SECONDS:.0f} s"),
+        ("files not followed whose positions survive a restart", f"{selection.MOST_REMEMBERED}"),
+        ("the log's counters wait until its past is read", f"{logbook.FIRST_READ_SECONDS:.0f} s, some 70 GB"),
+        ("time spent searching a glob for new files", f"{100 / tail._GLOB_REST:.0f} % of a core"),
+        (
+            "a deleted or rotated file without new lines stays open",
+            f"{chain.DELETED_SECONDS:.0f} s, {chain.LINGER_SECONDS:.0f} s",
+        ),
         ("ranks of a kind (DP, TP, PP)", f"{events.MOST_RANKS}"),
         ("the state file", f"{statefile.MOST_BYTES >> 20} MiB"),
         ("SGLang's page", f"{scrape.MOST_BYTES >> 20} MiB"),
-        ("its other answers", f"{scrape.MOST_JSON_BYTES >> 20} MiB"),
+        ("SGLang's other answers", f"{scrape.MOST_JSON_BYTES >> 20} MiB"),
         (
-            "lines of a page that are read, and each of them",
-            f"{exposition.MOST_LINES}, of {exposition.LONGEST_LINE} characters",
+            "lines read of a page; characters of each",
+            f"{exposition.MOST_LINES:,}; {exposition.LONGEST_LINE:,}",
         ),
-        ("DP ranks with series of their own", f"{state.MOST_SCHEDULERS}"),
-        ("a label with the server's words", f"{families.LONGEST_LABEL} characters"),
+        ("DP ranks with their own series", f"{state.MOST_SCHEDULERS}"),
+        ("a label with text from the server", f"{families.LONGEST_LABEL} characters"),
         ("connections", f"{connections.MOST_CONNECTIONS}"),
         ("buckets of a histogram", f"{histograms.MOST_BOUNDS}"),
-        ("suspect events that wait for a witness", f"{credibility.MOST_PENDING}"),
+        ("suspicious events that wait for evidence", f"{credibility.MOST_PENDING}"),
         ("retractions that may still be repeated", f"{ledgers._MOST_KEYS}"),
         (
             "label sets, line starts remembered",
             f"{exposition.labels.cache_info().maxsize}, {usual._KEPT}",
         ),
         ("the page's history", f"{history.LENGTH_SECONDS:.0f} s, every {history.STEP_SECONDS:.0f} s"),
-        ("answers under way", f"{serving.uvicorn_config(None).limit_concurrency}"),
-        ("connections that wait", f"{serving.BACKLOG}"),
-        ("a connection that says nothing between two requests", f"{serving.uvicorn_config(None).timeout_keep_alive} s"),
-        ("answers under way when it is told to end", f"{serving.GRACE_SECONDS} s"),
-        ("its threads when it is told to end", f"{sidecar.STOP_SECONDS:.0f} s together"),
+        ("requests in progress", f"{serving.uvicorn_config(None).limit_concurrency}"),
+        ("connections waiting to be accepted", f"{serving.BACKLOG}"),
+        ("an idle connection between two requests", f"{serving.uvicorn_config(None).timeout_keep_alive} s"),
+        ("requests in progress at shutdown", f"{serving.GRACE_SECONDS} s"),
+        ("its threads at shutdown", f"{sidecar.STOP_SECONDS:.0f} s together"),
     ],
 )
 def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str) -> None:
