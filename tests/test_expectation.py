@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.advice import Advice, advise
 from sglang_tuning_exporter.diagnosis.document import finding_document
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.diagnosis.sizing import Case
+from sglang_tuning_exporter.diagnosis.sizing.case import Case
 from sglang_tuning_exporter.diagnosis.sizing.limits import batch_within_objective
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank, ServerArgs
 from sglang_tuning_exporter.state.latency import Recent

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prefill import Prefill
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import NOT_ENOUGH_DATA, STARTING, Judgement, judge
-from sglang_tuning_exporter.diagnosis.scaling import HELPS, capacity_ratio, demands, scale_out_helps
+from sglang_tuning_exporter.diagnosis.scaling import capacity_ratio, demands, scale_out_helps
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin.records import WANTED_RATIO
 from sglang_tuning_exporter.state.stages import Hang
@@ -31,9 +31,11 @@ def of(given: Past) -> dict[str, float]:
 
 
 def test_every_verdict_that_a_row_can_be_says_whether_a_replica_helps() -> None:
-    limits = {row.id for row in DIAGNOSES if row.is_limit}
-    assert limits <= HELPS.keys()
-    assert {NOT_ENOUGH_DATA, STARTING}.isdisjoint(HELPS)
+    assert [row.id for row in DIAGNOSES if row.is_limit and row.scale_out is None] == []
+    assert [scale_out_helps(Judgement(verdict, (), (), past())) for verdict in (NOT_ENOUGH_DATA, STARTING)] == [
+        None,
+        None,
+    ]
 
 
 def test_a_running_limit_is_a_flags_first_and_a_replicas_where_no_flag_is_left() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
 from sglang_tuning_exporter.diagnosis.expectation import with_expectation
-from sglang_tuning_exporter.diagnosis.sizing import SIZERS, Case, Value
+from sglang_tuning_exporter.diagnosis.sizing.case import Case, Value
 from sglang_tuning_exporter.diagnosis.suspects import explaining, unexplained
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
@@ -107,9 +107,8 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
         return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)
-    size = SIZERS.get(diagnosis_id)
-    values = [Value(None, case.present(row.turn.arg))] if size is None else size(case)
-    own = [with_expectation(row.id, advice, case) for value in values for advice in _accepted(row, value, case)]
+    values = [Value(None, case.present(row.turn.arg))] if row.sizes is None else row.sizes(case)
+    own = [with_expectation(advice, case) for value in values for advice in _accepted(row, value, case)]
     named = explaining(diagnosis_id, case.past)
     if not named:
         return own
@@ -186,7 +185,7 @@ def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
 def _advice(row: Diagnosis, value: Value, case: Case) -> Advice | None:
     """Write one value as advice; None where this server's release has no such flag."""
     figures = case.profile.figures
-    turn = row.turn.told(figures)
+    turn = row.turn.filled(figures)
     arg = turn.arg if value.arg is None else value.arg
     flag = case.facts.flag(arg) if arg else ""
     if flag is None:

@@ -1,6 +1,6 @@
 """What a change would bring, by the measured step times: throughput and inter-token latency before and after. Pure.
 
-Which batch a change leads to is in `BATCHES`, by the argument or the diagnosis that it is advised for. A change that is not there,
+Which batch a change leads to is in `BATCHES`, by the argument, or by the direction of advice to people. A change that is not there,
 or a server whose step time is not known, has no figure.
 """
 
@@ -56,9 +56,9 @@ class Expected:
         )
 
 
-def expected(diagnosis_id: str, advice: Advice, case: Case) -> Expected | None:
+def expected(advice: Advice, case: Case) -> Expected | None:
     """Return what following `advice` would bring; None where nothing tells."""
-    batch_of = BATCHES.get(advice.arg or diagnosis_id)
+    batch_of = BATCHES.get(advice.arg or advice.direction)
     times = None if batch_of is None or case.facts.micro_batches > 1 else batch_of(advice, case)
     if times is None or not 0 < times <= MOST_TIMES:
         return None
@@ -79,13 +79,13 @@ def _basis(steps: Sequence[StepTime], case: Case) -> str:
     return f"the last {case.profile.window_seconds / MINUTE:.0f} minutes' step times"
 
 
-def with_expectation(diagnosis_id: str, advice: Advice, case: Case) -> Advice:
+def with_expectation(advice: Advice, case: Case) -> Advice:
     """Return the advice with what it is expected to bring; where that is hardly more throughput, words that say so instead."""
-    found = expected(diagnosis_id, advice, case)
+    found = expected(advice, case)
     if found is None:
         return advice
     gain = f"{advice.gain}; {found.words}" if advice.gain else found.words
-    if _runs_more(advice, diagnosis_id) and found.gain_interval[1] < WORTH_IT:
+    if _runs_more(advice) and found.gain_interval[1] < WORTH_IT:
         what = f"leave {advice.flag} as it is" if advice.flag else "send no more requests at once"
         return replace(
             advice,
@@ -101,10 +101,10 @@ def with_expectation(diagnosis_id: str, advice: Advice, case: Case) -> Advice:
     return replace(advice, gain=gain, expected=found)
 
 
-def _runs_more(advice: Advice, diagnosis_id: str) -> bool:
+def _runs_more(advice: Advice) -> bool:
     if advice.arg == "schedule_conservativeness":
         return not advice.raises
-    return advice.raises or diagnosis_id == "client_too_slow"
+    return advice.raises or advice.direction == "speed up"
 
 
 def _wanted(case: Case) -> float | None:
@@ -172,5 +172,5 @@ BATCHES: dict[str, Callable[[Advice, Case], float | None]] = {
     "schedule_conservativeness": _less_careful,
     "max_total_tokens": _larger_pool(2.0),
     "kv_cache_dtype": _larger_pool(2.0),
-    "client_too_slow": _more_at_once,
+    "speed up": _more_at_once,
 }

@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
 from sglang_tuning_exporter.diagnosis.evidence import OVER_SECONDS, Evidence, Past, explained
 from sglang_tuning_exporter.diagnosis.profile_settings import differing
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
-from sglang_tuning_exporter.diagnosis.sizing import tolerated
+from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
 from sglang_tuning_exporter.diagnosis.suspects import waits_beside_room
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES, causes_first
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, Profile

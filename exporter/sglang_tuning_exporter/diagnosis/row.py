@@ -1,52 +1,70 @@
-"""What a row of the table of diagnoses is made of: what must be seen, and what to turn."""
+"""A row of the table of diagnoses: the condition, its words, and what to change."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
+    from sglang_tuning_exporter.diagnosis.sizing.case import Case, Value
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 URGENCY: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
+# `flag_first`: a replica helps where no flag is left to set.
+ScaleOut: TypeAlias = Literal["replica", "flag_first", "neither"]
+
+
+class Title(NamedTuple):
+    """Words of a notification's title before its figure; `unit` stands after the figure, and is empty where there is none."""
+
+    words: str
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What to turn. `arg` is the SGLang argument (empty: the advice is to people); `fallback` is said where no figure can be computed."""
+    """A change to make. `arg` is the SGLang argument (empty: advice to people); `fallback` is used where no value can be computed."""
 
     arg: str
     direction: str
     fallback: str
     why: str
     will_not_help_if: str
-    cost: str = ""  # what the change takes away; empty where it takes nothing
+    cost: str = ""  # empty where the change costs nothing
 
-    def told(self, figures: Mapping[str, str]) -> Turn:
-        """Give it with the thresholds in its words; all but the flag and the direction are templates over them."""
-        words = {
+    def filled(self, figures: Mapping[str, str]) -> Turn:
+        """Return it with the thresholds in its texts; all but the argument and the direction are templates."""
+        texts = {
             name: getattr(self, name).format(**figures) for name in ("fallback", "why", "will_not_help_if", "cost")
         }
-        return replace(self, **words)
+        return replace(self, **texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One row.
+    """One row of the table.
 
-    `alert` is empty where none is deserved, and `no_alert` says why. `seen` is one sentence with the figures, as a
-    template over the evidence and the thresholds (`Profile.figures`). `hold` is the rule's `for`; `profiles` empty means all; `unless` are diagnoses that
-    explain the same evidence better. `causes` are those whose consequence it can be: it comes after them, and is not
-    notified while one of them is, unless it is `notified_beside` them. A row that `borrows` asks people for less where no cause
-    has advice, and else gives that. One that `hides` explains everything else of its server up to that severity, but for its
-    own causes: none of it is notified meanwhile. `about` a job, its alert has no instance;
-    about the exporter, there is none to serve its page. `kind` is that of its condition
-    unless it is given. `names_suspects`: its advice is the flags that were set away from their defaults (`guide.suspects`).
-    `summary_past` says the same of what has not been seen for minutes, as a template over `until` and `times`; empty where
-    that is not told.
+    alert: empty where there is none; `no_alert` says why.
+    seen: one sentence, a template over the evidence and the thresholds (`Profile.figures`).
+    label: a few words for boards; derived from the id where empty.
+    title: for notifications; the label where it is None.
+    sizes: computes the values to set; without it only `turn.fallback` is known.
+    scale_out: whether another replica helps while this row is the verdict.
+    hold, keep_firing: the alert rule's `for` and `keep_firing_for`.
+    profiles: the profiles in which the row is used; empty for all.
+    unless: rows that explain the same evidence better.
+    causes: rows that this one can be a consequence of. It is listed after them, and not notified while one of them is,
+        except where it is `notified_beside` them.
+    borrows: takes the advice of a cause that has some.
+    hides: while it fires, no alert of the same server up to this severity is notified, except its own causes.
+    about: what the alert is about. An alert about a job has no instance; one about the exporter has none to serve its page.
+    kind: the condition's, where None.
+    names_suspects: its advice is the flags that differ from their defaults (`diagnosis.suspects`).
+    summary_past: the summary of what was not seen for minutes, a template over `until` and `times`; empty where the
+        summary stays in the present tense.
     """
 
     id: str
@@ -57,6 +75,10 @@ class Diagnosis:
     seen: str
     guide: str
     turn: Turn
+    label: str = ""
+    title: Title | None = None
+    sizes: Callable[[Case], list[Value]] | None = None
+    scale_out: ScaleOut | None = None
     hold: str = "5m"
     keep_firing: str = ""
     profiles: tuple[str, ...] = ()
@@ -72,8 +94,23 @@ class Diagnosis:
     no_alert: str = ""
 
     def sentence(self, value: str, figures: Mapping[str, str]) -> str:
-        """Say what is seen, with its figure and the thresholds in force."""
+        """Return what is seen, with its figure and the thresholds in force."""
         return self.seen.format(value=value, **figures)
+
+    @property
+    def headline(self) -> str:
+        """The diagnosis in a few words: cuda_graph_off becomes "CUDA graph off"."""
+        words = self.label or self.id.replace("_", " ").capitalize()
+        for name in ("CUDA", "DP"):
+            words = words.replace(f"{name.capitalize()} ", f"{name} ")
+        return words
+
+    @property
+    def notification_title(self) -> Title:
+        """The words of a notification's title."""
+        words = self.headline
+        words = words if words[:2].isupper() else words[:1].lower() + words[1:]
+        return self.title or Title(words, self.condition.figure_of)
 
     @property
     def role(self) -> Kind:
@@ -82,15 +119,15 @@ class Diagnosis:
 
     @property
     def is_chance(self) -> bool:
-        """Whether it names a chance to do better, to be tried by itself, and nothing that is wrong."""
+        """Whether it names an opportunity, not a fault."""
         return self.role == "chance"
 
     @property
     def needs_advice(self) -> bool:
-        """Whether it is no finding where no advice is left (`guide.findings`)."""
+        """Whether it is a finding only where some advice is left."""
         return self.condition.is_only_advice or (bool(self.turn.arg) and not self.condition.is_event)
 
     @property
     def is_limit(self) -> bool:
-        """Whether it can be what limits the server: the verdict."""
+        """Whether it can be the verdict."""
         return self.role == "limit"

@@ -41,7 +41,7 @@ _ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.globals["guide_url"] = GUIDE_URL
-_ENVIRONMENT.globals["turn"] = lambda row: row.turn.told(DEFAULT.figures)
+_ENVIRONMENT.globals["turn"] = lambda row: row.turn.filled(DEFAULT.figures)
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 

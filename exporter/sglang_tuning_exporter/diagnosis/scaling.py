@@ -2,7 +2,7 @@
 
 Demand is the greatest of what the server is asked for, each over what it gives within its objectives: prefill, tokens a second, tokens in time, KV
 cache. Tokens a second grow in proportion to the requests that come; running requests and the KV cache grow faster near the limit, so that a fleet
-scaled by them alone shrinks too far. Whether a replica helps is read off the verdict by `HELPS`: most limits are a flag's first.
+scaled by them alone shrinks too far. Whether a replica helps is read off the verdict by the row's `scale_out`: most limits are a flag's first.
 """
 
 from __future__ import annotations
@@ -11,52 +11,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sglang_tuning_exporter.capacity.prediction import at, largest_within, predict
 from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK
+from sglang_tuning_exporter.diagnosis.table import BY_ID
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
 
-Helps = Literal["replica", "flag_first", "neither"]
 DEMAND_SECONDS = 120.0  # demand is of now, unlike what is wrong: a fleet should follow it
 LEAST_KNOWN_SHARE = 0.5  # of those seconds
 
-# What a further replica does about each verdict. `flag_first`: it helps where no flag is left to set.
-HELPS: dict[str, Helps] = {
-    HEALTHY: "neither",
-    IDLE: "neither",
-    NO_CLEAR_BOTTLENECK: "neither",
-    "server_down": "neither",
-    "restart_loop": "neither",
-    "scheduler_stuck": "neither",
-    "out_of_memory_prefill": "neither",
-    "out_of_memory_decode": "neither",
-    "out_of_memory_any": "neither",
-    "graph_memory_short": "neither",
-    "requests_rejected": "replica",
-    "conservativeness_ineffective": "flag_first",
-    "retracting_too_often": "flag_first",
-    "hybrid_pool_full": "flag_first",
-    "running_at_limit": "flag_first",
-    "grammar_queue": "neither",
-    "pd_queue": "neither",  # the other half of the pair
-    "dp_imbalanced": "neither",
-    "admission_recovering": "flag_first",
-    "prefill_bound": "flag_first",
-    "admission_too_conservative": "flag_first",
-    "queue_too_long": "replica",
-    "cuda_graph_not_covering": "flag_first",
-    "cuda_graph_off": "flag_first",
-    "memory_reserve_too_small": "neither",
-    "latency_batch_too_large": "replica",
-    "latency_prefill_between": "flag_first",
-    "latency_queue": "replica",
-    "latency_long_prompts": "flag_first",
-    "client_too_slow": "neither",
-    "time_to_first_token_burning_fast": "replica",
-    "time_to_first_token_burning_slow": "replica",
-    "inter_token_latency_burning_fast": "replica",  # fewer at once would queue the others
-    "inter_token_latency_burning_slow": "replica",
-}
+# Verdicts without a row that another replica does not help.
+_NO_HELP = (HEALTHY, IDLE, NO_CLEAR_BOTTLENECK)
 
 
 class Demand(NamedTuple):
@@ -67,13 +32,17 @@ class Demand(NamedTuple):
 
 
 def scale_out_helps(judgement: Judgement) -> bool | None:
-    """Say whether a further replica would take something off this server; None where that is not known."""
-    helps = None if is_away(judgement.past) else HELPS.get(judgement.verdict)
-    if helps is None:
+    """Return whether another replica would take load off this server; None where that is not known."""
+    if is_away(judgement.past):
         return None
-    if helps != "flag_first":
-        return helps == "replica"
-    advice = next((found.advice for found in judgement.findings if found.diagnosis.id == judgement.verdict), ())
+    if judgement.verdict in _NO_HELP:
+        return False
+    row = BY_ID.get(judgement.verdict)
+    if row is None or row.scale_out is None:
+        return None
+    if row.scale_out != "flag_first":
+        return row.scale_out == "replica"
+    advice = next((found.advice for found in judgement.findings if found.diagnosis is row), ())
     return not any(each.is_set or each.flag for each in advice)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.rows.candidates import CANDIDATE_DIAGNOSES, LATENCY_DIAGNOSES
 from sglang_tuning_exporter.diagnosis.rows.data_sources import SOURCE_DIAGNOSES
 from sglang_tuning_exporter.diagnosis.rows.liveness import LIVENESS_DIAGNOSES
@@ -54,3 +54,5 @@ def causes_first(rows: Iterable[str], causes_of: Callable[[str], Iterable[str]])
 ALERTS: tuple[Diagnosis, ...] = tuple(
     BY_ID[row] for row in causes_first(BY_ID, lambda row: BY_ID[row].causes) if BY_ID[row].alert
 )
+# Causes stay before their consequences.
+MOST_SEVERE_FIRST: tuple[Diagnosis, ...] = tuple(sorted(ALERTS, key=lambda row: -URGENCY[row.severity]))

@@ -11,11 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
-from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.diagnosis.table import ALERTS, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, AdviceAnnotations, Links, description, in_force
 from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
-from sglang_tuning_exporter.mixin.titles import most_severe_first, title
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
@@ -54,7 +53,7 @@ class Rule:
     @property
     def annotations(self) -> dict[str, str]:
         """What it tells people, by the annotation's name; those without words are left out."""
-        turn, advice = self.row.turn.told(in_force()), AdviceAnnotations(self.row)
+        turn, advice = self.row.turn.filled(in_force()), AdviceAnnotations(self.row)
         told = {
             "summary": self.row.summary,
             "description": description(self.row),
@@ -89,8 +88,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
     values = {
         "records": tuple(records()),
         "rules": [Rule(row, time_scale, links) for row in ALERTS],
-        "severe": most_severe_first(),
-        "title_of": title,
+        "severe": MOST_SEVERE_FIRST,
         "inhibitions": tuple(inhibitions()),
         "scaled": lambda text: scaled(text, time_scale),
     }

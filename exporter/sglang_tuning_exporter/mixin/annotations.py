@@ -171,7 +171,7 @@ class AdviceAnnotations:
     @property
     def suggested(self) -> str:
         """The value to try, or what people should do."""
-        return self._told("suggested", self.row.turn.told(in_force()).fallback)
+        return self._told("suggested", self.row.turn.filled(in_force()).fallback)
 
     @property
     def direction(self) -> str:

@@ -73,7 +73,7 @@ def profiles_page() -> str:
 
 
 def _row(row: Diagnosis) -> str:
-    turn = row.turn.told(DEFAULT.figures)
+    turn = row.turn.filled(DEFAULT.figures)
     advice = f"{turn.direction} `--{turn.arg.replace('_', '-')}`: {turn.fallback}" if turn.arg else turn.fallback
     alert = (
         f"[{row.alert}](../alerts/runbooks/{row.alert}.md) ({row.severity})" if row.alert else f"none ({row.severity})"

@@ -80,7 +80,7 @@ def when(row: Diagnosis) -> str:
 
 def advice(row: Diagnosis) -> str:
     """Write what to change, where no figure can be computed."""
-    turn = row.turn.told(DEFAULT.figures)
+    turn = row.turn.filled(DEFAULT.figures)
     flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
     return f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
 

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sglang_tuning_exporter.config import Address, UsageError, parse_address
-from sglang_tuning_exporter.mixin.titles import most_severe_first
+from sglang_tuning_exporter.diagnosis.table import MOST_SEVERE_FIRST
 from sglang_tuning_exporter.sglang.clean import clean
 
 MOST_BYTES = 4 << 20
-_PLACES = {row.alert: place for place, row in enumerate(most_severe_first())}
+_PLACES = {row.alert: place for place, row in enumerate(MOST_SEVERE_FIRST)}
 
 
 def _text(value: object) -> str:

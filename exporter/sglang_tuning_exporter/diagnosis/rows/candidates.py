@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sglang_tuning_exporter.diagnosis import interruption
+from sglang_tuning_exporter.diagnosis import clients, interruption, profile_settings
 from sglang_tuning_exporter.diagnosis.conditions import Slow, Suits, suitability
-from sglang_tuning_exporter.diagnosis.profile_settings import how_many_differ
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
+from sglang_tuning_exporter.diagnosis.sizing import admission, case, layout, limits, prefill
 from sglang_tuning_exporter.diagnosis.suspects import how_many
 
 _A_CHANCE = "an opportunity, not a fault: it needs no notification"
@@ -21,6 +21,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Inter-token latency is too high: decode batches are large.",
         seen="{value} of the inter-token gaps are longer than the objective",
         guide="SGLang's tuning guide: where requests are slow, lower --max-running-requests",
+        label="Slow because of large batches",
         turn=Turn(
             "max_running_requests",
             "lower",
@@ -31,6 +32,8 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         unless=("prefill_bound",),
         no_alert=_SLO_TELLS,
+        sizes=limits.smaller_batch,
+        scale_out="replica",
     ),
     Diagnosis(
         id="latency_prefill_between",
@@ -40,6 +43,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
         seen="{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are prefilled in between",
         guide="SGLang's tuning guide: where requests are slow, change --chunked-prefill-size or use prefill/decode disaggregation",
+        label="Tokens late: prompts in between",
         turn=Turn(
             "chunked_prefill_size",
             "lower",
@@ -50,6 +54,8 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         unless=("prefill_bound", "retracting_too_often"),
         no_alert=_SLO_TELLS,
+        sizes=prefill.between,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="latency_queue",
@@ -59,6 +65,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Time to first token is too high: requests wait in the queue.",
         seen="{value} of the first tokens came later than the objective",
         guide="SGLang's tuning guide: where requests are slow, send fewer requests at once",
+        label="First tokens late: queue",
         turn=Turn(
             "",
             "slow down",
@@ -69,6 +76,8 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         causes=(*WHY_REQUESTS_WAIT, "queue_too_long"),
         borrows=True,
         no_alert=_SLO_TELLS,
+        sizes=admission.at_once(clients.at_most),
+        scale_out="replica",
     ),
     Diagnosis(
         id="latency_long_prompts",
@@ -78,6 +87,7 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
         seen="{value} of the first tokens came later than the objective",
         guide="SGLang's tuning guide: with long prompts raise --chunked-prefill-size or use piecewise CUDA graphs",
+        label="Slow because of long prompts",
         turn=Turn(
             "chunked_prefill_size",
             "raise",
@@ -88,6 +98,8 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         causes=("prefill_bound",),
         no_alert=_SLO_TELLS,
+        sizes=prefill.long_prompts,
+        scale_out="flag_first",
     ),
 )
 
@@ -109,6 +121,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Scheduling overhead grows with the queue; requests without a common prefix wait longer.",
         ),
         no_alert=_A_CHANCE,
+        sizes=admission.by_prefix,
     ),
     Diagnosis(
         id="prefix_policy_wasted",
@@ -126,6 +139,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "prefixes will be shared later in the day",
         ),
         no_alert=_A_CHANCE,
+        sizes=case.word("schedule_policy", "fcfs"),
     ),
     Diagnosis(
         id="flags_away_from_defaults",
@@ -162,6 +176,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Each GPU holds all weights, so each KV cache is smaller; single requests are slower.",
         ),
         no_alert=_A_CHANCE,
+        sizes=layout.one_gpu,
     ),
     Diagnosis(
         id="router_candidate",
@@ -180,6 +195,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="One more process to run, and a port for each server.",
         ),
         no_alert=_A_CHANCE,
+        sizes=layout.behind_a_router,
     ),
     Diagnosis(
         id="prefill_graph_candidate",
@@ -198,12 +214,13 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="CUDA graphs take GPU memory, and the start takes longer. Later releases enable them by default.",
         ),
         no_alert=_A_CHANCE,
+        sizes=case.switch_on("enable_piecewise_cuda_graph"),
     ),
     Diagnosis(
         id="profile_settings",
         alert="",
         severity="info",
-        condition=Suits(how_many_differ),
+        condition=Suits(profile_settings.how_many_differ),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting(s) differ from what the guide recommends for this profile",
         guide="SGLang's tuning guide, newest edition: settings for online, offline, long-context and multi-turn servers",
@@ -215,6 +232,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the profile does not match the workload of this server: then start the exporter with another --profile",
         ),
         no_alert=_A_CHANCE,
+        sizes=profile_settings.values,
     ),
     Diagnosis(
         id="torch_compile_candidate",
@@ -235,6 +253,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             " the same GPU and model can share it.",
         ),
         no_alert=_A_CHANCE,
+        sizes=case.switch_on("enable_torch_compile"),
     ),
     Diagnosis(
         id="quantization_candidate",
@@ -253,6 +272,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="A little accuracy.",
         ),
         no_alert=_A_CHANCE,
+        sizes=case.word("quantization", "fp8"),
     ),
     Diagnosis(
         id="expert_parallel_candidate",
@@ -271,6 +291,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Requests wait for the GPU whose experts are used most.",
         ),
         no_alert=_A_CHANCE,
+        sizes=layout.experts,
     ),
     Diagnosis(
         id="dp_attention_candidate",
@@ -289,5 +310,6 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="SGLang then multiplies --schedule-conservativeness by 0.3: divide the value you want by 0.3.",
         ),
         no_alert=_A_CHANCE,
+        sizes=layout.dp_attention,
     ),
 )

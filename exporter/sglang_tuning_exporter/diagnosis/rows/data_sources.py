@@ -105,6 +105,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Prometheus cannot scrape the SGLang exporter.",
         seen="most scrapes of the exporter's /metrics fail",
         guide="not in SGLang's guide: without the exporter there is no diagnosis",
+        label="Exporter down",
         turn=Turn(
             "",
             "look",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
 from sglang_tuning_exporter.diagnosis.conditions.failures import told
 from sglang_tuning_exporter.diagnosis.promql import EXCUSED, ON, WHILE, before, firing, known
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
 from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
@@ -64,6 +64,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang does not answer.",
         seen="{value}",
         guide="not in SGLang's guide: the server must run before it can be tuned",
+        title=Title("server down"),
         turn=Turn(
             "",
             "look",
@@ -76,6 +77,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         notified_beside=True,
         hides="critical",
         kind="limit",
+        scale_out="neither",
     ),
     Diagnosis(
         id="restart_loop",
@@ -85,6 +87,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang keeps restarting.",
         seen="{value} starts in 30 minutes",
         guide="not in SGLang's guide: the server must stay up before it can be tuned",
+        title=Title("restarts again and again,", "times in 30 min"),
         turn=Turn(
             "",
             "look",
@@ -97,6 +100,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="10m",
         causes=WHAT_KILLS,
         notified_beside=True,
+        scale_out="neither",
     ),
     Diagnosis(
         id="scheduler_stuck",
@@ -106,6 +110,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang hangs: it has requests but makes no progress.",
         seen="{value}",
         guide="not in SGLang's guide: save the evidence and restart the server",
+        title=Title("stuck: requests wait, nothing moves"),
         turn=Turn(
             "",
             "restart",
@@ -116,6 +121,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         hold="1m",
         keep_firing="5m",  # an exporter that has just started cannot know it for a minute
+        scale_out="neither",
     ),
     Diagnosis(
         id="crashed",
@@ -129,6 +135,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang has crashed.",
         seen="{value}",
         guide="not in SGLang's guide: after a crash the server is down until its model is loaded again",
+        title=Title("crashed"),
         turn=Turn(
             "",
             "look",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import Failures, GraphMemory, Reserve, Share
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
+from sglang_tuning_exporter.diagnosis.sizing import graphs, memory
 
 MEM_FRACTION = "mem_fraction_static"
 _FAILURES = ("out_of_memory_prefill", "out_of_memory_decode", "graph_memory_short", "out_of_memory_any")
@@ -17,6 +18,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang ran out of GPU memory during prefill.",
         seen="{value} out-of-memory failure(s) in prefill",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": on OOM in prefill lower --chunked-prefill-size to 4096, then 2048',
+        title=Title("out of GPU memory in prefill"),
         turn=Turn(
             "chunked_prefill_size",
             "lower",
@@ -26,6 +28,8 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Time to first token of long prompts rises.",
         ),
         hold="0m",
+        sizes=memory.oom_prefill,
+        scale_out="neither",
     ),
     Diagnosis(
         id="out_of_memory_decode",
@@ -35,6 +39,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang ran out of GPU memory during decode.",
         seen="{value} out-of-memory failure(s) in decode",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": on OOM in decode lower --max-running-requests',
+        title=Title("out of GPU memory in decode"),
         turn=Turn(
             "max_running_requests",
             "lower",
@@ -44,6 +49,8 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Fewer requests run at once.",
         ),
         hold="0m",
+        sizes=memory.oom_decode,
+        scale_out="neither",
     ),
     Diagnosis(
         id="graph_memory_short",
@@ -53,6 +60,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="CUDA graphs leave too little GPU memory free, or do not fit.",
         seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB free",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": lower --mem-fraction-static, or capture fewer or smaller CUDA graphs',
+        title=Title("CUDA graphs leave no GPU memory"),
         turn=Turn(
             MEM_FRACTION,
             "lower",
@@ -62,6 +70,8 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="The KV cache gets smaller.",
         ),
         hold="0m",
+        sizes=graphs.graph_memory,
+        scale_out="neither",
     ),
     Diagnosis(
         id="out_of_memory_any",
@@ -72,6 +82,8 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} out-of-memory failure(s)",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": lower --mem-fraction-static to 0.8 or 0.7; capture fewer CUDA graphs; use'
         " an FP8 KV cache or FP8 weights",
+        label="Out of memory",
+        title=Title("out of GPU memory"),
         turn=Turn(
             MEM_FRACTION,
             "lower",
@@ -81,6 +93,8 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="The KV cache gets smaller.",
         ),
         hold="0m",
+        sizes=memory.oom_any,
+        scale_out="neither",
     ),
 )
 
@@ -104,6 +118,8 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Larger CUDA graphs take GPU memory.",
         ),
         keep_firing="5m",
+        sizes=graphs.graphs,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="cuda_graph_off",
@@ -124,6 +140,8 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="CUDA graphs take GPU memory, about 1 GB at usual sizes.",
         ),
         keep_firing="5m",
+        sizes=graphs.graphs_off,
+        scale_out="flag_first",
     ),
 )
 
@@ -147,6 +165,8 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         hold="10m",
         unless=("graph_memory_short",),
         causes=_FAILURES,
+        sizes=memory.reserve("below"),
+        scale_out="neither",
     ),
     Diagnosis(
         id="memory_reserve_too_large",
@@ -167,5 +187,6 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         hold="10m",
         kind="remark",
+        sizes=memory.reserve("above"),
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import BurnRate
 from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
 # Rows that say why; none of them has an alert, so they hide nothing.
@@ -47,9 +47,12 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Time to first token misses its objective for far too many requests.",
         seen="{value} of the first tokens in the last hour came later than the objective, and still do",
         guide=_GUIDE,
+        label="TTFT far above objective",
+        title=Title("TTFT too long for", "of requests (1 h)"),
         turn=_FIRST_TOKEN,
         hold="2m",
         causes=FIRST_TOKEN_CAUSES,
+        scale_out="replica",
     ),
     Diagnosis(
         id="time_to_first_token_burning_slow",
@@ -59,9 +62,12 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Time to first token misses its objective for more requests than the error budget allows.",
         seen="{value} of the first tokens in the last six hours came later than the objective, and still do",
         guide=_GUIDE,
+        label="TTFT above objective",
+        title=Title("TTFT too long for", "of requests (6 h)"),
         turn=_FIRST_TOKEN,
         hold="15m",
         causes=("time_to_first_token_burning_fast", *FIRST_TOKEN_CAUSES),
+        scale_out="replica",
     ),
     Diagnosis(
         id="inter_token_latency_burning_fast",
@@ -71,9 +77,12 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Inter-token latency misses its objective for far too many tokens.",
         seen="{value} of the inter-token gaps in the last hour were longer than the objective, and still are",
         guide=_GUIDE,
+        label="ITL far above objective",
+        title=Title("ITL too long for", "of tokens (1 h)"),
         turn=_NEXT_TOKEN,
         hold="2m",
         causes=INTER_TOKEN_CAUSES,
+        scale_out="replica",
     ),
     Diagnosis(
         id="inter_token_latency_burning_slow",
@@ -83,8 +92,11 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Inter-token latency misses its objective for more tokens than the error budget allows.",
         seen="{value} of the inter-token gaps in the last six hours were longer than the objective, and still are",
         guide=_GUIDE,
+        label="ITL above objective",
+        title=Title("ITL too long for", "of tokens (6 h)"),
         turn=_NEXT_TOKEN,
         hold="15m",
         causes=("inter_token_latency_burning_fast", *INTER_TOKEN_CAUSES),
+        scale_out="replica",
     ),
 )

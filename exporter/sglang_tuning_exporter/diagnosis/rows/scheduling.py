@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.diagnosis import clients
 from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
+from sglang_tuning_exporter.diagnosis.sizing import admission, layout, pools, prefill, room
 
 CONSERVATIVENESS = "schedule_conservativeness"
 RUNNING_LIMIT = "max_running_requests"
@@ -31,6 +33,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="Until {until} SGLang rejected requests, or clients abandoned them after long waits.",
         seen="{value} requests/min rejected or abandoned",
         guide="not in SGLang's guide: rejected and abandoned requests mean too little capacity or too many requests",
+        title=Title("requests lost,", "/min"),
         turn=Turn(
             "",
             "slow down",
@@ -43,6 +46,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         causes=("scheduler_stuck", *WHY_REQUESTS_WAIT, "cuda_graph_not_covering", "cuda_graph_off"),
         notified_beside=True,
         borrows=True,
+        scale_out="replica",
     ),
     Diagnosis(
         id="conservativeness_ineffective",
@@ -53,6 +57,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="SGLang retracted running requests {times} until {until}; a higher --schedule-conservativeness has no further effect.",
         seen="{value} retractions/min with --schedule-conservativeness above 1.43",
         guide="not in SGLang's guide: the new-token ratio starts at min(0.7 x conservativeness, 1), so values above 1.43 change nothing",
+        title=Title("retracting", "/min"),
         turn=Turn(
             RUNNING_LIMIT,
             "lower",
@@ -64,6 +69,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=("out_of_memory_prefill", "out_of_memory_decode", "out_of_memory_any"),
+        sizes=admission.ineffective,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="retracting_too_often",
@@ -75,6 +82,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} retractions/min",
         guide='SGLang\'s tuning guide, "Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to'
         " about 1.3; about one a minute is fine",
+        title=Title("retracting", "/min"),
         turn=Turn(
             CONSERVATIVENESS,
             "raise",
@@ -88,6 +96,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         unless=("conservativeness_ineffective",),
         causes=("out_of_memory_prefill", "out_of_memory_decode", "out_of_memory_any"),
+        sizes=admission.retracting,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="hybrid_pool_full",
@@ -98,6 +108,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had free space.",
         seen="{value} of the serving time with a full sliding-window or mamba cache and requests waiting",
         guide="not in SGLang's guide: the cache that fills up first is the limit; token usage is that of the fullest cache",
+        label="Second KV cache full",
         turn=Turn(
             "swa_full_tokens_ratio",
             "raise",
@@ -108,6 +119,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
+        sizes=pools.hybrid,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="running_at_limit",
@@ -119,6 +132,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
         seen="{value} of the serving time at --max-running-requests with requests waiting",
         guide="SGLang's tuning guide: under load #running-req should be close to --max-running-requests; a queue at that limit is caused by the limit",
+        title=Title("running limit reached", "of the time"),
         turn=Turn(
             RUNNING_LIMIT,
             "raise",
@@ -129,6 +143,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
+        sizes=room.at_limit,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="grammar_queue",
@@ -139,6 +155,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="Until {until} requests waited for their grammar (JSON schema, regex, EBNF) to be compiled.",
         seen="{value} of the serving time with more requests waiting for a grammar than in the queue",
         guide="not in SGLang's guide: requests wait in the grammar queue while token usage is low",
+        label="Grammars hold requests up",
         turn=Turn(
             "grammar_backend",
             "try",
@@ -147,6 +164,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the CPU is busy: then give the server more cores",
         ),
         keep_firing="5m",
+        sizes=admission.grammar,
+        scale_out="neither",
     ),
     Diagnosis(
         id="pd_queue",
@@ -157,6 +176,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
         seen="{value} of the serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
         guide="not in SGLang's guide: with disaggregation the other server or the transfer is the limit",
+        label="The other side holds requests up",
         turn=Turn(
             "",
             "balance",
@@ -167,6 +187,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             "one of the servers is down: then restart it",
         ),
         keep_firing="5m",
+        scale_out="neither",
     ),
     Diagnosis(
         id="dp_imbalanced",
@@ -176,6 +197,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Requests wait on one DP rank while another has free capacity: the load is unbalanced.",
         seen="requests waited {value} of the time on the busiest DP rank, and almost never on the least busy one",
         guide="not in SGLang's guide: the cause is routing, not capacity",
+        title=Title("DP ranks imbalanced"),
         turn=Turn(
             "load_balance_method",
             "set",
@@ -185,6 +207,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Requests with a common prefix may be spread over more ranks.",
         ),
         keep_firing="5m",
+        sizes=layout.balance,
+        scale_out="neither",
     ),
     Diagnosis(
         id="admission_recovering",
@@ -206,6 +230,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         unless=_RETRACTING,
         causes=_RETRACTING,
+        sizes=admission.recovering,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="prefill_bound",
@@ -227,6 +253,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         keep_firing="5m",
         causes=(*_RETRACTING, "dp_imbalanced"),
+        sizes=prefill.chunks,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="admission_too_conservative",
@@ -238,6 +266,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
         guide='SGLang\'s tuning guide, "Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower'
         " --schedule-conservativeness to about 0.3",
+        title=Title("requests wait beside free KV cache", "of the time"),
         turn=Turn(
             CONSERVATIVENESS,
             "lower",
@@ -249,6 +278,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         unless=(*_RETRACTING, "scheduler_stuck", "dp_imbalanced"),
         causes=(*_RETRACTING, "running_at_limit"),
+        sizes=admission.too_conservative,
+        scale_out="flag_first",
     ),
     Diagnosis(
         id="queue_too_long",
@@ -270,6 +301,8 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         causes=WHY_REQUESTS_WAIT,
         borrows=True,
+        sizes=admission.at_once(clients.at_most),
+        scale_out="replica",
     ),
     Diagnosis(
         id="running_far_below_limit",
@@ -289,6 +322,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         ),
         kind="chance",
         no_alert="a full KV cache with a queue is normal for a well-loaded server; SGLangQueueTooLong fires when requests wait too long",
+        sizes=pools.pool_short,
     ),
 )
 
@@ -321,5 +355,7 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         keep_firing="5m",
         profiles=("offline",),
         unless=("requests_rejected",),
+        sizes=admission.at_once(clients.at_least),
+        scale_out="neither",
     ),
 )

@@ -63,35 +63,11 @@ OTHER_VERDICTS: dict[str, tuple[str, str]] = {
     "starting": ("Starting", QUIET),
     "not_enough_data": ("Not enough seen yet", QUIET),
 }
-# Where the id alone would be a riddle.
-_HEADLINES = {
-    "latency_queue": "First tokens late: queue",
-    "latency_batch_too_large": "Slow because of large batches",
-    "latency_prefill_between": "Tokens late: prompts in between",
-    "latency_long_prompts": "Slow because of long prompts",
-    "grammar_queue": "Grammars hold requests up",
-    "pd_queue": "The other side holds requests up",
-    "hybrid_pool_full": "A smaller pool is full",
-    "exporter_down": "Exporter down",
-    "time_to_first_token_burning_fast": "TTFT far above objective",
-    "time_to_first_token_burning_slow": "TTFT above objective",
-    "inter_token_latency_burning_fast": "ITL far above objective",
-    "inter_token_latency_burning_slow": "ITL above objective",
-}
-_NAMES = {"cuda": "CUDA", "dp": "DP", "pd": "PD", "sglang": "SGLang"}
-
-
-def headline(diagnosis: str) -> str:
-    """Say a diagnosis in a few words: cuda_graph_off becomes "CUDA graph off"."""
-    if diagnosis in _HEADLINES:
-        return _HEADLINES[diagnosis]
-    said = diagnosis.removesuffix("_any").replace("_", " ").capitalize().split(" ")
-    return " ".join(_NAMES.get(word.lower(), word) for word in said)
 
 
 def verdicts() -> dict[str, tuple[str, str]]:
     """Every verdict there can be -> words and colour, the most urgent first."""
-    return {row.id: (headline(row.id), SEVERITIES[row.severity]) for row in DIAGNOSES} | OTHER_VERDICTS
+    return {row.id: (row.headline, SEVERITIES[row.severity]) for row in DIAGNOSES} | OTHER_VERDICTS
 
 
 def verdict_looks() -> dict[str, Style]:
@@ -111,7 +87,7 @@ def changes() -> dict[str, tuple[str, str | None]]:
     """Say for each verdict what to do where no figure follows from what is known: "raise --flag: words"."""
     said: dict[str, tuple[str, str | None]] = {}
     for row in DIAGNOSES:
-        turn = row.turn.told(DEFAULT.figures)
+        turn = row.turn.filled(DEFAULT.figures)
         flag = f"{turn.direction} --{turn.arg.replace('_', '-')}: " if turn.arg else ""
         said[row.id] = (flag + turn.fallback, None)
     return said | {
