@@ -23,7 +23,7 @@ class Beyond:
 
 BEYOND: tuple[Beyond, ...] = (
     Beyond(
-        "A server that was away twice and is restarted has been away three times, which is what SGLangOftenDown tells.",
+        "A server that was away twice and is restarted has been away three times, so SGLangOftenDown fires.",
         frozenset({"false"}),
         lambda run: run.case.row.id == "often_down" and run.column.disturbance == "server restarts",
     ),
@@ -84,7 +84,7 @@ BEYOND: tuple[Beyond, ...] = (
         lambda run: run.column.disturbance == "target relabelled",
     ),
     Beyond(
-        "The target gets other labels while Prometheus is away: its counters are new series, and an event of the last half hour is told again.",
+        "The target gets other labels while Prometheus is away: its counters are new series, and an event of the last half hour notifies again.",
         frozenset({"broken"}),
         lambda run: (
             run.column.misses == LATER

@@ -32,15 +32,15 @@ _HEAD = """# Alerts under every scraper
 
 Made by `python -m alert_matrix.document`; do not edit.
 
-Each alert is played to promtool by `make test-rules`: its server in trouble, and just below the limit, for every scrape interval (5, 15, 30, 60,
-120 s), share of scrapes that fail (none, 1 in 20, 1 in 5, 1 in 2, 30 s without any, 12 minutes in which Prometheus stores nothing, at the start of
-the trouble or later), evaluation interval (15, 60 s), and what happens beside (nothing, the exporter restarts and counts from 0 while the alert is
+`make test-rules` simulates each alert's server for promtool, in trouble and just below the limit, for every scrape interval (5, 15, 30, 60,
+120 s), share of failed scrapes (none, 1 in 20, 1 in 5, 1 in 2, 30 s without any, 12 minutes in which Prometheus stores nothing, at the start of
+the trouble or later), evaluation interval (15, 60 s) and disturbance (none, the exporter restarts and counts from 0 while the alert is
 pending and while it fires, the server restarts, a label of the target changes, DP ranks come and go). A healthy server goes through the same.
 
-The alert must fire within its window and `for` and two intervals more (of scrapes that were read, and of evaluations), go on without a break to the
-end of the trouble and its `keep_firing_for`, and be silent in all other runs. The servers are derived from the kind of each row's condition
-(`alert_matrix/troubles.py`); their series have the names of a real page, which a test compares. Scrapes lie at one of five places between two
-evaluations, and a failed one leaves a stale marker and `up` at 0, as Prometheus does.
+The alert must fire within its window, its `for` and two more intervals (of successful scrapes, and of evaluations), keep firing without a break to the
+end of the trouble and its `keep_firing_for`, and stay silent in all other runs. The servers follow from the kind of each row's condition
+(`alert_matrix/troubles.py`); a test compares the names of their series with a real page. Scrapes happen at one of five offsets between two
+evaluations; a failed one leaves a stale marker and `up` at 0, as in Prometheus.
 """
 
 
@@ -68,7 +68,7 @@ def sums(outcomes: Iterable[dict[str, Any]]) -> Sums:
 def page(kept: dict[str, Any]) -> str:
     """Write the page from what was kept."""
     before, now = kept["before"], kept["now"]
-    lines = [_HEAD, "## What failed before, and what fails now", ""]
+    lines = [_HEAD, "## Failures before and now", ""]
     lines += [
         f"Before: {before['rules']}; played: {before['played']}. Now: {now['rules']}; played: {now['played']}.",
         "",
@@ -84,18 +84,18 @@ def page(kept: dict[str, Any]) -> str:
             cells = [*(map(str, old[:2]) if old else "--"), *(map(str, new) if new else "---")]
             lines.append(f"| {name} | {' | '.join(cells)} |")
         lines.append("")
-    lines += ["## What no rule can do", "", "Combinations that may fail (`alert_matrix/beyond.py`), and why:", ""]
+    lines += ["## Beyond any rule", "", "Combinations that may fail (`alert_matrix/beyond.py`), with the reason:", ""]
     lines += [f"- {each.reason}" for each in BEYOND]
-    lines += ["", "## Which alert is not notified while another one fires", "", _INHIBITION, ""]
+    lines += ["", "## Inhibition: alerts that another alert hides", "", _INHIBITION, ""]
     lines += ["| alert | severity | not notified while one of these fires for the same server |", "|---|---|---|"]
     lines += [f"| {row.alert} | {row.severity} | {_hiding(row.alert)} |" for row in ALERTS]
     return "\n".join(lines) + "\n"
 
 
 _INHIBITION = (
-    "`tests/test_inhibition.py` fires every pair of alerts at a real Alertmanager with the committed configuration, each pair for a server of its own."
-    " Causes are never hidden by their consequences, critical alerts never by less urgent ones, and of two alerts one is always notified. An alert that"
-    " is pending or has ended, or that is another server's, hides nothing. A pager that is sent critical alerts alone rings for every server with one."
+    "`tests/test_inhibition.py` fires every pair of alerts at a real Alertmanager with the committed configuration, each pair for its own server."
+    " A consequence never hides its cause, a less urgent alert never hides a critical one, and of two alerts one is always notified. An alert that"
+    " is pending or has ended, or belongs to another server, hides nothing. A pager that receives only critical alerts rings for every server with one."
 )
 
 

@@ -16,9 +16,9 @@ from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NAME = re.compile(r"(?<![\w:\"$.])[a-zA-Z_:][\w:]*")
 _QUOTED = re.compile(r'"([^"]*)"')
-# Series of these are told apart by a label, and a rule reads only those whose value it names.
+# These series differ by a label, and a rule reads only the values that it names.
 _SECONDS = "sglang_tuning_state_seconds_total"
-_TOLD_APART = {
+_DIFFER_BY = {
     _SECONDS: "signal",
     "sglang_tuning_state": "signal",
     "sglang_tuning_diagnosis_active": "diagnosis",
@@ -43,7 +43,7 @@ class Chosen:
         if shown.name == _SECONDS and shown.series is not None and shown.series.constant == 0:
             # Nothing is added by it; a rule that names its state may still miss it.
             return shown.labels["state"] in self.words - {IDLE, UNKNOWN} and shown.labels["signal"] in self.words
-        label = _TOLD_APART.get(shown.name)
+        label = _DIFFER_BY.get(shown.name)
         return label is None or shown.labels[label] in self.words
 
 

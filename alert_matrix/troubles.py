@@ -409,7 +409,7 @@ _KINDS: dict[type, Callable[[Diagnosis, Any], list[Case]]] = {
     BurnRate: _burning,
     SourceTrouble: _source,
 }
-# What these alerts tell of is the exporter itself, so that scrapes that fail are their trouble.
+# These alerts are about the exporter itself: failed scrapes are their trouble.
 OF_THE_EXPORTER = frozenset({"exporter_down", "exporter_gone", "scraped_too_seldom"})
 
 

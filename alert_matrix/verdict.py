@@ -13,7 +13,7 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS
 Fault: TypeAlias = Literal["never", "late", "broken", "ended early", "too long", "false", "error"]
 
 ROWS = {row.alert: row for row in ALERTS}
-# An exporter that fails more often than this may be told of.
+# An exporter whose scrapes fail more often than this share may be reported as down.
 FLAPPING = 0.25
 
 

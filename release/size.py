@@ -128,7 +128,7 @@ def _words(path: Path) -> str:
 def _unpacked(revision: str, directory: Path) -> Path:
     packed = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=False)
     if packed.returncode:
-        raise SystemExit(f"{revision}: no such revision; give one that `git rev-parse` knows")
+        raise SystemExit(f"{revision}: no such revision; give one that `git rev-parse` accepts")
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         archive.extractall(directory, filter="data")
     return directory
