@@ -169,10 +169,10 @@ def server(limit: int) -> bytes:
     )
 
 
-def decode(running: int, queued: int, usage: float, graph: bytes) -> bytes:
+def decode(running: int, queued: int, usage: float, graph: bytes, throughput: float = 71.5) -> bytes:
     return (
-        b"Decode batch, #running-req: %d, #token: 925, token usage: %.2f, %bgen throughput (token/s): 71.50, "
-        b"#queue-req: %d\n" % (running, usage, graph, queued)
+        b"Decode batch, #running-req: %d, #token: 925, token usage: %.2f, %bgen throughput (token/s): %.2f, "
+        b"#queue-req: %d\n" % (running, usage, graph, throughput, queued)
     )
 
 
@@ -187,7 +187,7 @@ RUNNING = st.sampled_from([1, 8, 9, 12])  # 8 is the largest captured batch
 QUEUED = st.sampled_from([0, 0, 1, 7, 30, 2500])
 USAGES = st.sampled_from([0.2, 0.89, 0.9])
 GRAPHS = st.sampled_from([b"cuda graph: True, ", b"cuda graph: False, ", b""])
-LINES = st.builds(decode, RUNNING, QUEUED, USAGES, GRAPHS) | st.builds(
+LINES = st.builds(decode, RUNNING, QUEUED, USAGES, GRAPHS, st.sampled_from([71.5, 400.0])) | st.builds(
     prefill, RUNNING, QUEUED, USAGES, st.sampled_from([1, 2, 9]), st.sampled_from([17, 57, 58, 64])
 )
 SWA = (
@@ -217,5 +217,24 @@ def busy_logs(draw: st.DrawFn) -> bytes:
 @settings(max_examples=200, deadline=None)
 @given(busy_logs(), st.sampled_from(sorted(PROFILES)))
 def test_the_report_of_any_log_is_that_of_its_lines(text: bytes, profile: str) -> None:
+    alone, together = both(profile, stdin=text)
+    assert together == alone
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 8), (1, 8), (8, 1)])
+@pytest.mark.parametrize("profile", ["long_context", "offline"])
+def test_a_second_with_several_batches_gives_the_same_expected_throughput(
+    first: int, second: int, profile: str
+) -> None:
+    text = server(9)
+    for at in range(48):
+        lines = [decode(1, 7, 0.9, b"")]
+        if at in {5, 47}:
+            lines = [
+                decode(first, 0, 0.9, b"cuda graph: True, "),
+                decode(second, 7, 0.89, b"cuda graph: True, "),
+                *lines,
+            ]
+        text += b"".join(b"[2025-11-20 10:00:%02d] %b" % (at, line) for line in lines)
     alone, together = both(profile, stdin=text)
     assert together == alone

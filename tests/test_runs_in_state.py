@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def told(state: ServerState) -> dict[str, Any]:
                 "prompts told": rank.prompts_told,
                 "wait": rank.queue_wait_seconds(now),
                 "full": rank.pool.can_be_full(state.facts, dp, now),
+                "samples": rank.decode_samples(-inf),
                 "coverage": rank.window.recent(now, rank.totals).coverage,
             }
             for dp, rank in state.ranks.items()
@@ -212,6 +214,38 @@ def test_the_prompt_tokens_of_all_prefill_lines_count_and_the_last_to_tell_says_
     counts, rank = state.totals().counts, state.ranks[None]
     assert (counts["computed_tokens"], counts["cached_tokens"]) == (141, 70_003)
     assert (rank.prompts_told, rank.pending_tokens) == (True, 88)
+
+
+def samples_of(*lines: tuple[int, bytes]) -> list[tuple[float, float]]:
+    """The decode samples after these lines: seconds, and what was printed in them. Both ways of reading give the same."""
+    text = b"".join(b"[2025-11-20 01:00:%02d] %b" % line for line in lines)
+    alone, together = (
+        fed(events, "online").ranks[None].decode_samples(-inf)
+        for events in (LogReader().feed(text), LogReader().feed_runs(text))
+    )
+    assert together == alone
+    return alone
+
+
+def of_batch(running: int) -> bytes:
+    """A decode line with a throughput of 11 x batch + 0.5."""
+    return decode((running, 0.2, 0), b"")
+
+
+def test_a_decode_line_is_a_sample_where_the_batch_did_not_change() -> None:
+    assert samples_of((1, of_batch(8)), (2, of_batch(8)), (3, of_batch(9)), (4, of_batch(9))) == [(8, 88.5), (9, 99.5)]
+
+
+def test_a_decode_line_after_a_prefill_line_is_no_sample() -> None:
+    assert samples_of((1, of_batch(8)), (2, prefill((8, 0.2, 0), 1, 0)), (2, of_batch(8)), (3, of_batch(8))) == [
+        (8, 88.5)
+    ]
+
+
+def test_of_the_lines_of_one_second_only_the_first_can_be_a_sample() -> None:
+    assert samples_of((1, of_batch(1)), (2, of_batch(8)), (2, of_batch(8)), (2, of_batch(1))) == []
+    assert samples_of((1, of_batch(8)), (2, of_batch(9)), (2, of_batch(8))) == []
+    assert samples_of((1, of_batch(8)), (2, of_batch(8)), (2, of_batch(9))) == [(8, 88.5)]
 
 
 def test_a_prefill_before_the_server_is_ready_does_not_end_its_start() -> None:

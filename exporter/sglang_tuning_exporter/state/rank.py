@@ -10,7 +10,7 @@ from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.admission import OtherQueues
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL, DRAFTED_TOKENS, LEAST_SECONDS, Cadence
-from sglang_tuning_exporter.state.decode_samples import UNSTEADY, DecodeSamples
+from sglang_tuning_exporter.state.decode_samples import DecodeSamples
 from sglang_tuning_exporter.state.forgeries import PoolMemory
 from sglang_tuning_exporter.state.signals import (
     ALL_IDLE,
@@ -537,10 +537,7 @@ class RankState:
         self._cadence.decoded(now, 1, line)
         self._told_by_log = True
         self._pool_lines = [(line, now)]
-        batch = UNSTEADY if line.running is None else line.running
-        if batch == self._samples.batch and now >= self._samples.due:
-            self._samples.add(now, batch, line.generation_throughput)
-        self._samples.batch = batch
+        self._samples.see(line, now)
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._count_waiting(now)
@@ -568,7 +565,7 @@ class RankState:
         self._hear(now, line.time)
         self._told_by_log = True
         self._keep_prefill(line, now)
-        self._samples.batch = UNSTEADY
+        self._samples.see(line, now)
         self.running = line.running if line.running is not None else self.running
         self.queued = line.queued if line.queued is not None else self.queued
         self._set_usages(line.full_usage, line.swa_usage, line.mamba_usage)
@@ -626,7 +623,6 @@ class RankState:
         """
         totals, window, facts, of_rank = self.totals, self.window, self._facts, run.rank
         counts, add_seconds = totals.counts, totals.pending.append
-        samples, batch = self._samples, self._samples.batch
         classifier = self._classifier()
         event: Event | BatchRun | None = run
         while isinstance(event, BatchRun):
@@ -659,8 +655,6 @@ class RankState:
                     self.beside.decoded(decodes, facts)
                 self._pool_lines = [(event, time)]
                 self._throughput_in = event
-                if running == batch and time >= samples.due and not prefills:
-                    samples.add(time, batch, self.generation_throughput)
                 if graph is not None:
                     self.graph = graph
                     if facts.graph_device != device:
@@ -674,7 +668,7 @@ class RankState:
                         self._passes_logged[kind] += decodes * self._interval
             else:
                 self._keep_prefill(event, time)
-            batch = UNSTEADY if new_tokens else running
+            self._samples.see(event, time)
             counts["observations"] += decodes + prefills
             counts["decoded"] += decodes * running
             counts["joined"] += sequences
@@ -713,7 +707,6 @@ class RankState:
                 states = classifier.unqueued(running + joined, usage, self.graph)
             self._held = (states, queued, usage, running)
             event = next(rest, None)
-        samples.batch = batch
         return event
 
     def see_figures(

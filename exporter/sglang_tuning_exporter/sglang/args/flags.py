@@ -35,6 +35,7 @@ DP_ATTENTION_FACTOR = 0.3
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?post(\d+))?")
 # A line that was cut lacks arguments by the dozen; one that was printed whole lacks none but the secrets.
 _MISSING_OF_A_WHOLE_LINE = 3
+_FEWEST_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +118,20 @@ def nearest_flag(arg: str, release: str) -> Flag | None:
 
 
 def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
-    """Tell from the names of a server's arguments which release printed them: the oldest and the newest that fit.
+    """Return the oldest and the newest release whose argument names fit those that a server printed.
 
-    The names change with nearly every release. None where hardly any name is one of SGLang's, as in a line that was
-    cut after its first words.
+    The names change with nearly every release. None where fewer than five names are SGLang's, as in a line that was cut early.
     """
+    return _releases_with(frozenset(args))
+
+
+@lru_cache(maxsize=64)  # asked again after every line of a start
+def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
     table, known = _table(), _names()
-    told = [known[arg] for arg in args if arg in known]
-    if len(told) < 5:
+    printed = [known[arg] for arg in names if arg in known]
+    if len(printed) < _FEWEST_NAMES:
         return None
-    fits = [sum(releases >> place & 1 for releases in told) for place in range(len(table.releases))]
+    fits = [sum(releases >> place & 1 for releases in printed) for place in range(len(table.releases))]
     fitting = [place for place, count in enumerate(fits) if count == max(fits)]
     missing = {place: sum(releases >> place & 1 for releases in known.values()) - fits[place] for place in fitting}
     fewest = min(missing.values())

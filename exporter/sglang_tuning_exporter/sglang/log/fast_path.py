@@ -27,6 +27,7 @@ _AFTER_SECOND = (b" ", b"]")  # no fraction of the second
 _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
 _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_BATCH = len(b"Decode batch, #running-req: ")
 _NO_GRAPH: _Graph = (None, None)
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
@@ -211,6 +212,17 @@ class BatchRun(NamedTuple):
 
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
+
+    @property
+    def ends_with_decode(self) -> bool:
+        """Whether the last line is a decode line."""
+        return not self.prefills or self.lines[-1].startswith(b"Decode batch", len(self.prefix))
+
+    def first_decode_of(self, running: int) -> DecodeBatch | None:
+        """The first line, if it is a decode line of a batch of `running`."""
+        line, start = self.lines[0], len(self.prefix)
+        is_of_batch = line.startswith(b"%d," % running, start + _BATCH) and line.startswith(b"Decode", start)
+        return decode_batch(line[start:], self.time, self.rank) if is_of_batch else None
 
     @property
     def decode(self) -> DecodeBatch | None:
