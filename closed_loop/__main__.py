@@ -1,4 +1,4 @@
-"""`python -m closed_loop [run|liveness|agreement|predict|capture|situations|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
+"""`python -m closed_loop [run|liveness|agreement|predict|expect|capture|situations|keep|quiet|acceptance|install|document]`: see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closed_loop import agreement, captures, keeping, liveness, predictions, quiet, verdicts
+from closed_loop import agreement, captures, expectations, keeping, liveness, predictions, quiet, verdicts
 from closed_loop.acceptance import ASKED, accept
 from closed_loop.chain import Lane
 from closed_loop.collection import beside, collect
@@ -67,6 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     foretelling = tasks.add_parser("predict", help="what a quiet minute's step times predict, beside what came")
     foretelling.add_argument("--runs", type=int, default=1, help="runs of each mix")
+    following = tasks.add_parser("expect", help="what advice was expected to bring, beside what following it brought")
+    following.add_argument("--runs", type=int, default=1, help="runs of each loop and convergence")
+    following.add_argument(
+        "--only",
+        default="all",
+        metavar="NAME,NAME",
+        help=f"of {', '.join((*expectations.EXPECTED, *expectations.CONVERGENCES))}",
+    )
+    following.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
+    following.add_argument("--results", type=Path, default=RESULTS / "expectations")
     agreeing = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
     agreeing.add_argument("--seconds", type=float, default=600.0)
     for parsing in (living, agreeing, foretelling):
@@ -123,6 +133,7 @@ def main() -> int:
             "liveness": _liveness,
             "agreement": _agreement,
             "predict": _predict,
+            "expect": _expect,
             "capture": _capture,
             "situations": _situations,
             "keep": _keep,
@@ -210,6 +221,17 @@ def _predict(args: argparse.Namespace) -> int:
                 kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(predictions.table(predictions.results_of(args.results)))
     return 0
+
+
+def _expect(args: argparse.Namespace) -> int:
+    names = _chosen("--only", args.only, (*expectations.EXPECTED, *expectations.CONVERGENCES))
+    lane = Lane.of(args.lane)
+    lane.stay()
+    raw = args.results / "raw"
+    bench = Bench(install(RELEASES[0], say=say), lane, args.results, say, expectations.LULL_SECONDS, raw)
+    runs = [partial(expectations.run, bench, number, [name]) for number in range(1, args.runs + 1) for name in names]
+    failed = [task for task in runs if not _done(task)]
+    return 1 if failed else 0
 
 
 def _agreement(args: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import tempfile
 import threading
@@ -24,6 +26,7 @@ SETTLE_SECONDS = 3.0  # the server's own first request
 POLL_SECONDS = 2.0
 TIME_SCALE = 24.0  # the rules' ten minutes take 25 seconds
 LULL = (1, 2, 4, 1, 3)  # clients at once before the load, one after the other
+LULL_GRACE_SECONDS = 10.0  # for answers under way: clients that leave would be a finding of their own
 MODEL, PORT = "MODEL", "PORT"
 
 
@@ -66,6 +69,7 @@ class Setting:
     time_scale: float = TIME_SCALE
     warm_seconds: float = 10.0  # of the load, before it is measured
     lull_seconds: float = 0.0  # before the load: a few of its clients, as in a quiet hour
+    raw: Path | None = None  # where the server's log and its answers of `/v1/loads` are kept
 
 
 @dataclass(slots=True)
@@ -127,9 +131,9 @@ def run(
             return side
         finally:
             server.stop()
-            keep = os.environ.get("CLOSED_LOOP_KEEP_LOG")
-            if keep:
-                Path(keep).write_bytes(log.read_bytes())
+            if setting.raw is not None:
+                setting.raw.mkdir(parents=True, exist_ok=True)
+                (setting.raw / "server.log.gz").write_bytes(gzip.compress(log.read_bytes()))
 
 
 def _watched(
@@ -149,9 +153,13 @@ def _watched(
     sending = threading.Thread(target=lambda: records.extend(load.run(sent, server.url)), name="load", daemon=True)
     verdicts: list[tuple[float, str]] = []
     document: dict[str, Any] = {}
+    answers = Answers(server.url, setting.raw)
     try:
         for clients in LULL if setting.lull_seconds else ():
-            load.run(replace(sent, clients=clients, seconds=setting.lull_seconds / len(LULL)), server.url)
+            quiet = replace(
+                sent, clients=clients, seconds=setting.lull_seconds / len(LULL), grace_seconds=LULL_GRACE_SECONDS
+            )
+            load.run(quiet, server.url)
         begin = time.time()
         warm, end = begin + setting.warm_seconds, begin + sent.seconds
         sending.start()
@@ -173,12 +181,46 @@ def _watched(
         spent = server.cpu_seconds("sglang::scheduler") - cpu if cpu is not None else None
         taken = others(before, machine(server))
         sending.join()
+        answers.page(stack.page())
     finally:
+        answers.stop()
         stack.stop()
     lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()
     figures = measure(records, lines, warm, end, spent)
     notified = [n for at, message in messages for n in _notified(at - begin, message)]
     return Side(figures, document, notified, verdicts, 0.0, taken, records, setting.time_scale)
+
+
+class Answers:
+    """Keeps the answers of `/v1/loads` of one server, with the time of each, until it is stopped; without a folder it does nothing."""
+
+    def __init__(self, url: str, folder: Path | None) -> None:
+        self._url, self._folder = url, folder
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="loads", daemon=True)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._thread.start()
+
+    def page(self, text: str) -> None:
+        """Keep a page of metrics."""
+        if self._folder is not None:
+            (self._folder / "metrics.txt.gz").write_bytes(gzip.compress(text.encode()))
+
+    def stop(self) -> None:
+        """End asking; returns when nothing is written any more."""
+        self._stopping.set()
+        if self._folder is not None:
+            self._thread.join()
+
+    def _ask(self) -> None:
+        assert self._folder is not None
+        with gzip.open(self._folder / "loads.jsonl.gz", "at") as kept, requests.Session() as session:
+            session.trust_env = False
+            while not self._stopping.wait(POLL_SECONDS):
+                with suppress(requests.RequestException, ValueError):
+                    loads = session.get(f"{self._url}/v1/loads", timeout=POLL_SECONDS).json()
+                    kept.write(json.dumps({"at": time.time(), "answer": loads}) + "\n")
 
 
 def _notified(after: float, message: Any) -> list[dict[str, Any]]:

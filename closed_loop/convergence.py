@@ -201,16 +201,16 @@ STARTS: tuple[Start, ...] = (
 BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
 
 
-def converge(bench: Bench, start: Start, number: int) -> list[Any]:
+def converge(bench: Bench, start: Start, number: int, restarts: int = MOST_RESTARTS) -> list[Any]:
     """Follow the advice from the start until nothing more is advised; gives each step, the first the start itself."""
     args = bench.arguments(f"{start.fixed} {start.right} {start.wrong}")
     load, steps = start.load, []
-    for restart in range(MOST_RESTARTS + 1):
+    for restart in range(restarts + 1):
         name = f"{start.name}.{number}.step{restart}"
         step = bench.kept(name)
         if step is None:
             bench.say(name)
-            side, step = bench.side(args, start.profile, dict(start.env), load)
+            side, step = bench.side(args, start.profile, dict(start.env), load, name=name)
             advice = advised(side.document, args, load, start.fixed.split()[::2])
             step["advice"] = advice.as_json()
             step["next"] = chain.shown(advice.args, bench.installation, bench.lane)

@@ -28,13 +28,20 @@ class Bench:
     results: Path
     say: Say
     lull_seconds: float = 0.0  # before each load, see `chain.Setting`
+    raw: Path | None = None  # where each side's log and answers of `/v1/loads` are kept
 
     def side(
-        self, args: Sequence[str], profile: str, env: dict[str, str], load: Load, *, lull: bool = True
+        self, args: Sequence[str], profile: str, env: dict[str, str], load: Load, *, lull: bool = True, name: str = ""
     ) -> tuple[chain.Side, Any]:
         """Run one side; gives it and its JSON."""
         side = chain.run(
-            chain.Setting(tuple(args), profile, env, lull_seconds=self.lull_seconds if lull else 0.0),
+            chain.Setting(
+                tuple(args),
+                profile,
+                env,
+                lull_seconds=self.lull_seconds if lull else 0.0,
+                raw=self.raw / name if self.raw is not None and name else None,
+            ),
             load,
             self.installation,
             self.lane,
@@ -74,13 +81,15 @@ def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
     bench.say(f"{name}: {loop.what}")
     begin = time.time()
     args, load, env = bench.arguments(loop.flags), loop.load, dict(loop.env)
-    before, told = bench.side(args, loop.profile, env, load)
+    before, told = bench.side(args, loop.profile, env, load, name=f"{name}.before")
     result: dict[str, Any] = {"loop": loop.name, "run": number, "version": bench.installation.version, "before": told}
     advice = advised(before.document, args, load, loop.fixed)
     result["advice"] = advice.as_json()
     bench.say(f"{name}: {told['verdict']} {_words(advice)}")
     if loop.expected and advice.changes:
-        _, result["after"] = bench.side(advice.args, loop.profile, env, advice.load, lull=False)
+        _, result["after"] = bench.side(
+            advice.args, loop.profile, env, advice.load, lull=False, name=f"{name}.after"
+        )
         bench.say(f"{name}: then {result['after']['verdict']}")
     bench.keep(name, result)
     bench.say(f"{name}: {_gain(result)} in {time.time() - begin:.0f} s")

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from sglang_tuning_exporter.diagnosis.advice import Case, advise
-from sglang_tuning_exporter.diagnosis.demand import demand, is_reserved_in_full
-from sglang_tuning_exporter.diagnosis.evidence import Past
+from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, demand, is_reserved_in_full
+from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.latency import Recent
 from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 from sglang_tuning_exporter.state.totals import Totals
 
 MINUTE = 60.0
@@ -152,3 +154,42 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
     past = balanced(asked=600, used=240, ratio=0.1)
     past.facts.args["chunked_prefill_size"] = chunk
     assert len(advise("latency_long_prompts", Case(past))) == larger
+
+
+def with_quiet_time(past: Past, minutes: float) -> Past:
+    """The same server after some quiet minutes: two requests ran in an almost empty KV cache, with the ratio of a fresh start."""
+    recent = past.recent
+    for figure, quiet in (("running", 2.0), ("usage", 0.02)):
+        recent.integrals[f"held_back_{figure}"] = recent.integrals[figure]
+        recent.integrals[f"held_back_{figure}_seconds"] = MINUTE
+        recent.integrals[figure] += minutes * MINUTE * quiet
+        recent.integrals[f"{figure}_seconds"] += minutes * MINUTE
+    recent.seconds["activity", "serving"] += minutes * MINUTE
+    counts = recent.counts
+    for name in ("new_token_ratio", "new_token_ratio_told"):
+        counts[f"held_back_{name}"] = counts[name]
+    counts["new_token_ratio"] += 0.7 * 4 * minutes
+    counts["new_token_ratio_told"] += 4 * minutes
+    return past
+
+
+@pytest.mark.parametrize("minutes", [0.5, 3.0, 9.0])
+def test_quiet_minutes_in_the_window_change_nothing_of_what_requests_ask_for(minutes: float) -> None:
+    past = with_quiet_time(balanced(asked=4000, used=400, ratio=0.1), minutes)
+    found = demand(past)
+    assert found is not None
+    assert (found.asked, found.used) == pytest.approx((4000, 400))
+    assert not could_not_reserve(past)
+
+
+def test_figures_of_the_time_held_back_are_counted_apart() -> None:
+    state = ServerState(PROFILES["offline"], 0.0)
+    state.observe(KvPool(0.0, Rank(), 10_000), 0.0)
+    state.observe(Limits(0.0, Rank(), max_total_num_tokens=10_000, max_running_requests=48), 0.0)
+    for second in range(120):
+        running, queued, usage = (2, 0, 0.02) if second < 60 else (15, 30, 0.4)
+        state.observe(DecodeBatch(float(second), Rank(), running, queued, 800, usage), float(second))
+    state.advance(120.0)
+    past = past_of(state, 120.0)
+    assert past.recent.mean("usage") == pytest.approx(0.21, abs=0.01)
+    assert (past.at_balance("running"), past.at_balance("usage")) == pytest.approx((15, 0.4))

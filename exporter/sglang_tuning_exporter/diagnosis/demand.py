@@ -105,7 +105,7 @@ MOST_RESERVED = 4096.0
 
 def could_not_reserve(past: Past) -> bool:
     """Say whether even the most that SGLang may keep free for those that run leaves room for one more: then it waits for another reason."""
-    running, usage, prompt = past.recent.mean("running"), past.recent.mean("usage"), mean_prompt(past)
+    running, usage, prompt = past.at_balance("running"), past.at_balance("usage"), mean_prompt(past)
     pools = past.facts.kv_pool_tokens.values()
     if not running or usage is None or not pools or prompt is None:
         return False
@@ -122,7 +122,7 @@ def _near(found: Demand, length: float) -> bool:
 
 def _balance(past: Past, ratio: float) -> Demand | None:
     counts, facts = past.recent.counts, past.facts
-    running, usage, prompt = past.recent.mean("running"), past.recent.mean("usage"), mean_prompt(past)
+    running, usage, prompt = past.at_balance("running"), past.at_balance("usage"), mean_prompt(past)
     pools, tokens = facts.kv_pool_tokens.values(), counts["cached_tokens"] + counts["computed_tokens"]
     shared = counts["cached_tokens"] / tokens if tokens else 0.0
     if not running or not usage or not pools or prompt is None or shared > MOSTLY_SHARED:

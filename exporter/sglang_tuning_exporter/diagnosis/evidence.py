@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
 from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full
@@ -222,9 +222,21 @@ class Past:
 
     @property
     def new_token_ratio(self) -> float | None:
-        """Its mean over the scrapes under load: usage and batch are means as well, and after a start or a retraction it falls for minutes."""
-        told = self.recent.counts["new_token_ratio_told"]
-        return self.recent.counts["new_token_ratio"] / told if told else None
+        """Return its mean at admission's balance (see `at_balance`): after a start or a retraction it falls for minutes."""
+        for name in ("held_back_new_token_ratio", "new_token_ratio"):
+            told = self.recent.counts[f"{name}_told"]
+            if told:
+                return self.recent.counts[name] / told
+        return None
+
+    def at_balance(self, figure: Literal["usage", "running"]) -> float | None:
+        """Return the mean of a figure while requests were held back; over all serving time where they never were.
+
+        Only while a request waits does the free KV cache say what SGLang keeps free. A quiet time in the same window would make
+        the KV cache look emptier than it was when requests waited.
+        """
+        held_back = self.recent.mean(f"held_back_{figure}")
+        return self.recent.mean(figure) if held_back is None else held_back
 
     @property
     def retractions(self) -> float:

@@ -135,14 +135,14 @@ def _other_limit(advice: Advice, case: Case) -> float | None:
 
 def _less_careful(advice: Advice, case: Case) -> float | None:
     """A lower conservativeness: as many as the balance of admission lets in with so much less kept free."""
-    asking, ratio, running = demand(case.past), case.past.new_token_ratio, case.recent.mean("running")
+    asking, ratio, running = demand(case.past), case.past.new_token_ratio, case.past.at_balance("running")
     current, suggested = advice.current, advice.suggested
     pools = case.facts.kv_pool_tokens.values()
     if asking is None or ratio is None or not running or not pools or advice.raises:
         return None
     if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
         return None
-    usage = case.recent.mean("usage")
+    usage = case.past.at_balance("usage")
     if not usage:
         return None
     held, kept = usage * (sum(pools) / len(pools)) / running, asking.asked - asking.used

@@ -25,7 +25,7 @@ from sglang_tuning_exporter.state.signals import (
     Signal,
     named,
 )
-from sglang_tuning_exporter.state.totals import AdmissionRate, Held, Totals, Window
+from sglang_tuning_exporter.state.totals import HELD_BACK, AdmissionRate, Held, Totals, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -754,14 +754,20 @@ class RankState:
         self.generation_throughput = new.generation_throughput
         if new.new_token_ratio is not None:
             self.new_token_ratio = new.new_token_ratio
-            if serving:
-                self.totals.counts["new_token_ratio"] += new.new_token_ratio
-                self.totals.counts["new_token_ratio_told"] += 1
         self.beside.see_figures(new)
         self._joined = 0.0
         self._cadence.ended(0.0, None)
         self._told_by_log = False
         self._see(now, serving=serving)
+        if serving and new.new_token_ratio is not None:
+            self._count_ratio(new.new_token_ratio)
+
+    def _count_ratio(self, ratio: float) -> None:
+        """Add up the new-token ratio over the scrapes under load, and over those at which requests were held back."""
+        counts = self.totals.counts
+        for name in ("new_token_ratio", "held_back_new_token_ratio") if self._held[0][3] == HELD_BACK else ("new_token_ratio",):
+            counts[name] += ratio
+            counts[f"{name}_told"] += 1
 
     def _was_busy(self, now: float) -> None:
         """Count the time since the last scrape as serving where only the counters say so: both found nothing to do."""

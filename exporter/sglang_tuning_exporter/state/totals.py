@@ -24,6 +24,7 @@ _SERVING = {
     signal: tuple((signal, state) for state in STATES[signal] if state not in {IDLE, UNKNOWN}) for signal in SIGNALS
 }
 
+HELD_BACK = "held_back"  # the state of `admission`
 _Key = TypeVar("_Key")
 
 
@@ -40,7 +41,8 @@ class Totals:
     """Cumulative figures of one scheduler, or their difference over a window.
 
     `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving
-    time (queued, usage, running). All three are brought up to date when they are asked for.
+    time (queued, usage, running), and of the part of it with admission `held_back` (held_back_usage, held_back_running).
+    All three are brought up to date when they are asked for.
     """
 
     __slots__ = ("_integrals", "_running_seconds", "_seconds", "_snapshots", "counts", "pending")
@@ -107,6 +109,7 @@ class Totals:
         held_for: dict[States, float] = {}
         sizes: dict[float, float] = {}
         of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
+        held_back_usage = held_back_running = held_back_for = 0.0
         for seconds, (states, queued, usage, running) in pending:
             held_for[states] = held_for.get(states, 0.0) + seconds
             if states[0] != "serving":
@@ -122,6 +125,10 @@ class Totals:
                 running_for += seconds
                 if running:
                     sizes[running] = sizes.get(running, 0.0) + seconds
+                if states[3] == HELD_BACK and usage is not None:
+                    held_back_for += seconds
+                    held_back_usage += usage * seconds
+                    held_back_running += running * seconds
         for size, seconds in sizes.items():
             self._running_seconds[batch_size_bucket(size)] += seconds
         for states, seconds in held_for.items():
@@ -131,6 +138,8 @@ class Totals:
             ("queued", of_queued, queued_for),
             ("usage", of_usage, usage_for),
             ("running", of_running, running_for),
+            ("held_back_usage", held_back_usage, held_back_for),
+            ("held_back_running", held_back_running, held_back_for),
         ):
             if told_for:
                 self._integrals[figure] += integral
@@ -146,7 +155,14 @@ class Totals:
             return
         if running:
             self._running_seconds[batch_size_bucket(running)] += seconds
-        for figure, value in (("queued", queued), ("usage", usage), ("running", running)):
+        held_back = states[3] == HELD_BACK and usage is not None and running is not None
+        for figure, value in (
+            ("queued", queued),
+            ("usage", usage),
+            ("running", running),
+            ("held_back_usage", usage if held_back else None),
+            ("held_back_running", running if held_back else None),
+        ):
             if value is not None and seconds:
                 integrals[figure] += value * seconds
                 integrals[figure + "_seconds"] += seconds
