@@ -6,8 +6,9 @@ answers of `/v1/loads` and its log, so that another model can be tried on the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -112,13 +113,16 @@ class Comparison:
         return None if self.expected is None else self.expected[1] <= self.measured <= self.expected[2]
 
 
-def compared(name: str, run: int, step: int, before: Any, after: Any, changes: list[Any]) -> Comparison | None:
-    """Return one change of two sides; None where one of them did nothing."""
-    speeds = [side["measures"]["tokens_per_cpu_second"] for side in (before, after)]
-    if not all(speeds):
-        return None
-    words = "; ".join(f"{each['what']} {each['old'] or 'unset'} → {each['new'] or 'unset'}" for each in changes)
-    return Comparison(name, run, step, words, speeds[1] / speeds[0], _expected(before, changes))
+def compared(name: str, run: int, steps: Sequence[Any]) -> list[Comparison]:
+    """Return each change of consecutive sides, the side's own `advice` between them; none where a side generated nothing."""
+    found = []
+    for step, (before, after) in enumerate(pairwise(steps)):
+        speeds = [side["measures"]["tokens_per_cpu_second"] for side in (before, after)]
+        changes = before["advice"]["changes"]
+        if all(speeds) and changes:
+            words = "; ".join(f"{each['what']} {each['old'] or 'unset'} → {each['new'] or 'unset'}" for each in changes)
+            found.append(Comparison(name, run, step, words, speeds[1] / speeds[0], _expected(before, changes)))
+    return found
 
 
 def _expected(side: Any, changes: list[Any]) -> tuple[float, float, float] | None:

@@ -87,9 +87,7 @@ def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
     result["advice"] = advice.as_json()
     bench.say(f"{name}: {told['verdict']} {_words(advice)}")
     if loop.expected and advice.changes:
-        _, result["after"] = bench.side(
-            advice.args, loop.profile, env, advice.load, lull=False, name=f"{name}.after"
-        )
+        _, result["after"] = bench.side(advice.args, loop.profile, env, advice.load, lull=False, name=f"{name}.after")
         bench.say(f"{name}: then {result['after']['verdict']}")
     bench.keep(name, result)
     bench.say(f"{name}: {_gain(result)} in {time.time() - begin:.0f} s")

@@ -193,3 +193,18 @@ def test_figures_of_the_time_held_back_are_counted_apart() -> None:
     past = past_of(state, 120.0)
     assert past.recent.mean("usage") == pytest.approx(0.21, abs=0.01)
     assert (past.at_balance("running"), past.at_balance("usage")) == pytest.approx((15, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("free_requests", "waits_for_another_reason"), [(0.5, False), (1.5, False), (1.9, False), (2.1, True), (4.0, True)]
+)
+def test_room_for_up_to_two_requests_is_free_while_others_wait_for_room(
+    free_requests: float, *, waits_for_another_reason: bool
+) -> None:
+    """SGLang tries to admit only when a running request has ended: one that fits then takes its place."""
+    pool, running, ratio, most = 60_000.0, 10.0, 0.1, 4096.0
+    past = balanced(asked=4000, used=400, ratio=ratio)
+    past.facts.kv_pool_tokens[None] = int(pool)
+    free = ratio * running * most + free_requests * (PROMPT + most)
+    past.recent.integrals.update(running=MINUTE * running, usage=MINUTE * (1 - free / pool))
+    assert could_not_reserve(past) is waits_for_another_reason

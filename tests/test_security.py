@@ -410,7 +410,11 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
 
 def test_every_row_of_the_threat_model_names_a_test() -> None:
     text = (ROOT / "SECURITY.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| threat", "| event", "| ---"))]
+    rows = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(("| threat", "| event", "| ---"))
+    ]
     assert len(rows) > 12
     assert [row for row in rows if not re.search(r"`test_\w+\.py", row)] == []
 

@@ -103,17 +103,19 @@ def is_reserved_in_full(past: Past) -> bool:
 MOST_RESERVED = 4096.0
 
 
+# Once a request does not fit, SGLang tries the next one only when a running one has ended (batch_is_full, srt/managers/scheduler.py,
+# 0.4.9 to 0.5.23). Where one fits then, the batch stays as it is, so up to two requests' room is free while others wait for room.
+FREE_BESIDE_A_QUEUE = 2.0
+
+
 def could_not_reserve(past: Past) -> bool:
-    """Say whether even the most that SGLang may keep free for those that run leaves room for one more: then it waits for another reason."""
+    """Return whether more is free than SGLang can be keeping for running requests and the next ones: requests wait for another reason."""
     running, usage, prompt = past.at_balance("running"), past.at_balance("usage"), mean_prompt(past)
     pools = past.facts.kv_pool_tokens.values()
     if not running or usage is None or not pools or prompt is None:
         return False
-    free = (1.0 - usage) * min(pools)
-    return (
-        free
-        > (past.new_token_ratio or 1.0) * running * past.facts.micro_batches * MOST_RESERVED + prompt + MOST_RESERVED
-    )
+    kept = (past.new_token_ratio or 1.0) * running * past.facts.micro_batches * MOST_RESERVED
+    return (1.0 - usage) * min(pools) > kept + FREE_BESIDE_A_QUEUE * (prompt + MOST_RESERVED)
 
 
 def _near(found: Demand, length: float) -> bool:

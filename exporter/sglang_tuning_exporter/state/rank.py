@@ -765,7 +765,9 @@ class RankState:
     def _count_ratio(self, ratio: float) -> None:
         """Add up the new-token ratio over the scrapes under load, and over those at which requests were held back."""
         counts = self.totals.counts
-        for name in ("new_token_ratio", "held_back_new_token_ratio") if self._held[0][3] == HELD_BACK else ("new_token_ratio",):
+        for name in (
+            ("new_token_ratio", "held_back_new_token_ratio") if self._held[0][3] == HELD_BACK else ("new_token_ratio",)
+        ):
             counts[name] += ratio
             counts[f"{name}_told"] += 1
 
