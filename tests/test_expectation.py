@@ -201,3 +201,33 @@ def test_the_document_has_value_interval_and_basis() -> None:
     assert "step times" in expected["basis"]
     schema = SCHEMA["properties"]["findings"]["items"]["properties"]["advice"]["items"]
     assert faults(advice, schema) == []
+
+
+def test_a_quiet_time_in_the_window_does_not_make_a_prediction_too_far() -> None:
+    """Eight ran at once for a while, of which the mean over the window shows a third."""
+    quiet = replace(measured(batch=3.0), step=replace(measured(batch=3.0).step, deviation=2.5))  # type: ignore[type-var]
+    given = past(quiet, running=3, queued=0, usage=0.05, limit=64)
+    advice = advised(given, "client_too_slow")
+    assert advice.expected is not None
+    assert advice.expected.then.requests > 8 * 3
+
+
+def test_a_prediction_ends_at_eight_times_the_largest_batch_seen() -> None:
+    advice = advised(past(measured(), running=2, queued=0, usage=0.01, limit=200), "client_too_slow")
+    assert advice.expected is None
+
+
+def test_a_kv_cache_of_twice_the_tokens_runs_twice_the_requests() -> None:
+    state = ServerState(PROFILES["offline"], 0.0)
+    args = {"model_path": "m", "max_total_tokens": 3000, "schedule_conservativeness": 1.0, "tp_size": 1}
+    state.observe(ServerArgs(0.0, Rank(), args), 0.0)
+    state.observe(KvPool(0.0, Rank(), 3000), 0.0)
+    state.observe(Limits(0.0, Rank(), max_total_num_tokens=3000, max_running_requests=1500), 0.0)
+    for second in range(120):
+        state.observe(DecodeBatch(float(second), Rank(), 10, 30, 2900, 0.97), float(second))
+    state.advance(120.0)
+    given = replace(past_of(state, 120.0), capacities=lambda: (measured(batch=10.0),))
+    advice = [each for each in advise("running_far_below_limit", Case(given)) if each.arg == "max_total_tokens"]
+    assert [each.suggested for each in advice] == [6000.0]
+    assert advice[0].expected is not None
+    assert advice[0].expected.then.requests == pytest.approx(20.0)

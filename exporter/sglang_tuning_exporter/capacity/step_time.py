@@ -57,6 +57,11 @@ class StepTime:
     source: str = "v1_loads"
     line_age_seconds: float = 0.0  # since the line's own steps, where the present ones carry none
 
+    @property
+    def largest_seen(self) -> float:
+        """The largest batch that was seen often: the mean and two standard deviations."""
+        return self.batch + 2 * self.deviation
+
     def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
         """Return this with the line of an earlier fit of the same server, where the present steps lie on it; else itself."""
         foretold = earlier.at(self.batch)
@@ -81,7 +86,7 @@ class StepTime:
         value = self.seconds.value + slope.value * away
         own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away
         half = sqrt(own * own + of_slope * of_slope)
-        beyond = max(log2(batch / (self.batch + 2 * self.deviation)), 0.0)
+        beyond = max(log2(batch / self.largest_seen), 0.0)
         low, high = value - half, value * (1 + BEYOND * beyond) + half
         return Estimate(value, low, high) if low > 0 else None
 

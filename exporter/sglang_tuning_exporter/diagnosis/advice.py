@@ -106,13 +106,13 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
     """
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
-        return [] if _is_explained(case) else _suspects(unexplained(case.past), case.facts)
+        return [] if _is_explained(case) else _suspects(unexplained(case.past), case)
     values = [Value(None, case.present(row.turn.arg))] if row.sizes is None else row.sizes(case)
     own = [with_expectation(advice, case) for value in values for advice in _accepted(row, value, case)]
     named = explaining(diagnosis_id, case.past)
     if not named:
         return own
-    first = _suspects(named, case.facts)
+    first = _suspects(named, case)
     if first and any(each.place == "instead" for each in named):
         return first
     args = {advice.arg for advice in first}
@@ -125,10 +125,11 @@ def _is_explained(case: Case) -> bool:
     return any(advice.flag for row in limits for advice in advise(row, case))
 
 
-def _suspects(named: list[Named], facts: ServerFacts) -> list[Advice]:
+def _suspects(named: list[Named], case: Case) -> list[Advice]:
     """Write suspects as advice, without those whose flag this server's release does not have."""
-    found = [advice for each in named if (advice := _suspect(each, facts)) is not None]
-    return [advice for advice in found if objection_to(facts, {advice.arg: advice.setting}) is None]
+    found = [advice for each in named if (advice := _suspect(each, case.facts)) is not None]
+    accepted = [advice for advice in found if objection_to(case.facts, {advice.arg: advice.setting}) is None]
+    return [with_expectation(advice, case) for advice in accepted]
 
 
 def _suspect(named: Named, facts: ServerFacts) -> Advice | None:

@@ -16,13 +16,15 @@ from sglang_tuning_exporter.diagnosis.demand import demand
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sglang_tuning_exporter.capacity.model import RankCapacity
     from sglang_tuning_exporter.capacity.step_time import StepTime
     from sglang_tuning_exporter.diagnosis.advice import Advice
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
 WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
-# Prediction far beyond what was seen: nobody has measured how the line goes on.
+# Times the largest batch that was seen: the closed loop predicted no further (docs/capacity.md).
 MOST_TIMES = 8.0
+DOUBLED = 2.0  # an FP8 KV cache holds twice the tokens of a 16-bit one
 MINUTE = 60.0
 
 
@@ -60,13 +62,19 @@ def expected(advice: Advice, case: Case) -> Expected | None:
     """Return what following `advice` would bring; None where nothing tells."""
     batch_of = BATCHES.get(advice.arg or advice.direction)
     times = None if batch_of is None or case.facts.micro_batches > 1 else batch_of(advice, case)
-    if times is None or not 0 < times <= MOST_TIMES:
+    if times is None or times <= 0:
         return None
     ranks = case.past.capacities()  # costs more than all the rest: nobody asks without need
     now, then = (predict(ranks), predict(ranks, times)) if ranks else (None, None)
-    if now is None or then is None:
+    if now is None or then is None or any(_is_too_far(rank, times) for rank in ranks):
         return None
     return Expected(now, then, _basis([rank.step for rank in ranks if rank.step is not None], case))
+
+
+def _is_too_far(rank: RankCapacity, times: float) -> bool:
+    """Return whether `times` the present batch lies too far beyond the batches that were seen for a prediction."""
+    seen = rank.running or 0.0 if rank.step is None else max(rank.step.largest_seen, rank.running or 0.0)
+    return times * (rank.running or 0.0) > MOST_TIMES * seen
 
 
 def _basis(steps: Sequence[StepTime], case: Case) -> str:
@@ -150,15 +158,15 @@ def _less_careful(advice: Advice, case: Case) -> float | None:
     return _least((held + ratio * kept) / (held + then * kept), _room(case), _wanted(case))
 
 
-def _larger_pool(times: float) -> Callable[[Advice, Case], float | None]:
-    def batch(_: Advice, case: Case) -> float | None:
-        """A KV cache so many times as large: as many more run, up to the running limit and to what waits."""
-        running, limits = case.recent.mean("running"), list(case.facts.running_limits.values())
-        limit = min((each for each in limits if each), default=None)
-        bound = times if not running or limit is None else min(times, limit / running)
-        return _least(max(bound, 1.0), _wanted(case))
-
-    return batch
+def _larger_pool(advice: Advice, case: Case) -> float | None:
+    """A larger KV cache: as many times the requests as it has tokens, up to the running limit and to what waits."""
+    times = DOUBLED
+    if isinstance(advice.current, float) and isinstance(advice.suggested, float):
+        times = advice.suggested / advice.current
+    running, limits = case.recent.mean("running"), list(case.facts.running_limits.values())
+    limit = min((each for each in limits if each), default=None)
+    bound = times if not running or limit is None else min(times, limit / running)
+    return _least(max(bound, 1.0), _wanted(case))
 
 
 def _more_at_once(_: Advice, case: Case) -> float | None:
@@ -170,7 +178,7 @@ def _more_at_once(_: Advice, case: Case) -> float | None:
 BATCHES: dict[str, Callable[[Advice, Case], float | None]] = {
     "max_running_requests": _other_limit,
     "schedule_conservativeness": _less_careful,
-    "max_total_tokens": _larger_pool(2.0),
-    "kv_cache_dtype": _larger_pool(2.0),
+    "max_total_tokens": _larger_pool,
+    "kv_cache_dtype": _larger_pool,
     "speed up": _more_at_once,
 }
