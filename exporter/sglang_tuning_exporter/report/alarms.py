@@ -6,8 +6,9 @@ What must hold, each condition says (`guide.alerting`). Here is what a Prometheu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from sglang_tuning_exporter.diagnosis.alerting import fires, is_evaluated
@@ -17,14 +18,12 @@ from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.promql import KNOWN, duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares, increase_of
-from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.server import ServerState
     from sglang_tuning_exporter.state.signals import Signal
@@ -34,6 +33,7 @@ _T = TypeVar("_T")
 # Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
 GAP_SECONDS = 86_400.0
 _LONGEST, _KNOWN = duration(WINDOW), duration(KNOWN)
+_COUNTED_SECONDS = itemgetter(*COUNTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,118 +137,103 @@ class Evaluations:
 
 
 class AlarmClock(Evaluations):
-    """Evaluates the alerts that a log can tell, every 15 s of the log's time. Memory does not grow with the log, but for the spans.
+    """The alerts that a log can show, evaluated every 15 s of the log's time. Memory does not grow with the log, except for the spans.
 
-    What only Prometheus or SGLang's own `/metrics` can tell (`server_down`, latency objectives, …) never fires here.
+    What only Prometheus or SGLang's own `/metrics` can show (`server_down`, latency objectives, …) never fires here.
     """
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
-        self._profile = profile
         self._alerts = [_Alert(row) for row in ALERTS if is_evaluated(row, profile.name)]
-        self._kept: dict[str, float] = {}  # how far back each event is counted, seconds
-        for alert in self._alerts:
-            for event, window in alert.row.condition.counted:
-                self._kept[event] = max(self._kept.get(event, 0.0), duration(window))
+        self._samples = _ScrapedSamples(profile, [alert.row for alert in self._alerts])
         self._spans: list[Span] = []
-        self._forget()
-
-    def _forget(self) -> None:
-        self._seconds: dict[int | None, SampleSeries[tuple[float, ...]]] = {}
-        self._counts: dict[str, dict[int | None, SampleSeries[float]]] = {event: {} for event in self._kept}
-        self._left: dict[int | None, tuple[float, float]] = {}  # GPU memory of each rank, GB, and when it was told last
-        self._active: dict[str, float] = {}  # when each diagnosis was seen to hold last
 
     def skipped(self, since: float) -> None:
         """End what fires: without samples no alert holds."""
         self._spans += [span for alert in self._alerts if (span := alert.end(since)) is not None]
-        self._forget()
+        self._samples.forget()
 
     def take(self, state: ServerState, now: float, *, unrecognised: float = 0.0) -> None:
-        """Evaluate every alert. Bring `state` up to `now` first; `unrecognised` counts what the log's reader did not know."""
+        """Evaluate every alert. Bring `state` up to `now` first; `unrecognised` counts what the log's reader could not read."""
         self.now = now
-        self._sample(state, now, unrecognised)
-        limits = self._profile.for_edition(first=state.facts.is_first_edition)
-        samples = _Sampled(limits, state, now, self._seconds, self._counts, self._left, self._active)
+        samples = self._samples
+        samples.scrape(state, now, unrecognised)
+        without_events = samples.are_without_events
         for alert in self._alerts:
-            span = alert.see(now, holds=fires(alert.row, samples))
+            row = alert.row
+            holds = not (without_events and row.condition.fires_on_events_alone) and fires(row, samples)
+            span = alert.see(now, holds=holds)
             if span is not None:
                 self._spans.append(span)
 
     def spans(self) -> list[Span]:
-        """Give what fired until now, in order of its start; what still fires ends with the last evaluation."""
+        """Return what fired until now, in order of its start; what still fires ends with the last evaluation."""
         now = self.now or 0.0
         firing = [span for alert in self._alerts if (span := alert.present(now)) is not None]
         return sorted([*self._spans, *firing], key=lambda span: (span.start, span.alert))
 
     def states(self) -> Iterator[tuple[Diagnosis, str]]:
-        """Give the alerts that are `pending` or `firing` now."""
+        """Return the alerts that are `pending` or `firing` now."""
         return ((alert.row, state) for alert in self._alerts if (state := alert.state))
 
-    def _sample(self, state: ServerState, now: float, unrecognised: float) -> None:
-        """Keep what a Prometheus would have scraped just now."""
+
+class _ScrapedSamples:
+    """What a Prometheus holds at one evaluation. Each figure is computed only where a rule asks for it."""
+
+    def __init__(self, profile: Profile, rows: Iterable[Diagnosis]) -> None:
+        self._profile = profile
+        counted = [each for row in rows for each in row.condition.counted]
+        self._kept = max((duration(window) for _, window in counted), default=0.0)
+        self._events = tuple(dict.fromkeys(event for event, _ in counted if event != RETRACTION))
+        self._places = {event: place for place, event in enumerate(self._events)}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all samples: nothing was scraped for too long."""
+        self._seconds: dict[int | None, SampleSeries[tuple[float, ...]]] = {}
+        self._retractions: dict[int | None, SampleSeries[float]] = {}
+        self._counts: SampleSeries[tuple[float, ...]] = SampleSeries(self._kept)  # of `_events`
+        self._left: dict[int | None, tuple[float, float]] = {}  # by rank: when last known, and GPU memory, GB
+        self._active: dict[str, float] = {}  # when each diagnosis was last found
+
+    def scrape(self, state: ServerState, now: float, unrecognised: float) -> None:
+        """Take what a Prometheus scrapes at `now`, and evaluate at this moment from now on."""
+        self.state, self.facts, self.now = state, state.facts, now
+        self.limits = self._profile.for_edition(first=state.facts.is_first_edition)
+        self._shares: dict[str, Shares] = {}
+        self._judged: frozenset[str] | None = None
         for rank in state.schedulers:
-            seconds = rank.totals.seconds
-            told = self._seconds.setdefault(rank.dp, SampleSeries(_LONGEST))
-            told.add(now, tuple([seconds[place] for place in COUNTED]))
-            self._counted(RETRACTION, rank.dp, now, rank.totals.counts["retraction_events"])
+            if rank.dp not in self._seconds:
+                self._seconds[rank.dp] = SampleSeries(_LONGEST)
+            self._seconds[rank.dp].add(now, _COUNTED_SECONDS(rank.totals.seconds))
+            self._retracted(rank.dp, rank.totals.counts["retraction_events"])
         if not state.ranks:
-            self._counted(RETRACTION, None, now, 0.0)
+            self._retracted(None, 0.0)
         _forget_gone(self._seconds, now)
-        _forget_gone(self._counts[RETRACTION], now)
+        _forget_gone(self._retractions, now)
         if state.facts.reserve_gb is not None:
             by_dp = state.facts.available_gb if state.has_dp_ranks else {}
             of_ranks: dict[int | None, float] = {dp: gb for dp, gb in by_dp.items() if dp is not None}
             for dp, gb in (of_ranks or {None: state.facts.reserve_gb}).items():
                 self._left[dp] = (now, gb)
-        for event in self._counts:
-            if event != RETRACTION:
-                self._counted(event, None, now, _count(event, state, unrecognised))
+        others = {
+            START: state.starts,
+            REJECTION: state.server_totals.counts["rejected_requests"],
+            UNRECOGNISED: unrecognised,
+            **state.out_of_memory,
+        }
+        lives = state.liveness
+        self._counts.add(now, tuple([others[each] if each in others else lives[each] for each in self._events]))
 
-    def _counted(self, event: str, dp: int | None, now: float, count: float) -> None:
-        counts = self._counts[event]
-        if dp not in counts:
-            counts[dp] = SampleSeries(self._kept[event])
-        counts[dp].add(now, count)
-
-
-def _count(event: str, state: ServerState, unrecognised: float) -> float:
-    """Give the counter of an event of the whole server, as the exporter exposes it."""
-    if event in OUT_OF_MEMORY_PHASES:
-        return state.out_of_memory[event]
-    others = {
-        START: state.starts,
-        REJECTION: state.server_totals.counts["rejected_requests"],
-        UNRECOGNISED: unrecognised,
-    }
-    return others[event] if event in others else state.liveness[event]
-
-
-def _forget_gone(by_rank: dict[int | None, SampleSeries[_T]], now: float) -> None:
-    """A scheduler that is not told of any more leaves the windows."""
-    for dp, series in list(by_rank.items()):
-        series.prune(now)
-        if not series.samples:
-            del by_rank[dp]
-
-
-@dataclass
-class _Sampled:
-    """What a Prometheus holds at one evaluation. What is costly is reckoned only where a rule asks for it."""
-
-    limits: Profile
-    state: ServerState
-    now: float
-    seconds: dict[int | None, SampleSeries[tuple[float, ...]]]
-    counts: dict[str, dict[int | None, SampleSeries[float]]]
-    left: dict[int | None, tuple[float, float]]
-    active: dict[str, float]
-    over: dict[str, Shares] = field(default_factory=dict)
-    judged: frozenset[str] | None = None
+    def _retracted(self, dp: int | None, count: float) -> None:
+        if dp not in self._retractions:
+            self._retractions[dp] = SampleSeries(_LONGEST)
+        self._retractions[dp].add(self.now, count)
 
     @property
-    def facts(self) -> ServerFacts:
-        return self.state.facts
+    def are_without_events(self) -> bool:
+        """Whether no counted event happened as far back as samples are kept."""
+        return self._counts.is_level and all(series.is_level for series in self._retractions.values())
 
     @property
     def hangs(self) -> bool:
@@ -256,33 +241,44 @@ class _Sampled:
 
     @property
     def reserves(self) -> list[float]:
-        return [gb for at, gb in self.left.values() if self.now - at < _KNOWN]
+        return [gb for at, gb in self._left.values() if self.now - at < _KNOWN]
 
     def busy(self, signal: Signal) -> float:
-        return self._shares(WINDOW).busy(signal)
+        return self._over(WINDOW).busy(signal)
 
     def share(self, signal: Signal, states: tuple[str, ...], window: str) -> float | None:
-        return self._shares(window).share(signal, states)
+        return self._over(window).share(signal, states)
 
     def waiting(self, window: str) -> Collection[float]:
-        return self._shares(window).waiting.values()
+        return self._over(window).waiting()
 
     def increase(self, event: str, window: str, ago: str = "0s") -> float:
-        at = self.now - duration(ago)
-        gained = 0.0
-        for series in self.counts[event].values():
-            if not series.is_level:
-                gained += increase_of(series, duration(window), at) or 0.0
-        return gained
+        seconds, at = duration(window), self.now - duration(ago)
+        if event == RETRACTION:
+            series = [each for each in self._retractions.values() if not each.is_level]
+            return sum((increase_of(each, seconds, at) or 0.0) for each in series)
+        counts, place = self._counts, self._places[event]
+        if counts.samples[0][1][place] == counts.samples[-1][1][place]:
+            return 0.0
+        found = counts.within(seconds, at)
+        return 0.0 if found is None else found.increases([(found.first[place], found.last[place])])[0]
 
     def found(self, row: Diagnosis) -> bool:
-        if self.judged is None:
+        if self._judged is None:
             judgement = judge(past_of(self.state, self.now))
-            self.judged = frozenset(check.diagnosis.id for check in judgement.checks)
-            self.active.update(dict.fromkeys((found.diagnosis.id for found in judgement.findings), self.now))
-        return self.now - self.active.get(row.id, -inf) <= _LONGEST or row.id not in self.judged
+            self._judged = frozenset(check.diagnosis.id for check in judgement.checks)
+            self._active.update(dict.fromkeys((found.diagnosis.id for found in judgement.findings), self.now))
+        return self.now - self._active.get(row.id, -inf) <= _LONGEST or row.id not in self._judged
 
-    def _shares(self, window: str) -> Shares:
-        if window not in self.over:
-            self.over[window] = Shares(self.seconds, duration(window), self.now)
-        return self.over[window]
+    def _over(self, window: str) -> Shares:
+        if window not in self._shares:
+            self._shares[window] = Shares(self._seconds, duration(window), self.now)
+        return self._shares[window]
+
+
+def _forget_gone(by_rank: dict[int | None, SampleSeries[_T]], now: float) -> None:
+    """Remove schedulers that are not reported any more from the windows."""
+    for dp, series in list(by_rank.items()):
+        series.prune(now)
+        if not series.samples:
+            del by_rank[dp]

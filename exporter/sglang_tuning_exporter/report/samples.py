@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sglang_tuning_exporter.state.signals import Signal
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
@@ -21,11 +22,11 @@ EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluati
 DELAY_SECONDS = 5.0
 COUNTED = tuple((signal, state) for signal in SIGNALS for state in STATES[signal])
 _OF_SIGNAL = {
-    signal: [place for place, (of, state) in enumerate(COUNTED) if of == signal and state not in {IDLE, UNKNOWN}]
+    signal: slice(begin, begin + len(STATES[signal]))
     for signal in SIGNALS
+    for begin in (COUNTED.index((signal, STATES[signal][0])),)
 }
-_WAITED = [place for place in _OF_SIGNAL["queue"] if COUNTED[place][1] != "empty"]
-_WATCHED = [place for place, (of, state) in enumerate(COUNTED) if of == "queue" and state != UNKNOWN]
+_RESTING = frozenset({IDLE, UNKNOWN})
 _T = TypeVar("_T")
 
 
@@ -79,7 +80,7 @@ class SampleSeries(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class RangeVector(Generic[_T]):
-    """What a range selector found: its first and last sample."""
+    """The first and the last sample of a range selector, and how many it has."""
 
     first_at: float
     first: _T
@@ -89,75 +90,84 @@ class RangeVector(Generic[_T]):
     start: float
     end: float
 
-    def increase(self, first: float, last: float) -> float:
-        """Stretch what a counter gained between the samples to the window, as Prometheus does (promql/functions.go, extrapolatedRate)."""
-        gained = last - first
+    def increases(self, counters: Iterable[tuple[float, float]]) -> list[float]:
+        """Return `increase()` of counters, each given by its first and last value (promql/functions.go, extrapolatedRate)."""
         sampled = self.last_at - self.first_at
         between = sampled / (self.count - 1)
-        before, after = self.first_at - self.start, self.end - self.last_at
-        if gained > 0 and first >= 0:
-            before = min(before, sampled * (first / gained))  # it cannot have been below 0
         limit = 1.1 * between
-        before = before if before < limit else between / 2
+        before, after = self.first_at - self.start, self.end - self.last_at
         after = after if after < limit else between / 2
-        return gained * (sampled + before + after) / sampled
+        found = []
+        for first, last in counters:
+            gained, lead = last - first, before
+            if gained > 0 and first >= 0:
+                lead = min(before, sampled * (first / gained))  # it cannot have been below 0
+            lead = lead if lead < limit else between / 2
+            found.append(gained * (sampled + lead + after) / sampled)
+        return found
 
 
 def increase_of(series: SampleSeries[float], window: float, now: float) -> float | None:
-    """Give what a counter gained in the window, as `increase()` does; None for less than two samples."""
+    """Return `increase()` of a counter over the window; None for less than two samples."""
     found = series.within(window, now)
-    return None if found is None else found.increase(found.first, found.last)
+    return None if found is None else found.increases([(found.first, found.last)])[0]
 
 
 class Shares:
     """Seconds in each state over one window, of every scheduler and of all of them together."""
 
     def __init__(self, seconds: dict[int | None, SampleSeries[tuple[float, ...]]], window: float, now: float) -> None:
-        self._gained = [0.0] * len(COUNTED)
+        found = ((dp, series.within(window, now)) for dp, series in seconds.items())
+        self._by_rank = [(dp, vector) for dp, vector in found if vector is not None]
+        self._gained: dict[Signal, list[dict[str, float]]] = {}  # of each scheduler, by state
         self._serving: dict[Signal, float] = {}
         self._busy: dict[Signal, float] = {}
-        self._by_rank: list[dict[int, float]] = []  # seconds in each state, by its place
-        self.waiting: dict[int, float] = {}  # by DP rank
-        for dp, series in seconds.items():
-            found = series.within(window, now)
-            if found is None:
-                continue
-            own = {
-                place: found.increase(first, last)
-                for place, (first, last) in enumerate(zip(found.first, found.last, strict=True))
-                if first != last
-            }
-            self._by_rank.append(own)
-            for place, gained in own.items():
-                self._gained[place] += gained
-            watched = 0.0 if dp is None else sum(own.get(place, 0.0) for place in _WATCHED)
-            if dp is not None and watched > 0:
-                self.waiting[dp] = sum(own.get(place, 0.0) for place in _WAITED) / watched
+
+    def _of(self, signal: Signal) -> list[dict[str, float]]:
+        """Return the seconds of one signal; most evaluations need few signals."""
+        known = self._gained.get(signal)
+        if known is None:
+            places, states = _OF_SIGNAL[signal], STATES[signal]
+            known = self._gained[signal] = []
+            for _, vector in self._by_rank:
+                first, last = vector.first[places], vector.last[places]
+                moved = [place for place, counted in enumerate(first) if counted != last[place]]
+                gained = vector.increases([(first[place], last[place]) for place in moved])
+                known.append({states[place]: each for place, each in zip(moved, gained, strict=True)})
+        return known
 
     def serving(self, signal: Signal) -> float:
-        """Give the seconds in which a signal was known while something ran or waited, of all schedulers together."""
+        """Return the seconds in which a signal was known while something ran or waited, of all schedulers together."""
         known = self._serving.get(signal)
         if known is None:
-            known = self._serving[signal] = sum([self._gained[place] for place in _OF_SIGNAL[signal]])
+            known = self._serving[signal] = sum([_serving(own) for own in self._of(signal)])
         return known
 
     def busy(self, signal: Signal) -> float:
-        """Give the seconds in which the busiest scheduler served."""
+        """Return the seconds in which the busiest scheduler served."""
         known = self._busy.get(signal)
         if known is None:
-            of_ranks = [sum([own.get(place, 0.0) for place in _OF_SIGNAL[signal]]) for own in self._by_rank]
-            known = self._busy[signal] = max(of_ranks, default=0.0)
+            known = self._busy[signal] = max([_serving(own) for own in self._of(signal)], default=0.0)
         return known
 
     def share(self, signal: Signal, states: tuple[str, ...]) -> float | None:
-        """Give the part of them in these states, 0-1; None without any."""
+        """Return the part of them in these states, 0-1; None without any."""
         serving = self.serving(signal)
         if serving <= 0:
             return None
-        return sum([self._gained[place] for place in _places(signal, states)]) / serving
+        return sum([own.get(state, 0.0) for own in self._of(signal) for state in states]) / serving
+
+    def waiting(self) -> list[float]:
+        """Return the part of the time in which requests waited, of each DP rank."""
+        if all(dp is None for dp, _ in self._by_rank):
+            return []
+        shares = []
+        for (dp, _), own in zip(self._by_rank, self._of("queue"), strict=True):
+            watched = sum([seconds for state, seconds in own.items() if state != UNKNOWN])
+            if dp is not None and watched > 0:
+                shares.append((_serving(own) - own.get("empty", 0.0)) / watched)
+        return shares
 
 
-@cache
-def _places(signal: Signal, states: tuple[str, ...]) -> tuple[int, ...]:
-    """Give where a signal's seconds in these states stand."""
-    return tuple(place for place in _OF_SIGNAL[signal] if COUNTED[place][1] in states)
+def _serving(seconds: dict[str, float]) -> float:
+    return sum([gained for state, gained in seconds.items() if state not in _RESTING])

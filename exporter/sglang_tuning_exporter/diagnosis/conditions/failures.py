@@ -42,6 +42,7 @@ class Failures(Condition):
     spares = "memory"
     figure = COUNT
     is_event = True
+    fires_on_events_alone = True
     needs = "a log"
 
     phases: tuple[OutOfMemoryPhase, ...]

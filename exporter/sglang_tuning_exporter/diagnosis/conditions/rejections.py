@@ -34,6 +34,7 @@ class Rejections(Condition):
     traces = (REJECTION, ABORTED)
     figure = RATE
     is_event = True
+    fires_on_events_alone = True
     needs = "load"
 
     times: float = LATE_TIMES

@@ -25,6 +25,7 @@ class SourceTrouble(Condition):
     traces = ENDS
     kind = "remark"
     is_event = True
+    fires_on_events_alone = True
     is_advice_fixed = True
     has_figure = False
 

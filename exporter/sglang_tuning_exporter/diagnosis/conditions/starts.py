@@ -24,6 +24,7 @@ class Starts(Condition):
     traces = (START,)
     figure = COUNT
     is_event = True
+    fires_on_events_alone = True
     needs = "a log or metrics"
 
     at_least: int
