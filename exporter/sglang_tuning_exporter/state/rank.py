@@ -103,6 +103,7 @@ class RankState:
         "queued",
         "running",
         "seen_at",
+        "served_seconds",
         "totals",
         "usages",
         "window",
@@ -155,6 +156,7 @@ class RankState:
         self._facts = facts
         self.seen_at: float | None = None  # when what holds was seen; None: nothing does
         self._integrated_to = now
+        self.served_seconds = 0.0  # also in `totals`, which are added up only when they are read
         self._native: RankFigures | None = None
         self._told_at: float | None = None  # when the gauges were last told, if only again
         self._progress: float | None = None
@@ -287,6 +289,7 @@ class RankState:
             if seconds:
                 self._integrated_to = now
                 self.totals.pending.append((seconds, self._held))
+                self.served_seconds += seconds
             if now >= self.window.due:
                 self.window.mark(now, self.totals)
             return
@@ -319,6 +322,8 @@ class RankState:
         if end <= begin:
             return begin
         self.totals.pending.append((end - begin, self._held))
+        if self._held[0][0] == "serving":
+            self.served_seconds += end - begin
         if self._held[0] is ALL_IDLE or self.seen_at is None:
             self.admission.pause(end - begin)  # nobody waited, as far as anybody knows
         return end
@@ -386,8 +391,11 @@ class RankState:
 
         Never both: when one takes over from the other the total goes on without a jump.
         """
-        counts, (logged, native) = self.totals.counts, self._retracted
-        self._retracted = (counts["log_retracted_requests"], counts["native_retracted_requests"])
+        counts = self.totals.counts
+        retracted = (counts["log_retracted_requests"], counts["native_retracted_requests"])
+        if retracted == self._retracted:
+            return
+        (logged, native), self._retracted = self._retracted, retracted
         by_log = by_log or not self.native_retractions_told
         counts["retracted_requests"] += self._retracted[0] - logged if by_log else self._retracted[1] - native
 
@@ -640,6 +648,7 @@ class RankState:
                 self.advance(time)
             elif seconds:
                 self._integrated_to = time
+                self.served_seconds += seconds
                 add_seconds((seconds, self._held))
             if now is not None or self._held[0][0] != "serving":
                 self._hear(time, printed)

@@ -168,7 +168,7 @@ class ServerState:
     def observe(self, event: Event | BatchRun, now: float) -> bool:
         """Take one event of the log; False for a batch line that is not believed to be one."""
         if isinstance(event, BatchRun):
-            self._see_runs(event, iter(()), now)
+            self._see_runs(event, iter(()), None if now == event.time else now)
             return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
             return self._see_batch(event, now)
@@ -726,7 +726,7 @@ class ServerState:
             self._add_served()  # of those that were there before a new one came
         for rank in self.ranks.values():
             rank.advance(now)
-        self._count_retracted()
+            rank.count_retracted(by_log=self._counts_by_log)
         self._counts_by_log = self.log_is_read
         if not self.log_is_read:
             self._unread_at = now
@@ -748,7 +748,7 @@ class ServerState:
         """
         gained = 0.0
         for dp, rank in self.ranks.items():
-            served = rank.totals.seconds["activity", "serving"]
+            served = rank.served_seconds
             gained = max(gained, served - self._served_by.get(dp, 0.0))
             self._served_by[dp] = served
         self.server_totals.counts["served_seconds"] += gained
