@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
-from sglang_tuning_exporter.report.phases import IDLE_SECONDS, Course
+from sglang_tuning_exporter.report.phases import Course
 from sglang_tuning_exporter.report.runs import JudgedRun, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
 from sglang_tuning_exporter.report.sightings import Sightings
@@ -27,7 +27,7 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.facts import WHOLE_ARGS
-from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START, WORK, ServerState
+from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START, ServerState
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.report.phases import Kept, Run
@@ -109,7 +109,7 @@ class Analysis:
         self._counts: Counter[str] = Counter()
         self._available: list[float] = []
         self._ranks = _Ranks()
-        self._last: dict[int | None, LastLine] = {}
+        self._last: dict[int | None, LastLine | BatchRun] = {}
         self._restarted = False
         self._seen = Sightings()
         self.course = Course(lambda: self.state.served_seconds)
@@ -120,16 +120,20 @@ class Analysis:
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
         """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
         before = self._now
-        if moment != -inf and (self._begin is None or moment > before):
+        if moment > before or (self._begin is None and moment != -inf):
             self._pass(moment)
+        if isinstance(event, BatchRun):
+            self.state.observe(event, self._now)
+            self._note_run(event)
+            return
         if event is None:
             return
         if isinstance(event, ServerArgs) and not (event.suspect and len(event.args) < WHOLE_ARGS):
             if self.course.is_another_node(event.args, self._now):
                 return
             self._before_start = before
-        if self.state.observe(event, self._now):
-            self._note_work(event)
+        if self.state.observe(event, self._now) and isinstance(event, (DecodeBatch, PrefillBatch)):
+            self._note_batch(event)
 
     def wait(self, moment: float) -> None:
         """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
@@ -170,14 +174,6 @@ class Analysis:
         """Seconds in which any rank served; `totals` adds the ranks up."""
         return self.state.served_seconds
 
-    def _note_work(self, event: Event | BatchRun) -> None:
-        if isinstance(event, BatchRun):
-            self._note_run(event)
-            self._note_load(event)
-        elif isinstance(event, (DecodeBatch, PrefillBatch)):
-            self._note_batch(event)
-            self._note_load(event)
-
     def takes(self, event: Event, at: float) -> None:
         """Note what is believed, as of when it was printed: what is refused leaves no trace."""
         if isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
@@ -196,16 +192,6 @@ class Analysis:
             self._see(event.what, at)
             self._note_life(event.what, at)
 
-    def _note_load(self, lines: DecodeBatch | PrefillBatch | BatchRun) -> None:
-        course = self.course
-        if course.serves and self._now - course.last_load <= IDLE_SECONDS:
-            if not isinstance(lines, PrefillBatch) or not lines.is_health_probe:
-                course.go_on(self._now, waits=bool(lines.queued))
-            return
-        for line in lines.events() if isinstance(lines, BatchRun) else (lines,):
-            if isinstance(line, DecodeBatch) or not line.is_health_probe:
-                course.served(self._now, busy=_is_busy(line), waits=bool(line.queued))
-
     def _note_life(self, what: str, at: float) -> None:
         if what == "ready":
             self.course.ready(at)
@@ -215,38 +201,46 @@ class Analysis:
             self.course.died(at, what)
 
     def _note_run(self, run: BatchRun) -> None:
-        # Evidence is seen by the second, in its last line: no time is spent in what the lines before it told.
+        # Evidence is seen by the second, in its last line: the lines before it held for no time.
         self._ranks.count(run.rank, run.decodes, run.prefills)
         if run.decodes:
             self.graph = run.graph
-        last = self._last_of(run.rank.dp)
-        last.running, last.queued, last.usage = run.running, run.queued, run.usage
-        self._see_states(run.rank.dp)
+        self._see_line(run.rank.dp, run)
+        if not self.course.goes_on(self._now, waits=run.queued > 0):
+            for line in run.events():
+                self._note_load(line)
 
     def _note_batch(self, line: DecodeBatch | PrefillBatch) -> None:
         decodes = int(isinstance(line, DecodeBatch))
         self._ranks.count(line.rank, decodes, 1 - decodes)
         if isinstance(line, DecodeBatch):
             self.graph = line.graph
-        last = self._last_of(line.rank.dp)
+        dp = line.rank.dp
+        before = None if self._restarted else self._last.get(dp)
+        last = LastLine() if before is None else LastLine(before.running, before.queued, before.usage)
         last.running = line.running if line.running is not None else last.running
         last.queued = line.queued if line.queued is not None else last.queued
         last.usage = line.full_usage if line.full_usage is not None else last.usage
-        self._see_states(line.rank.dp)
+        self._see_line(dp, last)
+        self._note_load(line)
 
-    def _last_of(self, dp: int | None) -> LastLine:
+    def _note_load(self, line: DecodeBatch | PrefillBatch) -> None:
+        is_load = isinstance(line, DecodeBatch) or not line.is_health_probe
+        if is_load and not self.course.goes_on(self._now, waits=bool(line.queued)):
+            self.course.served(self._now, busy=_is_busy(line), waits=bool(line.queued))
+
+    def _see_line(self, dp: int | None, line: LastLine | BatchRun) -> None:
+        """Note what the last line of a scheduler says, and its states."""
         if self._restarted:
             self._last, self._restarted = {}, False
-        return self._last.setdefault(dp, LastLine())
-
-    def _see_states(self, dp: int | None) -> None:
+        self._last[dp] = line
         rank = self.state.ranks.get(dp)
-        if rank is not None:
-            self._seen.see_states(rank, None if self._begin is None else self._now)
-            self._see(WORK, self._now)
+        if rank is not None and self._begin is not None:
+            self._seen.see_states(rank.states_now, self._now)
 
     def _see(self, what: str, at: float) -> None:
-        self._seen.see(what, None if self._begin is None else at)
+        if self._begin is not None:
+            self._seen.see(what, at)
 
     def starts(self, event: ServerArgs, at: float) -> None:
         """The server starts again: the run before ends with the line before."""
@@ -313,7 +307,7 @@ class Analysis:
         if self._judged is None:
             self.state.settle(self._now)
             if self._begin is not None:
-                self._sampler.take(self._now, self._now + 1.0)
+                self._sampler.end(self._now)
             served = self.serving_seconds
             self._runs.end(self._now, served, self._seen, restarted=False)
             self.course.finish(self._now)

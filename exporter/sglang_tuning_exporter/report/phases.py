@@ -210,7 +210,7 @@ class Course:
         if self._kind == "load" and now - self._end_of_load(now) > IDLE_SECONDS:
             self._end_load(now)
         if self._kind == "load":
-            self.go_on(now, waits=waits)
+            self._go_on(now, waits=waits)
             return
         if self._kind == "idle" and now - self._since < IDLE_SECONDS:
             self._detail = ""
@@ -218,8 +218,14 @@ class Course:
         self._enter("load", now)
         self.last_load, self._waited, self._served_until = now, waits, None
 
-    def go_on(self, now: float, *, waits: bool) -> None:
-        """The load goes on with a batch line, not long after the last one."""
+    def goes_on(self, now: float, *, waits: bool) -> bool:
+        """Take a batch line where the load goes on; False where this line may begin one."""
+        if self._kind != "load" or now - self.last_load > IDLE_SECONDS:
+            return False
+        self._go_on(now, waits=waits)
+        return True
+
+    def _go_on(self, now: float, *, waits: bool) -> None:
         if self._served_until is not None:
             self._bursts += now > self._end_of_load(now)
             self._served_until = None

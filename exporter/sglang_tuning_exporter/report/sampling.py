@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.report.series import Series
+from sglang_tuning_exporter.report.series import Bucket, Series
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.rank import RankState
@@ -26,56 +26,71 @@ class Sampler:
         self.due = -inf
         self.generated = self.generated_for = 0.0  # tokens per second x seconds, and seconds
         self._throughput_due = -inf
+        self._bucket = Bucket()
+        self._bucket_ends = -inf
         self._counted = (0.0, 0.0, 0.0)  # replayed, eager, retractions that the series has
 
     def begin(self, moment: float) -> None:
-        """The log begins."""
+        """Begin with the log."""
         self.series.begin = self.due = moment
 
     def take(self, now: float, until: float) -> None:  # noqa: C901 - one loop: every second of a log passes here
         """Take what was seen last, at `now`; it held `until` then."""
         self.due = now + STEP_SECONDS
+        if now >= self._bucket_ends:
+            self._begin_bucket(now)
         ranks = self._state.schedulers
-        if not ranks:
-            return
-        bucket = self.series.at(now)
-        seconds = min(until - now, _HOLDS_SECONDS)
+        seconds = until - now
         if seconds > STEP_SECONDS:  # not beyond what the state says of it
             serving = [end - now for rank in ranks if (end := rank.serves_until) is not None]
-            seconds = min(seconds, max([STEP_SECONDS, *serving]))
+            seconds = min(seconds, _HOLDS_SECONDS, max([STEP_SECONDS, *serving]))
         running = queued = usage = None
-        replayed = eager = retractions = 0.0
         for rank in ranks:
-            counts = rank.totals.counts
-            replayed += counts["replayed"]
-            eager += counts["eager"]
-            retractions += counts["retraction_events"]
             if rank.seen_at is None:
                 continue
             if rank.running is not None:
-                running = rank.running + (running or 0.0)
+                running = rank.running if running is None else running + rank.running
             if rank.queued is not None:
-                queued = rank.queued + (queued or 0.0)
+                queued = rank.queued if queued is None else queued + rank.queued
             for full in rank.usages.values():
-                usage = full if usage is None or full > usage else usage
+                if usage is None or full > usage:
+                    usage = full
+        add = self._bucket.add
         if running is not None:
-            bucket.add("running", running, seconds)
+            add("running", running, seconds)
         if queued is not None:
-            bucket.add("queued", queued, seconds)
+            add("queued", queued, seconds)
         if usage is not None:
-            bucket.add("usage", usage, seconds)
-        had, self._counted = self._counted, (replayed, eager, retractions)
-        bucket.replayed += replayed - had[0]
-        bucket.eager += eager - had[1]
-        bucket.retractions += retractions - had[2]
+            add("usage", usage, seconds)
         if running and now >= self._throughput_due:
             self._take_throughput(ranks, now, seconds)
 
+    def end(self, now: float) -> None:
+        """Take the end of the log."""
+        self.take(now, now + STEP_SECONDS)
+        self._count()
+
+    def _begin_bucket(self, now: float) -> None:
+        self._count()
+        self._bucket = self.series.at(now)
+        self._bucket_ends = self.series.end_of(now)
+
+    def _count(self) -> None:
+        """Give the present bucket what was counted since the last one."""
+        totals = [rank.totals.counts for rank in self._state.schedulers]
+        replayed, eager, retractions = (
+            sum(counts[name] for counts in totals) for name in ("replayed", "eager", "retraction_events")
+        )
+        had, self._counted = self._counted, (replayed, eager, retractions)
+        self._bucket.replayed += replayed - had[0]
+        self._bucket.eager += eager - had[1]
+        self._bucket.retractions += retractions - had[2]
+
     def _take_throughput(self, ranks: list[RankState], now: float, seconds: float) -> None:
         self._throughput_due = now + self.series.width / _THROUGHPUT_STEPS
-        told = [rank.generation_throughput for rank in ranks if rank.seen_at is not None]
-        figures = [figure for figure in told if figure is not None]
+        known = [rank.generation_throughput for rank in ranks if rank.seen_at is not None]
+        figures = [figure for figure in known if figure is not None]
         if figures:
-            self.series.at(now).add("throughput", sum(figures), seconds)
+            self._bucket.add("throughput", sum(figures), seconds)
             self.generated += sum(figures) * seconds
             self.generated_for += seconds

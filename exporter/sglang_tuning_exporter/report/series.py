@@ -25,8 +25,8 @@ class Range:
         """Take a value that held for so many seconds."""
         self.seconds += seconds
         self.sum += value * seconds
-        self.low = min(self.low, value)
-        self.high = max(self.high, value)
+        self.low = value if value < self.low else self.low  # noqa: FURB136 - min() costs three times as much
+        self.high = value if value > self.high else self.high  # noqa: FURB136 - likewise
 
     def merge(self, other: Range) -> None:
         """Take what another has."""
@@ -97,6 +97,10 @@ class Series:
         if bucket is None:
             bucket = self._buckets[index] = Bucket()
         return bucket
+
+    def end_of(self, moment: float) -> float:
+        """Return where the bucket that `moment` falls into ends."""
+        return self.begin + (int((moment - self.begin) / self.width) + 1) * self.width
 
     def _double(self) -> None:
         self.width *= 2
