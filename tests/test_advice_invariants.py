@@ -214,4 +214,16 @@ def followed(past: Past, judged: Judgement) -> Past:
         )
     running = args.get("max_running_requests")
     facts = replace(past.facts, args=args, running_limits={None: float(running)} if running else {}, graph_sizes=())
-    return replace(past, facts=facts)
+    return replace(past, facts=facts, recent=within(past.recent, running))
+
+
+def within(load: Totals, limit: float | None) -> Totals:
+    """Give the same load with no more requests running than the limit allows."""
+    running = load.integrals["running"] / SERVED
+    if not limit or running <= limit:
+        return load
+    limited = load.copy()
+    limited.integrals["running"] = SERVED * limit
+    limited.running_seconds.clear()
+    limited.running_seconds[batch_size_bucket(limit)] = SERVED
+    return limited

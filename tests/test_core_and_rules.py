@@ -25,7 +25,7 @@ from alert_matrix.promtool import alerts_firing
 from conftest import config
 from scenarios import LENGTH, SCENARIOS, Away, Scenario, ServerInfo
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.conditions import Rejections, RetractionRate, Share, Spread
+from sglang_tuning_exporter.diagnosis.conditions import BurnRate, Rejections, RetractionRate, Share, Spread
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
@@ -42,7 +42,11 @@ ASKED_AT = tuple(60.0 * minute for minute in (12, 16, 20, 25, 30))
 RULES = alerts.files()["alerts/rules/sglang-tuning.rules.yml"]
 # Those that a server's figures tell. What burns a budget is Prometheus' alone, and what is wrong with a source is told by
 # the source: their scenarios are in alerts/tests; only that a server is down is told by its log as well.
-TOLD = tuple(row for row in ALERTS if row.id == "server_down" or not row.condition.is_advice_fixed)
+TOLD = tuple(
+    row
+    for row in ALERTS
+    if row.id == "server_down" or not (row.condition.is_advice_fixed or isinstance(row.condition, BurnRate))
+)
 USED = {
     name
     for line in RULES.splitlines()

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.diagnosis.findings import Finding, judge
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.latency import Recent
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal
 from sglang_tuning_exporter.state.totals import Totals
@@ -306,7 +307,7 @@ def test_confidence_grows_with_the_time_served(served: float, expected: str) -> 
     [
         (
             past(totals(shares={("queue", "above_range"): 0.91})),
-            "91 % of the serving time with the queue longer than its limit",
+            "91 % of the serving time with more than 2000 requests waiting",
         ),
         (retracted(9), "4.5 retractions/min"),
         (past(failures={"prefill": 2}), "2 out-of-memory failure(s) in prefill"),
@@ -426,3 +427,73 @@ def test_no_flag_is_turned_two_ways_nor_to_the_value_it_has(of: Past) -> None:
 def test_a_share_of_any_state_of_a_server_has_words() -> None:
     known = {state for states in STATES.values() for state in states} - {IDLE, UNKNOWN}
     assert known <= set(STATE_WORDS)
+
+
+def test_retractions_are_shown_with_the_token_usage_just_before_them() -> None:
+    of = retracted(10)
+    of.recent.counts.update(usage_before_retractions=9.9, retractions_with_usage=10.0)
+    (finding,) = findings(of)
+    assert [(each.name, round(each.value, 2), each.threshold) for each in finding.evidence[1:]] == [
+        ("token usage just before retractions, mean of 10 of 10", 0.99, 0.9)
+    ]
+
+
+def test_a_low_mean_token_usage_is_no_evidence_of_a_full_kv_cache() -> None:
+    (finding,) = findings(retracted(10))
+    assert [each.name for each in finding.evidence] == ["retractions per minute of serving time"]
+
+
+def test_a_full_kv_cache_is_shown_by_a_prompt_that_does_not_fit() -> None:
+    recent = totals(shares={("admission", "pool_full"): 0.9})
+    recent.counts.update(computed_tokens=80_000.0, new_sequences=100.0)
+    of = past(recent, max_running_requests=4096, kv_cache_dtype="auto")
+    of.facts.kv_pool_tokens[None] = 1000.0
+    (finding,) = [each for each in findings(of) if each.diagnosis.id == "running_far_below_limit"]
+    (shown,) = [each for each in finding.evidence if "prompt" in each.name]
+    assert (shown.value, shown.threshold) == (800.0, 700.0)
+    assert "mean token usage" not in [each.name for each in finding.evidence]
+
+
+def test_a_queue_that_is_judged_by_its_wait_is_shown_with_that_wait_and_its_limit() -> None:
+    recent = totals(shares={("queue", "above_range"): 0.9})
+    recent.integrals.update(queued=40 * 200.0, queued_seconds=200.0)
+    recent.counts["new_sequences"] = 800.0
+    (finding,) = [each for each in findings(past(recent, profile="online")) if each.diagnosis.id == "queue_too_long"]
+    assert [(each.name, each.value, each.threshold) for each in finding.evidence[1:]] == [
+        ("estimated wait in the queue", 10.0, 5.0)
+    ]
+    assert finding.sentence == "90 % of the serving time with an estimated wait above 5 s"
+
+
+def test_a_kv_cache_that_is_kept_small_by_a_flag_is_named_beside_retractions() -> None:
+    of = retracted(10)
+    of.facts.args["max_total_tokens"] = 1500
+    of.facts.kv_pool_tokens[None] = 1500.0
+    (finding,) = findings(of)
+    assert [each.typed or each.suggestion for each in finding.advice] == [
+        "--schedule-conservativeness 1.3",
+        "or enlarge the KV cache: raise --max-total-tokens, now 1500, to 3000, or remove it",
+    ]
+    assert "--max-total-tokens" in finding.advice[1].why
+    out_of_memory = replace(of, marks={"decode": 1})
+    advised = [each for found in findings(out_of_memory) for each in found.advice]
+    assert not [each for each in advised if "--max-total-tokens" in each.suggestion]
+
+
+def burning(latency: str = "time_to_first_token", profile: str = "online") -> Past:
+    """Give a server whose queue is too long and half of whose first tokens are late."""
+    recent = totals(served=600.0, shares={("queue", "above_range"): 1.0, ("admission", "running_limit"): 1.0})
+    late = Recent(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
+    return replace(past(recent, profile=profile), latency={latency: late, "time_to_first_token": late})
+
+
+def test_an_objective_that_burns_fast_is_not_listed_again_as_burning_slowly() -> None:
+    found = [each.diagnosis.id for each in findings(burning())]
+    assert "time_to_first_token_burning_fast" in found
+    assert "time_to_first_token_burning_slow" not in found
+
+
+def test_an_objective_that_burns_has_the_advice_of_its_cause() -> None:
+    found = {each.diagnosis.id: each for each in findings(burning())}
+    assert found["running_at_limit"].advice
+    assert found["time_to_first_token_burning_fast"].advice == found["running_at_limit"].advice

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
-from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full
+from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
 from sglang_tuning_exporter.state.server import HUNG, START
 
@@ -88,9 +88,24 @@ class Evidence:
 
 
 def mean_usage(past: Past) -> list[Evidence]:
-    """Give the mean token usage, as a list; empty where it is not known."""
+    """Return the mean token usage, as a list; empty where it is not known."""
     usage = past.recent.mean("usage")
     return [] if usage is None else [Evidence("mean token usage", usage, past.profile.token_usage_target, "ratio")]
+
+
+def full_cache(past: Past) -> list[Evidence]:
+    """Return the figures that show a full KV cache: token usage, else a prompt that is larger than the free space."""
+    usage, prompt, pools = past.recent.mean("usage"), mean_prompt(past), past.facts.kv_pool_tokens.values()
+    shown = [each for each in mean_usage(past) if not each.value < each.threshold]
+    if shown or usage is None or prompt is None or not pools:
+        return shown
+    free = Evidence(
+        "tokens of a mean prompt, against the free tokens of the KV cache",
+        round(prompt),
+        round((1 - usage) * min(pools)),
+        "count",
+    )
+    return [free] if free.holds else []
 
 
 def _never(what: Hashable) -> float | None:
@@ -208,6 +223,12 @@ class Past:
         if self.profile.queue_lower is not None:
             return ("empty", "below_range", "in_range")
         return ("empty", "in_range") if self.knows_waits else ("empty",)
+
+    @property
+    def queue_wait_seconds(self) -> float | None:
+        """The estimated wait in the queue: mean queued requests over requests started per second; None where not known."""
+        queued, started = self.total("queued"), self.started_requests or self.recent.counts["new_sequences"]
+        return queued * self.served_seconds / started if queued is not None and started else None
 
     @property
     def given_up_share(self) -> float | None:

@@ -142,7 +142,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     # Chances last: a flag that cures what is wrong is said there, and belongs to the combined command line.
     for row_id in sorted(in_order, key=lambda row: BY_ID[row].is_chance):
         row, evidence = BY_ID[row_id], held[row_id]
-        if not held.keys().isdisjoint(row.unless):
+        if not held.keys().isdisjoint(row.unless) or row.repeats in found:
             continue
         if row.condition.can_be_tolerated and tolerated(case):
             continue  # nobody is called for what is best left as it is

@@ -59,6 +59,7 @@ class Diagnosis:
     causes: rows that this one can be a consequence of. It is listed after them, and not notified while one of them is,
         except where it is `notified_beside` them.
     borrows: takes the advice of a cause that has some.
+    repeats: the row that says the same more urgently; while that one is found, this one is not.
     hides: while it fires, no alert of the same server up to this severity is notified, except its own causes.
     about: what the alert is about. An alert about a job has no instance; one about the exporter has none to serve its page.
     kind: the condition's, where None.
@@ -86,6 +87,7 @@ class Diagnosis:
     causes: tuple[str, ...] = ()
     notified_beside: bool = False
     borrows: bool = False
+    repeats: str = ""
     hides: Severity | None = None
     about: Literal["server", "exporter", "job"] = "server"
     kind: Kind | None = None

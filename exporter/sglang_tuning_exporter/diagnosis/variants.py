@@ -118,6 +118,11 @@ BY_NAME: dict[str, Variant] = {
         "no GPU memory is free",
         "An 8-bit KV cache costs a little accuracy; a larger one leaves less memory for peaks.",
     ),
+    "capped_pool": Variant(
+        "--max-total-tokens keeps the KV cache smaller than GPU memory allows, and a small KV cache fills up with few requests.",
+        "no more fits into GPU memory: then SGLang uses what fits",
+        "Less GPU memory stays free for peaks.",
+    ),
     "shorter_requests": Variant(
         "Each running request keeps its tokens in the KV cache, so the KV cache limits how many run.",
         "the queue is short: then a full KV cache is normal for a well-loaded server",

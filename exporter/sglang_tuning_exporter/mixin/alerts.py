@@ -61,9 +61,11 @@ class Rule:
             "current": advice.current,
             "suggested": advice.suggested,
             "direction": advice.direction,
-            "why": turn.why,
-            "cost": turn.cost,
-            "will_not_help_if": turn.will_not_help_if,
+            "why": advice.of_own_flag(
+                turn.why, "The exporter's page gives the reason, the cost and the limits of this change."
+            ),
+            "cost": advice.of_own_flag(turn.cost),
+            "will_not_help_if": advice.of_own_flag(turn.will_not_help_if),
             "guide": self.row.guide,
             "runbook_url": self.links.runbook(self.row),
             "dashboard_url": self.links.dashboard(self.row),

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
 from sglang_tuning_exporter.mixin.boards.common import FLEET, SERVER
-from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE
+from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE, LONG_QUEUE, LONG_WAIT
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
@@ -118,14 +118,27 @@ def in_force() -> dict[str, str]:
         "reserve_lower_gb": (_IN_GB, _MEMORY, "lower"),
     }
     figures = DEFAULT.figures
-    return figures | {
-        name: otherwise(
-            asked("sglang_tuning_threshold", scale, signal=signal, bound=bound),
-            "{{ . | first | value }}",
-            figures[name],
-        )
-        for name, (scale, signal, bound) in shown.items()
-    }
+    return (
+        figures
+        | {
+            name: otherwise(
+                asked("sglang_tuning_threshold", scale, signal=signal, bound=bound),
+                "{{ . | first | value }}",
+                figures[name],
+            )
+            for name, (scale, signal, bound) in shown.items()
+        }
+        | {"queue_limit": _queue_limit()}
+    )
+
+
+def _queue_limit() -> str:
+    """Write what a queue that is too long means to the server's profile."""
+    value, limit = "{{ . | first | value }}", DEFAULT.figures["queue_limit"]
+    length = otherwise(asked("sglang_tuning_threshold", signal="queue", bound="upper"), LONG_QUEUE.format(value), limit)
+    return otherwise(
+        asked("sglang_tuning_threshold", signal="queue", bound="wait_seconds"), LONG_WAIT.format(value), length
+    )
 
 
 def description(row: Diagnosis) -> str:
@@ -177,6 +190,17 @@ class AdviceAnnotations:
     def direction(self) -> str:
         """Which way to turn it."""
         return self._told("direction", self.row.turn.direction)
+
+    def of_own_flag(self, words: str, else_words: str = "") -> str:
+        """Write words about the row's own flag: where the exporter advises another flag, `else_words`."""
+        if not self._computed or not words:
+            return words
+        arg = self.row.turn.arg
+        own = f"--{arg.replace('_', '-')}" if arg else ""
+        series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
+        flag = f'{{{{ $flag := "" }}}}{{{{ with {series} }}}}{{{{ $flag = . | first | label "flag" }}}}{{{{ end }}}}'
+        is_own = f'match "^({own}.*)?$" $flag' if own else 'eq $flag ""'
+        return f"{flag}{{{{ if {is_own} }}}}{words}{{{{ else }}}}{else_words}{{{{ end }}}}"
 
     @property
     def _computed(self) -> bool:

@@ -17,6 +17,7 @@ GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_m
 ONE_MORE = 0.1
 # "About one a minute is fine": one every 50 seconds is about one.
 ABOUT = 0.2
+LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
 # The guide's oldest edition (E1) calls a queue of 50 to 500 healthy, the newest 100 to 2000.
 FIRST_EDITION_QUEUE = (50.0, 500.0)
 
@@ -84,7 +85,15 @@ class Profile:
     def figures(self) -> dict[str, str]:
         """The thresholds as they are written, by name, and what follows from them."""
         names = (*THRESHOLDS, "reserve_good_gb")
-        return {name: "-" if getattr(self, name) is None else f"{getattr(self, name):g}" for name in names}
+        shown = {name: "-" if getattr(self, name) is None else f"{getattr(self, name):g}" for name in names}
+        return {**shown, "queue_limit": self._queue_limit}
+
+    @property
+    def _queue_limit(self) -> str:
+        """What a queue that is too long means: its estimated wait, else its length."""
+        if self.queue_wait_seconds is not None:
+            return LONG_WAIT.format(f"{self.queue_wait_seconds:g}")
+        return LONG_QUEUE.format(f"{self.queue_upper:g}")
 
     @property
     def reserve_good_gb(self) -> float:

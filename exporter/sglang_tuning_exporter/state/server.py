@@ -427,6 +427,9 @@ class ServerState:
             rank = self.rank(event.rank.dp, now)
             rank.advance(now)
             rank.totals.counts["retraction_events"] += 1
+            if rank.usage is not None:
+                rank.totals.counts["usage_before_retractions"] += rank.usage
+                rank.totals.counts["retractions_with_usage"] += 1
             self._last_seen[RETRACTION] = now
             rank.totals.counts["log_retracted_requests"] += event.requests
             rank.new_token_ratio = event.ratio_after if event.ratio_after is not None else rank.new_token_ratio

@@ -89,7 +89,6 @@ class BurnRate(Condition):
 
     described = "an objective's error budget, two windows"
     is_event = True
-    is_advice_fixed = True
     is_in_logs = False
     figure = PERCENT
     needs = "a Prometheus with hours of samples"

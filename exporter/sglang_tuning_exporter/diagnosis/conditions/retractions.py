@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import HALF, RECENTLY, WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, mean_usage
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache
 from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, before, threshold
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 from sglang_tuning_exporter.state.server import RETRACTION
@@ -51,8 +51,13 @@ class RetractionRate(Condition):
         return Evidence(name, past.retractions_per_minute, limit, "per_minute", times=past.retractions)
 
     def supporting(self, past: Past) -> list[Evidence]:
-        # The mean of a window in which the load came and went says nothing about the moments at which the KV cache was full.
-        return [usage for usage in mean_usage(past) if not usage.value < usage.threshold]
+        counts, target = past.recent.counts, past.profile.token_usage_target
+        known = counts["retractions_with_usage"]
+        before = counts["usage_before_retractions"] / known if known else 0.0
+        if before < target:  # not known, or of a line that was printed some steps earlier
+            return full_cache(past)
+        name = f"token usage just before retractions, mean of {known:.0f} of {past.retractions:.0f}"
+        return [Evidence(name, before, target, "ratio")]
 
     def promql(self) -> list[str]:
         return [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import RECENTLY, SERVING_SECONDS, WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, mean_usage
+from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache, mean_usage
 from sglang_tuning_exporter.diagnosis.promql import ON, above, one_of, threshold
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ class Share(Condition):
         return tuple((self.signal, state) for state in self.states)
 
     def supporting(self, past: Past) -> list[Evidence]:
-        found, profile = mean_usage(past), past.profile
+        profile = past.profile
+        if self.states == ("pool_full",):
+            found = full_cache(past)
+        else:  # a queue that is too long says nothing about the KV cache
+            found = [] if self.states == ("above_range",) else mean_usage(past)
         queued, running = past.recent.mean("queued"), past.total("running")
         by_length = profile.queue_wait_seconds is None  # else the limit of a queue is its estimated wait
         if by_length and queued is not None and self.signal in {"queue", "admission"}:
@@ -115,6 +119,9 @@ class Share(Condition):
             lowest = queued < lower or self.states == ("empty",)
             bound = lower if lowest else profile.queue_upper
             found.append(Evidence("mean queued requests", queued, bound, "count", below=lowest))
+        wait, longest = past.queue_wait_seconds, profile.queue_wait_seconds
+        if wait is not None and longest is not None and self.signal in {"queue", "admission"}:
+            found.append(Evidence("estimated wait in the queue", wait, longest, "seconds"))
         limit = sum(filter(None, (past.facts.running_limit(dp) for dp in past.by_rank)))
         if running is not None and limit and self.signal == "admission":
             of = " of one micro batch" if past.facts.micro_batches > 1 else ""

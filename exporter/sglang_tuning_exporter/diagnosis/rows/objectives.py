@@ -52,6 +52,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=_FIRST_TOKEN,
         hold="2m",
         causes=FIRST_TOKEN_CAUSES,
+        borrows=True,
         scale_out="replica",
     ),
     Diagnosis(
@@ -67,6 +68,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=_FIRST_TOKEN,
         hold="15m",
         causes=("time_to_first_token_burning_fast", *FIRST_TOKEN_CAUSES),
+        borrows=True,
+        repeats="time_to_first_token_burning_fast",
         scale_out="replica",
     ),
     Diagnosis(
@@ -82,6 +85,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=_NEXT_TOKEN,
         hold="2m",
         causes=INTER_TOKEN_CAUSES,
+        borrows=True,
         scale_out="replica",
     ),
     Diagnosis(
@@ -97,6 +101,8 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         turn=_NEXT_TOKEN,
         hold="15m",
         causes=("inter_token_latency_burning_fast", *INTER_TOKEN_CAUSES),
+        borrows=True,
+        repeats="inter_token_latency_burning_fast",
         scale_out="replica",
     ),
 )

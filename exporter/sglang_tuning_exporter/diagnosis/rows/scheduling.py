@@ -288,7 +288,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Share("queue", ("above_range",)),
         summary="More requests wait than SGLang can start in time.",
         summary_past="Until {until} more requests waited than SGLang could start in time.",
-        seen="{value} of the serving time with the queue longer than its limit",
+        seen="{value} of the serving time with {queue_limit}",
         guide='SGLang\'s tuning guide, "Adjust the request submission speed": a healthy #queue-req is 100-2000 (50-500 in the first edition);'
         " above it send fewer requests at once, because scheduling overhead grows",
         turn=Turn(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
-from sglang_tuning_exporter.diagnosis.sizing.case import Value, people
+from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
+from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,7 @@ SMALLER_REQUESTS = (
     "ask for {}: the flag is low enough, and a new request waits until all that it asks for fits beside what is kept for"
     " those that run"
 )
+CAPPED = "or enlarge the KV cache: raise --max-total-tokens, now {:g}, to {:g}, or remove it"
 FEWER_TOKENS = "fewer max_new_tokens"
 TOKENS_ENOUGH = "at most {:,} max_new_tokens (now about {:,}{}; 99 % of the answers end within {:,.0f})"
 TOKENS_STEP = 64
@@ -67,7 +69,12 @@ def retracting(case: Case) -> list[Value]:
     if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
         recovering = case.recent.share("admission", "recovering") or 0.0
         gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
-        return [Value(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)]
+        raised = Value(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)
+        capped = larger_pool(case)
+        if capped is None or any(case.past.marks.get(phase) for phase in OUT_OF_MEMORY_PHASES):
+            return [raised]
+        # In words: one flag is changed at a time.
+        return [raised, person(CAPPED.format(capped.current, capped.suggested), "capped_pool")]
     return ineffective(case)
 
 
