@@ -73,6 +73,7 @@ FAMILIES: dict[str, set[str]] = {
     "state": {"signal", "state"},
     "state_seconds": {"signal", "state"},
     "diagnosis_active": {"diagnosis"},
+    "diagnosis_evidence": {"diagnosis", "unit"},
     "recommended_arg": {"arg", "diagnosis"},
     "recommended_arg_current": {"arg", "diagnosis"},
     "recommendation_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "direction"},
@@ -323,3 +324,13 @@ class _Given(Collector):
 
     def collect(self) -> list[Metric]:
         return self._families
+
+
+def test_a_diagnosis_that_holds_shows_the_figure_that_decides_it_and_others_show_none(retracting: Page) -> None:
+    evidence = {"diagnosis": "retracting_too_often", "unit": "per_minute"}
+    figure = retracting.value("sglang_tuning_diagnosis_evidence", **evidence)
+    assert figure is not None
+    assert figure > 1
+    held = {labels["diagnosis"] for labels in retracting.labels("sglang_tuning_diagnosis_evidence")}
+    active = retracting.families["sglang_tuning_diagnosis_active"].samples
+    assert held <= {sample.labels["diagnosis"] for sample in active if sample.value}

@@ -36,7 +36,7 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A titled row of the board and the shelves under it; `closed` until somebody opens it."""
+    """A titled row of the board and the shelves under it; `closed` until somebody opens it. Without a title there is no row."""
 
     title: str
     shelves: tuple[Shelf, ...]
@@ -60,16 +60,13 @@ def choice(
     *,
     all_value: str | None = None,
     multi: bool = False,
-    numeric: bool = False,
-    first: str = "",
 ) -> Json:
-    """Build a variable filled from Prometheus; with `all_value` (a regular expression) it starts at All, else at `first`."""
+    """Build a variable filled from Prometheus; with `all_value` (a regular expression) it starts at All."""
     everything = (
         {"selected": True, "text": "All", "value": "$__all"}
         if not multi
         else {"selected": True, "text": ["All"], "value": ["$__all"]}
     )
-    chosen = {"selected": True, "text": first, "value": first} if first else {}
     return {
         "type": "query",
         "name": name,
@@ -78,33 +75,15 @@ def choice(
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": f"variable-{name}"},
         "refresh": 2,
-        "sort": 3 if numeric else 1,
+        "sort": 1,
         "regex": "",
         "multi": multi,
         "includeAll": all_value is not None,
         "options": [],
         "hide": 0,
         "skipUrlSync": False,
-        "current": everything if all_value is not None else chosen,
+        "current": everything if all_value is not None else {},
     } | ({"allValue": all_value} if all_value is not None else {})
-
-
-def picker(name: str, label: str, values: Sequence[str], chosen: str, description: str) -> Json:
-    """Build a variable of fixed values."""
-    options = [{"selected": value == chosen, "text": value, "value": value} for value in values]
-    return {
-        "type": "custom",
-        "name": name,
-        "label": label,
-        "description": description,
-        "query": ",".join(values),
-        "multi": False,
-        "includeAll": False,
-        "options": options,
-        "hide": 0,
-        "skipUrlSync": False,
-        "current": {"selected": True, "text": chosen, "value": chosen},
-    }
 
 
 def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "", shown: bool = True) -> Json:
@@ -174,18 +153,18 @@ def _laid_out(chapters: Sequence[Chapter]) -> list[Json]:
     panels: list[Json] = []
     number, top = 0, 0
     for chapter in chapters:
-        number += 1
         row: Json = {
-            "id": number,
+            "id": number + 1,
             "type": "row",
             "title": chapter.title,
             "collapsed": chapter.closed,
             "gridPos": {"x": 0, "y": top, "w": COLUMNS, "h": 1},
             "panels": [],
         }
-        panels.append(row)
+        if chapter.title:
+            panels.append(row)
+            number, top = number + 1, top + 1
         inside = row["panels"] if chapter.closed else panels
-        top += 1
         below = top
         for shelf in chapter.shelves:
             for panel, (left, width) in zip(shelf.panels, shelf.places(), strict=True):

@@ -21,8 +21,8 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # Grafana makes $__rate_interval four times this, whatever scrape interval its data source is set to: two scrapes that
 # are two minutes apart still make a rate. A point stands for no less.
 SMALLEST_STEP = "1m"
-NO_TRAFFIC = "No requests, or no metrics of SGLang"  # a log has no latencies
-NOT_TOLD = "Not reported by this server"  # by no release of its kind, or it is down
+NO_TRAFFIC = "No requests, or only the log is read"  # a log has no latencies
+NOT_TOLD = "Not reported"  # by this release, by this kind of server, or because it is down
 
 # Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
 # White text on each, and each as text on white, has a contrast of at least 4.5 : 1 (WCAG AA); as large text on Grafana's dark
@@ -71,6 +71,21 @@ def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
         value: {"text": text} | ({"color": colour} if colour else {}) for value, (text, colour) in mapping.items()
     }
     return [{"type": "value", "options": options}]
+
+
+def ranges(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
+    """Map values from each whole number up to the next one: number -> (words, colour or none)."""
+    return [
+        {
+            "type": "range",
+            "options": {
+                "from": int(value),
+                "to": int(value) + 0.999,
+                "result": {"text": text} | ({"color": colour} if colour else {}),
+            },
+        }
+        for value, (text, colour) in mapping.items()
+    ]
 
 
 def steps(lowest: str, *higher: tuple[float, str]) -> Json:
@@ -183,7 +198,7 @@ def stat(
         "orientation": "horizontal" if fill else "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": text,
-        "wideLayout": False,  # the name above the value, however wide the tile is
+        "wideLayout": False,  # the name stands above the value, however wide the tile is
     }
     if sizes:
         options["text"] = sizes
@@ -210,13 +225,11 @@ def timeseries(
     unit: str,
     no_value: str = NO_TRAFFIC,
     stacked: bool = False,
-    log_scale: bool = False,
     ceiling: float | None = None,
     fill: int = 8,
     names: Mapping[str, Style] | None = None,
-    colour_by_name: bool = False,
 ) -> Json:
-    """Draw lines over time from 0 (to `ceiling`); `colour_by_name` keeps a series' colour on every panel that draws it."""
+    """Draw lines over time from 0 (to `ceiling`)."""
     custom: Json = {
         "drawStyle": "line",
         "lineInterpolation": "stepBefore" if stacked else "linear",  # a share is that of the interval before its point
@@ -227,9 +240,7 @@ def timeseries(
     }
     if stacked:
         custom["stacking"] = {"mode": "normal", "group": "A"}
-    if log_scale:
-        custom["scaleDistribution"] = {"type": "symlog", "log": 10, "linearThreshold": 1}
-    defaults: Json = {"color": {"mode": "palette-classic-by-name" if colour_by_name else "palette-classic"}, "min": 0}
+    defaults: Json = {"color": {"mode": "palette-classic"}, "min": 0}
     if ceiling is not None:
         defaults["max"] = ceiling
     return _panel(

@@ -8,17 +8,20 @@ from sglang_tuning_exporter.diagnosis import promql
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 PLACE = ("job", "instance")  # what tells one exporter, and so one server, from another
 ON = ", ".join(PLACE)
 # No scrape worked for so long: the exporter is down. Where scrapes are two minutes apart, that is one of them.
 SILENT = "2m"
+LOOK_STEP = "1m"  # how exactly it is known when a series ended
 EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked at every five minutes
 # Severities of a diagnosis, the urgency of a verdict that is none, and of one that says that all is well.
 URGENCY = {"critical": 4, "warning": 3, "info": 2}
 NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
+VERDICT = "sglang_tuning_verdict"
 _WELL = "healthy|idle"
+_FIRING = ('alertname=~"SGLang.+"', 'alertstate="firing"')
 _EXPORTER_DOWN = next(row for row in DIAGNOSES if row.about == "exporter")
 _LONGEST_NAME = 5  # underscores in the longest argument that is ever advised
 
@@ -58,14 +61,48 @@ def threshold(signal: str, bound: str) -> str:
     return f"max({promql.known(series)})"
 
 
+def drawn_threshold(signal: str, bound: str) -> str:
+    """Ask for a threshold to be drawn: not while the server is down, where there is nothing to judge."""
+    return while_there(threshold(signal, bound), "")
+
+
 def rate(selector: str, window: str = "$__rate_interval") -> str:
     """Give a counter's rate per second, by default over the interval that Grafana proposes."""
     return f"rate({selector}[{window}])"
 
 
 def known(selector: str) -> str:
-    """Select a gauge as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
+    """Select a gauge, as last known while a scrape of its exporter is missing: a tile must not go blank for that."""
     return f"({selector} or ({promql.known(selector)} unless on ({ON}) sglang_tuning_build_info))"
+
+
+def shown(selector: str) -> str:
+    """Select a gauge for a tile: as `known`, and where the data ended before the time shown does, its last value."""
+    return f"({known(selector)} or ({_last(selector)} unless on () {_EXPORTERS}))"
+
+
+def _shown_to_the_end(selector: str) -> str:
+    """As `shown`, of series whose labels change: only those that were still there when the data ended."""
+    there = f"{_last(selector)} and {_last_seen(selector)} >= on ({ON}) group_left () {_END}"
+    return f"({known(selector)} or ({there} unless on () {_EXPORTERS}))"
+
+
+def _last(selector: str) -> str:
+    return f"last_over_time({selector}[$__range])"
+
+
+def _last_seen(selector: str) -> str:
+    """Give the time of each series' last sample in the time shown."""
+    return f"max_over_time(timestamp({selector})[$__range:{LOOK_STEP}])"
+
+
+# The targets at the end of the time shown that were exporters in it: none where a back-filled log ended before.
+_EXPORTERS = (
+    f"(last_over_time({own('up')}[{promql.KNOWN}])"
+    f" and on ({ON}) last_over_time({own('sglang_tuning_build_info')}[$__range]))"
+)
+# The last sample of each server.
+_END = f"max by ({ON}) ({_last_seen(own('sglang_tuning_build_info'))})"
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -191,29 +228,72 @@ def down() -> str:
     )
 
 
-def verdict() -> str:
-    """Ask for what limits each chosen server now: a label `verdict`, one sample a server; the value is its urgency.
+def _levels(select: Callable[[str], str]) -> str:
+    """Give the urgency of the verdicts that `select` makes of a selector."""
+    levels = {is_("severity", severity): urgency for severity, urgency in URGENCY.items()}
+    none = is_("severity", "none")  # no diagnosis has that severity
+    levels |= {f'{none}, verdict!~"{_WELL}"': NO_VERDICT, f'{none}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
+    return " or ".join(f"{select(own(VERDICT, matchers))} * {level}" for matchers, level in levels.items())
 
-    The exporter tells it. A dead exporter, and an alert that fires for what no verdict speaks of (a burn rate, a server
-    that is not ready for too long), are worse than what was said.
+
+def verdict(*, ended: bool = False) -> str:
+    """Ask for what limits each chosen server: a label `verdict`, one sample a server; the value is its urgency.
+
+    A dead exporter, and an alert that fires for what no verdict covers (a burn rate, a server that is not ready for too
+    long), rank above a milder verdict. `ended`: where the data ended before the time shown does, the last verdict.
     """
-    urgent = {is_("severity", severity): urgency for severity, urgency in URGENCY.items()}
-    # none of a diagnosis is without a severity
-    other = is_("severity", "none")
-    levels = urgent | {f'{other}, verdict!~"{_WELL}"': NO_VERDICT, f'{other}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
-    told = {own("sglang_tuning_verdict", matchers): level for matchers, level in levels.items()}
-    said = " or ".join(f"{series} * {level}" for series, level in told.items())
-    last = " or ".join(f"{promql.known(series)} * {level}" for series, level in told.items())
-    firing = ('alertname=~"SGLang.+"', is_("alertstate", "firing"))
-    fired = " or ".join(  # a tenth less: of two that are as urgent, the exporter's own word is shown
-        f"{own('ALERTS', *firing, matcher)} * {urgency - 0.1:g}" for matcher, urgency in urgent.items()
+    fired = " or ".join(  # a tenth less: of two that are as urgent, the exporter's own verdict is shown
+        f"{own('ALERTS', *_FIRING, is_('severity', severity))} * {urgency - 0.1:g}"
+        for severity, urgency in URGENCY.items()
     )
     every = (
-        f"{said} or ({last}) unless on ({ON}) sglang_tuning_build_info"
+        f"{_levels(str)} or ({_levels(promql.known)}) unless on ({ON}) sglang_tuning_build_info"
         f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
         f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
     )
+    if ended:
+        last = f"({_last_seen(own(VERDICT))} >= on ({ON}) group_left () {_END} unless on () {_EXPORTERS})"
+        every += f" or ({_levels(lambda series: f'last_over_time({series}[$__range])')}) and on ({ON}, verdict) {last}"
     return f"ceil(topk by ({ON}) (1, max by ({ON}, verdict) ({every})))"
+
+
+def since() -> str:
+    """Ask since when the present verdict holds, in milliseconds.
+
+    That is the end of the last other verdict, else the begin of what is known; of a dead exporter its last answer.
+    """
+    of_alerts = f'label_replace({own("ALERTS", *_FIRING)}, "verdict", "$1", "diagnosis", "(.+)")'
+    own_first, first_fired = (
+        f"min by ({ON}, verdict) (min_over_time(timestamp({series})[$__range:{LOOK_STEP}]))"
+        for series in (own(VERDICT), of_alerts)
+    )
+    seen = _last_seen(own(VERDICT))
+    present = f"({own_first} and on ({ON}, verdict) {seen} >= on ({ON}) group_left () {_END})"
+    other = f"max by ({ON}) ({seen} < on ({ON}) group_left () {_END})"
+    known_since = f"0 * {present} + on ({ON}) group_left () {other} or {present} or on ({ON}, verdict) {first_fired}"
+    return f"1000 * (({known_since}) and on ({ON}, verdict) {verdict(ended=True)} or on ({ON}) {_END})"
+
+
+def until() -> str:
+    """Ask when the data of a server ended, in milliseconds; nothing where it goes on to the end of the time shown."""
+    return f"1000 * ({_END} unless on () {_EXPORTERS})"
+
+
+# The unit of an evidence -> what it is multiplied by, what it is rounded to, and how it is written.
+_FIGURES = {"share": (100, 1, " %"), "per_minute": (1, 0.1, "/min"), "seconds": (1, 0.1, " s"), "GB": (1, 0.1, " GB")}
+
+
+def with_figure(verdicts: str) -> str:
+    """Give verdicts a label `figure`: " (12.4/min)", ": how it ended" of a dead server, or a blank where there is neither."""
+    figures = [f'label_replace({ended()}, "figure", ": $1", "advice", "(.+)")']
+    for kind, (scale, step, unit) in _FIGURES.items():
+        evidence = _shown_to_the_end(own("sglang_tuning_diagnosis_evidence", is_("unit", kind)))
+        number = f'count_values by ({ON}, diagnosis) ("number", round({scale} * {evidence}, {step}))'
+        figures.append(f'label_replace({number}, "figure", " ($1{unit})", "number", "(.+)")')
+    found = f'label_replace({" or ".join(figures)}, "verdict", "$1", "diagnosis", "(.+)")'
+    one = f"topk by ({ON}, verdict) (1, {found})"
+    blank = f'label_replace({verdicts}, "figure", " ", "", "")'
+    return f"{verdicts} * on ({ON}, verdict) group_left (figure) {one} or on ({ON}) {blank}"
 
 
 # --- what to change --------------------------------------------------------------------------------------------------
@@ -236,37 +316,35 @@ def _in_words(rows: str) -> str:
 
 
 def _recommended() -> str:
-    said = known(own("sglang_tuning_recommendation_timestamp_seconds"))
+    said = _shown_to_the_end(own("sglang_tuning_recommendation_timestamp_seconds"))
     return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
 
 
 def ended() -> str:
     """Ask how the log says that a server ended, as advice about a server that is down."""
-    said = f'label_replace({known(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
+    said = f'label_replace({_shown_to_the_end(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
     return f'group by ({ON}, diagnosis, advice) (label_replace({said}, "diagnosis", "server_down", "", ""))'
-
-
-def _or_ended(advised: str) -> str:
-    return f"({ended()} or on ({ON}, diagnosis) ({advised}))"
 
 
 def while_there(expr: str, on: str = ON) -> str:
     """Drop what is known of a server that is down: old figures would look like those of this moment."""
-    return f"({expr} unless on ({on}) {known(own('sglang_tuning_verdict', is_('verdict', 'server_down')))})"
+    return f"({expr} unless on ({on}) {known(own(VERDICT, is_('verdict', 'server_down')))})"
 
 
 def alerts() -> str:
     """Ask for the alerts that fire, by server, the most severe with the largest value."""
-    firing = ('alertname=~"SGLang.+"', is_("alertstate", "firing"))
     by = f"max by ({ON}, alertname, severity)"
     return " or ".join(
-        f"{by} ({own('ALERTS', *firing, is_('severity', name))}) * {level}" for name, level in URGENCY.items()
+        f"{by} ({own('ALERTS', *_FIRING, is_('severity', name))}) * {level}" for name, level in URGENCY.items()
     )
 
 
 def advice() -> str:
-    """Ask for the first change that each diagnosis advises now, in words: labels job, instance, diagnosis and `advice`."""
-    return _or_ended(_in_words(_recommended()))
+    """Ask for the first change that each diagnosis advises, in words: labels job, instance, diagnosis and `advice`.
+
+    Of a server that is down: how its log says that it ended.
+    """
+    return f"({ended()} or on ({ON}, diagnosis) ({_in_words(_recommended())}))"
 
 
 def every_advice() -> str:
@@ -274,14 +352,14 @@ def every_advice() -> str:
     on = f"{ON}, diagnosis, arg"
     # A figure becomes a label by being counted.
     tried, now = (
-        f'count_values by ({on}) ("{label}", {known(own(gauge))})'
+        f'count_values by ({on}) ("{label}", {_shown_to_the_end(own(gauge))})'
         for label, gauge in (
             ("suggested", "sglang_tuning_recommended_arg"),
             ("current", "sglang_tuning_recommended_arg_current"),
         )
     )
     figure = f"{tried} * on ({on}) group_left (current) ({now} or on ({on}) {tried})"
-    word = known(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
+    word = _shown_to_the_end(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
     setting = f'label_replace(max by ({on}, value) ({word}), "suggested", "$1", "value", "(.*)")'
     more = flagged(f"({figure} or on ({on}) {setting})")
-    return _or_ended(_in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})"))
+    return _in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})")

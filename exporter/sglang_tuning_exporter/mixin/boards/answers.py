@@ -5,14 +5,26 @@ from __future__ import annotations
 from sglang_tuning_exporter.mixin.board import Shelf
 from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
 from sglang_tuning_exporter.mixin.boards.words import (
-    LEVELS,
     SEVERITIES,
     STATE_WORDS,
     changes,
     verdict_sentences,
     verdicts,
 )
-from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NOT_TOLD, WATCH, Json, Query, painted, stat, table, texts
+from sglang_tuning_exporter.mixin.panels import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOT_TOLD,
+    QUIET,
+    WATCH,
+    Json,
+    Query,
+    painted,
+    stat,
+    table,
+    texts,
+)
 from sglang_tuning_exporter.mixin.queries import (
     ON,
     alerts,
@@ -21,9 +33,13 @@ from sglang_tuning_exporter.mixin.queries import (
     own,
     ranked,
     retractions,
+    shown,
+    since,
     threshold,
+    until,
     verdict,
     while_there,
+    with_figure,
     words,
 )
 from sglang_tuning_exporter.state.profiles import ONE_MORE
@@ -31,23 +47,37 @@ from sglang_tuning_exporter.state.signals import Signal
 
 
 def verdict_strip() -> Shelf:
-    """Give what limits the server, as a sentence over the whole width."""
-    tile = stat(
+    """Give what limits the server as a sentence with its figure, and since when."""
+    sentence = stat(
         "What limits it now",
-        Query(verdict(), "{{verdict}}"),
+        Query(with_figure(verdict(ended=True)), "{{verdict}}"),
         text="name",
         fill=True,
         unit="none",
         no_value=NO_EXPORTER,
         names=verdict_sentences(),
-        mappings=texts(LEVELS),
-        sizes={"titleSize": 26, "valueSize": 26},
+        sizes={"titleSize": 24, "valueSize": 24},
         metric="sglang_tuning_verdict",
         description="The most urgent diagnosis of the tuning guide that holds now, or the most severe alert that fires."
         " The guide acts on what happens frequently; here that is more than half of the last ten minutes of serving time."
-        " Red: act now. Amber: requests are held back. Blue: could be better. Green: nothing to change. Grey: idle, or too little was seen.",
+        " Red: act now. Amber: requests are held back. Blue: could be better. Green: nothing to change. Grey: idle, or too little was seen."
+        " Where the data ended before the time shown does, it is the last verdict.",
     )
-    return Shelf(3, (tile,))
+    time = stat(
+        "Since",
+        Query(since(), "{{verdict}}"),
+        Query(until(), "until", painted(QUIET) | {"unit": "time:[until] MMM D, HH:mm"}),
+        text="value",
+        fill=True,
+        unit="time:MMM D, HH:mm",
+        no_value=NO_EXPORTER,
+        names={name: painted(colour) for name, (_, colour) in verdicts().items()},
+        sizes={"valueSize": 18},
+        metric="sglang_tuning_verdict",
+        description="Since when the verdict has been what it is; the begin of the time shown where it has not changed in it."
+        " The guide waits until a state is frequent, so that a verdict begins minutes after its cause. Until: when the data ended.",
+    )
+    return Shelf(3, (sentence, time), (20, 4))
 
 
 def answer() -> Shelf:
@@ -79,8 +109,8 @@ def _alerts() -> Json:
 
 def _advice() -> Json:
     # what limits the server comes before what could be better besides
-    limits = f'label_replace({verdict()} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
-    holds = f"{known(own('sglang_tuning_diagnosis_active'))} == 1"
+    limits = f'label_replace({verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
+    holds = while_there(f"({shown(own('sglang_tuning_diagnosis_active'))} == 1)")
     found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) {holds})"
     # What turns no figure stands in `advice` by its name; the column's mapping makes words of it.
     in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
@@ -92,7 +122,7 @@ def _advice() -> Json:
         worst_first="Value",
         no_value=NO_EXPORTER,
         metric="sglang_tuning_recommendation_timestamp_seconds",
-        description="Each diagnosis that holds now and the server argument it turns: its value now and the value to"
+        description="Each diagnosis that holds now and the server argument to change: its value now and the value to"
         " try next. The guide moves one flag at a time, in small steps; where no figure follows from what is"
         " known, it says in words what to do.",
         columns={
@@ -108,8 +138,8 @@ def _advice() -> Json:
 
 def server() -> Json:
     """Show version, model and profile of the server, and what the exporter reads of it."""
-    info = f"group by (version, model_name, profile) ({known(own('sglang_tuning_server_info'))})"
-    sources = f"group by (metrics, log) ({known(own('sglang_tuning_sources_info'))})"
+    info = f"group by (version, model_name, profile) ({shown(own('sglang_tuning_server_info'))})"
+    sources = f"group by (metrics, log) ({shown(own('sglang_tuning_sources_info'))})"
     labels: dict[str, tuple[str, str | None]] = {
         "version": ("SGLang", None),
         "model_name": ("Model", None),
@@ -146,7 +176,7 @@ _COLOURS = dict(STATE_WORDS.values()) | {
 
 
 def _state(signal: Signal, state: str) -> str:
-    return known(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
+    return shown(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
 
 
 def _is(signal: Signal, state: str) -> tuple[str, str]:
@@ -180,7 +210,7 @@ def _queue() -> Json:
     return _figure(
         "Queued requests",
         words(
-            f"sum({known(ranked('sglang_tuning_queued_requests'))})",
+            f"sum({shown(ranked('sglang_tuning_queued_requests'))})",
             *(_is("queue", state) for state in states),
             otherwise="waiting",
         ),
@@ -197,7 +227,7 @@ def _usage() -> Json:
     return _figure(
         "Token usage",
         words(
-            f"max({known(ranked('sglang_tuning_token_usage_ratio'))})",
+            f"max({shown(ranked('sglang_tuning_token_usage_ratio'))})",
             _is("admission", "pool_full"),
             _is("admission", "held_back"),
             _is("token_usage", "at_target"),
@@ -214,7 +244,7 @@ def _usage() -> Json:
 
 
 def _graphs() -> Json:
-    covered = f"avg({known(ranked('sglang_tuning_cuda_graph_coverage_ratio'))})"
+    covered = while_there(f"avg({shown(ranked('sglang_tuning_cuda_graph_coverage_ratio'))})", "")
     # Not the state of this moment: that is idle when nothing runs.
     without = {
         state: ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state="{state}"')
@@ -235,11 +265,12 @@ def _graphs() -> Json:
         "sglang_tuning_cuda_graph_coverage_ratio",
         unit="percentunit",
         decimals=0,
+        no_value="No decode batches",
     )
 
 
 def _memory() -> Json:
-    memory = while_there(f"min({known(ranked('sglang_tuning_available_gpu_memory_bytes'))})", "")
+    memory = while_there(f"min({shown(ranked('sglang_tuning_available_gpu_memory_bytes'))})", "")
     low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
     return _figure(
         "GPU memory left",
@@ -256,7 +287,6 @@ def _memory() -> Json:
         "sglang_tuning_available_gpu_memory_bytes",
         unit="bytes",
         decimals=1,
-        no_value="Not reported",
     )
 
 
@@ -289,7 +319,7 @@ def _answers() -> Json:
         Query(f"min({known(own('sglang_tuning_log_up'))})", "log"),
         unit="none",
         no_value=NO_EXPORTER,
-        mappings=texts({"1": ("up", GOOD), "0": ("down", BAD)}),
+        mappings=texts({"1": ("up", NEUTRAL), "0": ("down", BAD)}),
         sizes={"titleSize": 14, "valueSize": 20},
         metric="sglang_tuning_up",
         description="Whether the last scrape of SGLang worked and its log can be read. Without them the other figures"

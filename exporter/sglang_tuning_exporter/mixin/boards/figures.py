@@ -16,7 +16,7 @@ from sglang_tuning_exporter.mixin.panels import (
     painted,
     timeseries,
 )
-from sglang_tuning_exporter.mixin.queries import own, per_rank, ranked, rate, ratio, threshold
+from sglang_tuning_exporter.mixin.queries import drawn_threshold, own, per_rank, ranked, rate, ratio, while_there
 from sglang_tuning_exporter.mixin.queries import retractions as every_retraction
 
 NO_LOG = "No log is read"
@@ -34,29 +34,31 @@ def _edge(expr: str, name: str) -> Query:
 
 
 def queue() -> Json:
-    """Queued requests against the range, where the profile judges the queue by its length."""
-    queued = ranked("sglang_tuning_queued_requests")
-    by_wait = f"unless on () {threshold('queue', 'wait_seconds')}"
-    upper = threshold("queue", "upper")
+    """Queued requests against the limit in force: the range of the profile, else the length that the longest wait means."""
+    queued, wait = (ranked(f"sglang_tuning_{name}") for name in ("queued_requests", "queue_wait_seconds"))
+    longest, upper = drawn_threshold("queue", "wait_seconds"), drawn_threshold("queue", "upper")
+    by_wait = f"unless on () {longest}"
     near = f"and on () 5 * max({queued}) > {upper}"  # a limit far above would flatten the curve
+    admitted = f"sum by (dp_rank) ({queued}) / (sum by (dp_rank) ({wait} < Inf) > 0)"
+    by_rank = per_rank(f"{admitted} * on () group_left () {longest}")
     return timeseries(
         "Queued requests",
-        Query(f"{threshold('queue', 'lower')} {by_wait}", "healthy from", bound_line(GOOD)),
-        Query(f"{upper} {near} {by_wait}", "healthy up to", bound_line(WATCH)),
+        Query(f"{drawn_threshold('queue', 'lower')} {by_wait}", "healthy from", bound_line(GOOD)),
+        Query(f"{upper} {near} {by_wait} or {by_rank}", "limit{{rank}}", bound_line(WATCH)),
         Query(per_rank(queued), "queued{{rank}}", measured(fillOpacity=0)),
         unit="short",
         metric="sglang_tuning_queued_requests",
         no_value=NOT_TOLD,
-        description="Requests that wait, against the range of the profile in force (the guide's"
-        f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f} where throughput counts). Below the lower"
-        " line the client is the bottleneck; above the upper one, drawn when the queue comes near it, scheduling costs too much."
-        " A profile for interactive clients judges the estimated wait: its limit is in the panel beside.",
+        description="Requests that wait, and the limit in force. Where throughput counts it is a range (the guide's"
+        f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f}): below the lower line the client is the bottleneck; above the upper one,"
+        " drawn when the queue comes near it, scheduling costs too much. A profile for interactive clients limits the wait:"
+        " then the line is the queue that is admitted within it.",
     )
 
 
 def usage() -> Json:
     """Token usage of every pool against the target."""
-    target = threshold("token_usage", "target")
+    target = drawn_threshold("token_usage", "target")
     return timeseries(
         "Token usage by pool",
         Query(target, "well used from", bound_line(GOOD)),
@@ -80,13 +82,13 @@ def retractions() -> Json:
     """Retractions per minute against what is tolerated."""
     return timeseries(
         "Retractions per minute",
-        Query(threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH)),
+        Query(drawn_threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH)),
         Query(
-            f"sum(increase({own('sglang_tuning_retracted_requests_total')}[10m])) / 10",
+            while_there(f"(sum(increase({own('sglang_tuning_retracted_requests_total')}[10m])) / 10)", ""),
             "requests",
             painted("purple", lineWidth=1),
         ),
-        Query(every_retraction(), "retractions", painted(BAD)),
+        Query(while_there(f"({every_retraction()})", ""), "retractions", painted(BAD)),
         unit="short",
         metric="sglang_tuning_retraction_events_total",
         no_value=NO_LOG,
@@ -100,12 +102,15 @@ def coverage() -> Json:
     """Share of decode batches that replayed a graph, against the least that is healthy."""
     batches = ranked("sglang_tuning_decode_batches_total")
     replayed = ranked("sglang_tuning_decode_batches_total", 'graph="replayed"')
-    lower = threshold("cuda_graph", "lower")
+    judged = ranked(
+        "sglang_tuning_state_seconds_total", 'signal="cuda_graph"', 'state!~"idle|unknown|disabled|unsupported"'
+    )
+    lower = f"{drawn_threshold('cuda_graph', 'lower')} and on () (sum({rate(judged)}) > 0)"
     return timeseries(
         "CUDA graph coverage",
         Query(lower, "covered from", bound_line(GOOD)),
         Query(
-            f"{lower} * 0 + 1",
+            f"0 * {lower} + 1",
             "all of it",
             painted(GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="covered from")
             | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
@@ -122,7 +127,7 @@ def coverage() -> Json:
 
 def wait() -> Json:
     """The wait that the queue means, against the profile's objective."""
-    objective = threshold("queue", "wait_seconds")
+    objective = drawn_threshold("queue", "wait_seconds")
     return timeseries(
         "Estimated wait in the queue",
         _edge(f"0 * {objective}", "at once"),

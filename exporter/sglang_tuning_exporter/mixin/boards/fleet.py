@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards.client_latency import BETWEEN, FIRST
@@ -21,7 +23,6 @@ from sglang_tuning_exporter.mixin.boards.words import LEVELS, changes, verdicts
 from sglang_tuning_exporter.mixin.panels import (
     GOOD,
     NEUTRAL,
-    NO_TRAFFIC,
     NOT_TOLD,
     QUIET,
     WATCH,
@@ -29,6 +30,8 @@ from sglang_tuning_exporter.mixin.panels import (
     Query,
     Style,
     named,
+    painted,
+    ranges,
     stat,
     state_timeline,
     steps,
@@ -38,8 +41,10 @@ from sglang_tuning_exporter.mixin.panels import (
 )
 from sglang_tuning_exporter.mixin.queries import (
     EVER,
+    LOOK_STEP,
     ON,
     PLACE,
+    VERDICT,
     advice,
     by_server,
     generated_tokens,
@@ -51,6 +56,7 @@ from sglang_tuning_exporter.mixin.queries import (
     rate,
     ratio,
     retractions,
+    shown,
     verdict,
     while_there,
 )
@@ -61,7 +67,8 @@ OPEN = (
     "&${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
 )
 
-LARGEST = 5  # more lines cannot be told apart
+# Of the five largest: more lines cannot be told apart, and none looks judged.
+COLOURS = ("#3274d9", "#a352cc", "#0f9a96", "#b8782c", "#e0559d")
 
 
 def board() -> Json:
@@ -71,7 +78,7 @@ def board() -> Json:
         TITLES[FLEET],
         description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
         chapters=(
-            Chapter("How the fleet is doing", (_summary(), Shelf(18, (_servers(),)), Shelf(11, (_since(),)))),
+            Chapter("", (_summary(), Shelf(18, (_servers(),)), Shelf(11, (_since(),)))),
             Chapter("The five largest of each", (_load(),)),
         ),
         variables=variables(fleet=True),
@@ -85,7 +92,7 @@ def board() -> Json:
 
 
 def _servers_by_level() -> Json:
-    counted = f'count_values("level", topk by (instance) (1, {verdict()}))'
+    counted = f'count_values("level", topk by (instance) (1, {verdict(ended=True)}))'
     # every level has its tile, in this order, unless no exporter was ever seen
     seen = f"max_over_time({own('sglang_tuning_build_info')}[{EVER}])"
     tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
@@ -131,7 +138,7 @@ def _summary() -> Shelf:
                 unit="suffix: tok/s",
                 decimals=0,
                 sizes=SMALL,
-                no_value=NO_TRAFFIC,
+                no_value="none",
                 metric="sglang_tuning_generation_tokens_per_second",
                 description="Tokens that all servers together generate in a second, over the last 5 minutes. The guide"
                 " tunes for this figure. Two exporters beside one server count it twice.",
@@ -141,13 +148,22 @@ def _summary() -> Shelf:
     )
 
 
-def _advised() -> str:
-    """Each server's verdict and the change it turns: a label `advice`, which is the verdict where no figure is known."""
+def _worst() -> str:
+    """Each server's verdict and the change it asks for, a label `advice`; the value is its urgency, and below 1 the part of the time shown that was lost.
+
+    Where no figure is known `advice` is the verdict; the column's mapping turns it into words.
+    """
+    found = verdict(ended=True)
+    limited, seen = (
+        f"sum by ({ON}) (count_over_time({series}[$__range]))"
+        for series in (own(VERDICT, 'severity=~"critical|warning"'), own(VERDICT))
+    )
+    lost = f"clamp_max({limited} / ({seen} > 0), 0.99)"
     advised = f'label_replace({advice()}, "verdict", "$1", "diagnosis", "(.*)")'
     one = f"topk by ({ON}, verdict) (1, {advised})"
-    # What stands in the verdict is turned into words by the column's mapping.
-    in_words = f'label_replace({verdict()}, "advice", "$1", "verdict", "(.*)")'
-    return f"{verdict()} * on ({ON}, verdict) group_left (advice) {one} or on ({ON}) {in_words}"
+    in_words = f'label_replace({found}, "advice", "$1", "verdict", "(.*)")'
+    rows = f"({found} * on ({ON}, verdict) group_left (advice) {one} or on ({ON}) {in_words})"
+    return f"{rows} + on ({ON}) group_left () {lost} or on ({ON}) {rows}"
 
 
 def _servers() -> Json:
@@ -160,8 +176,8 @@ def _servers() -> Json:
         },
         "Value #A": {
             "displayName": "State",
-            "custom.width": 120,
-            "mappings": texts(LEVELS),
+            "custom.width": 125,
+            "mappings": ranges(LEVELS),
             "custom.cellOptions": {"type": "color-background", "mode": "basic"},
         },
         "verdict": {
@@ -186,8 +202,8 @@ def _servers() -> Json:
             "custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
             "color": {"mode": "fixed", "fixedColor": NEUTRAL},
         },
-        "Value #E": {"displayName": "TTFT p95", "custom.width": 85, "unit": "s", "decimals": 2},
-        "Value #H": {"displayName": "ITL p95", "custom.width": 80, "unit": "s", "decimals": 0},
+        "Value #E": {"displayName": "TTFT p95", "custom.width": 85, "unit": "suffix: s", "decimals": 2},
+        "Value #H": {"displayName": "ITL p95", "custom.width": 80, "unit": "suffix: ms", "decimals": 0},
         "Value #F": {
             "displayName": "Retractions",
             "custom.width": 100,
@@ -200,19 +216,19 @@ def _servers() -> Json:
     }
     return table(
         "Servers, the worst first",
-        Query(_advised()),
-        Query(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")),
-        Query(by_server(known(ranked("sglang_tuning_running_requests")), "sum")),
-        Query(by_server(known(ranked("sglang_tuning_token_usage_ratio")))),
-        Query(quantiles("0.95", *FIRST, by=PLACE)),
+        Query(_worst()),
+        Query(by_server(shown(ranked("sglang_tuning_queued_requests")), "sum")),
+        Query(by_server(shown(ranked("sglang_tuning_running_requests")), "sum")),
+        Query(by_server(shown(ranked("sglang_tuning_token_usage_ratio")))),
+        Query(while_there(f"({quantiles('0.95', *FIRST, by=PLACE)})")),
         Query(while_there(f"({retractions(*PLACE)})")),
-        Query(generated_tokens("5m")),
-        Query(quantiles("0.95", *BETWEEN, by=PLACE)),
+        Query(while_there(generated_tokens("5m"))),
+        Query(while_there(f"1000 * ({quantiles('0.95', *BETWEEN, by=PLACE)})")),
         no_value="unknown",
         worst_first="Value #A",
         metric="sglang_tuning_verdict",
-        description="What limits each server and the flag to turn, as the tuning guide would say it; click on a"
-        " server for the whole story. Usage is that of the fullest pool, latencies and"
+        description="What limits each server and the flag to change, by the tuning guide; the most severe first, and of those"
+        " the one that was limited for the longest part of the time shown. Click on a server for its board. Usage is that of the fullest pool, latencies and"
         f" tokens those of the last 5 minutes, retractions those of the last 10 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
         " a minute). What a server does not report is unknown.",
         columns=fields,
@@ -240,16 +256,22 @@ def _since() -> Json:
 def _lines(
     title: str, expr: str, metric: str, says: str, *, unit: str, no_value: str = NOT_TOLD, ceiling: float | None = None
 ) -> Json:
+    """Draw the five servers with the largest mean in the time shown, the largest in the first colour."""
+    mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{LOOK_STEP}] @ end())) > 0)"
+    places = [f"topk({place}, {mean})" for place in range(1, len(COLOURS) + 1)]
+    one = [places[0], *(f"({many} unless {fewer})" for fewer, many in pairwise(places))]
     return timeseries(
         title,
-        Query(f"topk({LARGEST}, {expr})", "{{instance}}"),
+        *(
+            Query(f"max by ({ON}) ({expr}) and on ({ON}) {each}", "{{instance}}", painted(colour))
+            for each, colour in zip(one, COLOURS, strict=True)
+        ),
         unit=unit,
         ceiling=ceiling,
         metric=metric,
         description=says,
         no_value=no_value,
         fill=0,
-        colour_by_name=True,
     )
 
 
@@ -266,6 +288,7 @@ def _load() -> Shelf:
                 "Requests waiting divided by requests admitted per second. The guide counts requests; a person waits"
                 " seconds. One long queue beside empty ones is a matter of routing.",
                 unit="suffix: s",
+                no_value="No wait in this time",
             ),
             _lines(
                 "Slower than the objective",
@@ -274,7 +297,7 @@ def _load() -> Shelf:
                 "Share of first tokens or of gaps between tokens, whichever is worse, that took longer than the objective"
                 " of the profile. The guide trades this for throughput.",
                 unit="percentunit",
-                no_value=NO_TRAFFIC,
+                no_value="None in this time, or only logs are read",
             ),
             _lines(
                 "Retractions per minute",
@@ -283,6 +306,7 @@ def _load() -> Shelf:
                 f"Times the KV cache was full and running requests went back, over 10 minutes. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",
                 unit="short",
+                no_value="None in this time",
             ),
         ),
     )

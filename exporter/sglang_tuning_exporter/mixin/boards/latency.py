@@ -1,4 +1,4 @@
-"""The board of what clients feel: latencies against their objectives, how fast the error budget burns, and what another objective would mean."""
+"""The board of what clients feel: latencies against their objectives, how fast the error budget burns, and SGLang's figures of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sglang_tuning_exporter.diagnosis.conditions.latency import MOST_SHARE
 from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
-from sglang_tuning_exporter.mixin.boards import client_latency
+from sglang_tuning_exporter.mixin.boards import client_latency, details
 from sglang_tuning_exporter.mixin.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, marks, variables, ways
 from sglang_tuning_exporter.mixin.panels import (
     BAD,
@@ -18,12 +18,11 @@ from sglang_tuning_exporter.mixin.panels import (
     Json,
     Query,
     bound_line,
-    measured,
     painted,
     stat,
     timeseries,
 )
-from sglang_tuning_exporter.mixin.queries import native, own, quantile, rate, ratio, threshold, words
+from sglang_tuning_exporter.mixin.queries import own, quantile, rate, ratio, threshold, words
 
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token": "ITL"}
 
@@ -36,46 +35,15 @@ def board() -> Json:
         description="Whether clients get their tokens in time: latencies against the objectives of the profile, and"
         " how fast the error budget burns.",
         chapters=(
-            Chapter("Latency against the objective", (_tiles(),)),
+            Chapter("", (_tiles(),)),
             Chapter("Error budget", (_burning(),)),
-            Chapter("Latencies", (*_lines(), _maps())),
-            Chapter("Another objective", (_supposed(),), closed=True),
+            Chapter("Latencies", (_maps(), Shelf(8, (client_latency.time_queued(),)))),
+            details.requests(),
         ),
-        variables=(*variables(), *_pickers()),
+        variables=variables(),
         annotations=marks(),
         ways=ways(LATENCY),
         documents=DOCUMENTS,
-    )
-
-
-def _pickers() -> tuple[Json, ...]:
-    def bounds(metric: str) -> str:
-        return f"label_values({native(metric + '_bucket')}, le)"
-
-    return (
-        layout.choice(
-            "first_token",
-            "TTFT within (s)",
-            bounds(client_latency.FIRST[0]),
-            "An objective to try, of those that the server's histogram can tell",
-            numeric=True,
-            first="2.0",
-        ),
-        layout.choice(
-            "between_tokens",
-            "ITL within (s)",
-            bounds(client_latency.BETWEEN[0]),
-            "An objective to try, of those that the server's histogram can tell",
-            numeric=True,
-            first="0.1",
-        ),
-        layout.picker(
-            "objective",
-            "For this share",
-            ("0.9", "0.95", "0.99", "0.999"),
-            "0.99",
-            "How many of the requests must keep the two objectives to the left",
-        ),
     )
 
 
@@ -220,86 +188,11 @@ def _burning() -> Shelf:
                 " budget up exactly. The guide has no such figure; it says what to turn when a line is crossed.",
             )
         )
-    of = "{{latency}}"
-    by = " by (latency)"
-    breaches = rate(own("sglang_tuning_latency_breaches_total"))
-    seen = rate(own("sglang_tuning_latency_observations_total"))
-    panels.append(
-        timeseries(
-            "Kept the objective",
-            Query(threshold("latency", "objective"), "objective", bound_line(WATCH)),
-            Query(f"1 - sum{by} ({breaches}) / (sum{by} ({seen}) > 0)", of, measured(fillOpacity=0)),
-            unit="percentunit",
-            ceiling=1,
-            names={
-                "time_to_first_token": {"displayName": "TTFT"} | painted(NEUTRAL),
-                "inter_token": {"displayName": "ITL"} | painted("purple"),
-            },
-            metric="sglang_tuning_latency_observations_total",
-            description="Share of first tokens and of gaps between tokens within the objective of the profile in"
-            " force. The guide tunes for throughput; this is what it must not cost.",
-        )
-    )
     return Shelf(8, tuple(panels))
 
 
 # --- latencies -------------------------------------------------------------------------------------------------------
 
 
-def _lines() -> tuple[Shelf, ...]:
-    return (
-        Shelf(8, (client_latency.first_token(), client_latency.between_tokens())),
-        Shelf(8, (client_latency.whole_request(), client_latency.time_queued())),
-    )
-
-
 def _maps() -> Shelf:
     return Shelf(8, (client_latency.first_token_map(), client_latency.between_tokens_map()))
-
-
-# --- what if ---------------------------------------------------------------------------------------------------------
-
-
-def _kept(metric: str, bound: str) -> str:
-    within = rate(native(f"{metric}_bucket", f'le="{bound}"'))
-    converted = f"histogram_fraction(0, {bound}, sum({rate(native(metric))})) >= 0"  # without `_bucket`
-    return f"({ratio(within, rate(native(f'{metric}_count')))} or on () {converted})"
-
-
-def _supposed() -> Shelf:
-    kept = timeseries(
-        "Would be kept",
-        Query("vector($objective)", "for this share", bound_line(WATCH)),
-        Query(_kept(client_latency.FIRST[0], "$first_token"), "TTFT within $first_token s", painted(NEUTRAL)),
-        Query(
-            _kept(client_latency.BETWEEN[0], "$between_tokens"),
-            "ITL within $between_tokens s",
-            painted("purple"),
-        ),
-        unit="percentunit",
-        ceiling=1,
-        metric="sglang:time_to_first_token_seconds_count",
-        description="Share of requests that would keep the objectives chosen above. The guide gives no objective: choose"
-        " one that clients notice, and tune until it is kept.",
-    )
-    missed = [
-        Query(
-            f"(1 - {_kept(metric, bound)}) / (1 - $objective)",
-            said,
-            painted(colour),
-        )
-        for metric, bound, said, colour in (
-            (client_latency.FIRST[0], "$first_token", "TTFT", NEUTRAL),
-            (client_latency.BETWEEN[0], "$between_tokens", "ITL", "purple"),
-        )
-    ]
-    burn = timeseries(
-        "Burn rate, supposed",
-        Query(f"clamp_max(vector({MOST_SHARE}) / (1 - $objective), {FAST})", "would notify fast", bound_line(BAD)),
-        *missed,
-        unit="suffix:x",
-        metric="sglang:inter_token_latency_seconds_count",
-        description="How many times faster than allowed the budget of the objectives chosen above would be used. The"
-        " guide's flags trade one of the two lines for the other.",
-    )
-    return Shelf(7, (kept, burn))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.boards import details
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
-    GUIDE,
     NO_WORK,
     SCHEDULING,
     TITLES,
@@ -16,7 +16,6 @@ from sglang_tuning_exporter.mixin.boards.common import (
 )
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 from sglang_tuning_exporter.mixin.panels import (
-    BAD,
     NEUTRAL,
     NOT_TOLD,
     QUIET,
@@ -32,7 +31,6 @@ from sglang_tuning_exporter.mixin.panels import (
     timeseries,
 )
 from sglang_tuning_exporter.mixin.queries import (
-    is_,
     is_not,
     known,
     own,
@@ -40,13 +38,13 @@ from sglang_tuning_exporter.mixin.queries import (
     prompt_tokens,
     ranked,
     rate,
-    retractions,
 )
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
 NO_RANKS = "No DP ranks here"
 AMBERS = (WATCH, "#f0a36b", "#8f3f08", "#e8c39e", "#d98032", "#6b3410", "#b98a5e", "#ffd9b3")
 QUEUES = {
+    "grammar": "grammar",
     "bootstrap": "bootstrap (prefill side)",
     "inflight": "in flight (prefill side)",
     "prealloc": "pre-allocation (decode side)",
@@ -62,12 +60,11 @@ def board() -> Json:
         TITLES[SCHEDULING],
         description="Why requests wait or come back: KV pools, admission, retractions, prefill, ranks, disaggregation.",
         chapters=(
-            Chapter("What holds requests back", (_shares(),)),
-            Chapter("KV cache", (_pools(),)),
-            Chapter("Admission and retractions", (_admission(),)),
+            Chapter("", (_shares(),)),
+            Chapter("Admission", (_admission(),)),
             Chapter("Prefill", (_prefill(),)),
             Chapter("Balance of the DP ranks", (_balance(),), closed=True),
-            Chapter("Disaggregated prefill and decode", (_disaggregated(),), closed=True),
+            details.speculation(),
         ),
         variables=variables(),
         annotations=marks(),
@@ -105,49 +102,21 @@ def _share(signal: Signal, title: str, says: str) -> Json:
 
 
 def _shares() -> Shelf:
-    return Shelf(
-        8,
-        (
-            _share(
-                "admission",
-                "Serving time by what admission waited for",
-                "Why waiting requests did not run: the KV cache was full (the guide wants that for throughput), the running"
-                " limit was reached, prompts filled every batch, another queue holds them, or none of these (held"
-                " back: admission is too cautious).",
-            ),
-            _share(
-                "queue",
-                "Serving time by length of the queue",
-                "How the serving time was divided; idle time does not count. The guide acts on what happens"
-                " frequently: more than half of it.",
-            ),
-        ),
-        (14, 10),
+    share = _share(
+        "admission",
+        "Serving time by what admission waited for",
+        "Why waiting requests did not run: the KV cache was full (the guide wants that for throughput), the running"
+        " limit was reached, prompts filled every batch, another queue holds them, or none of these (held"
+        " back: admission is too cautious).",
     )
+    return Shelf(8, (share, _memory()), (14, 10))
 
 
 # --- KV cache --------------------------------------------------------------------------------------------------------
 
 
-def _pools() -> Shelf:
-    tokens = timeseries(
-        "Tokens in the KV cache",
-        Query(per_rank(ranked("sglang_tuning_kv_pool_tokens")), "room{{rank}}", bound_line(QUIET)),
-        Query(
-            per_rank(
-                f"{ranked('sglang_tuning_token_usage_ratio', is_('pool', 'full'))} * ignoring (pool)"
-                f" {ranked('sglang_tuning_kv_pool_tokens')}"
-            ),
-            "used{{rank}}",
-            measured(),
-        ),
-        unit="short",
-        metric="sglang_tuning_kv_pool_tokens",
-        no_value=NOT_TOLD,
-        description="Tokens that the pool holds and has room for. The guide's --mem-fraction-static buys room, in"
-        " steps of 0.01; twice the room is twice the requests that fit.",
-    )
-    memory = bars(
+def _memory() -> Json:
+    return bars(
         "Where the GPU memory went",
         Query(f"max({known(own('sglang_tuning_weights_bytes'))})", "weights", painted("purple")),
         Query(f"max({known(own('sglang_tuning_kv_pool_bytes'))})", "KV cache", painted(NEUTRAL)),
@@ -160,7 +129,6 @@ def _pools() -> Shelf:
         description="Memory of one GPU after start-up. The guide: memory = weights + KV cache + CUDA graphs +"
         " activations; the first two are --mem-fraction-static, the last must fit into what is left.",
     )
-    return Shelf(7, (tokens, memory))
 
 
 # --- admission and retractions ---------------------------------------------------------------------------------------
@@ -181,31 +149,18 @@ def _admission() -> Shelf:
         " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
         " last one, it holds requests back.",
     )
-    thrown = timeseries(
-        "Retractions per minute by rank",
-        Query(per_rank(retractions("dp_rank")), "retractions{{rank}}", painted(BAD)),
-        unit="short",
-        metric="sglang_tuning_retraction_events_total",
-        no_value=NOT_TOLD,
-        description="Times the KV cache of a rank was full and running requests went back, over 10 minutes. The guide tolerates about"
-        f" {GUIDE.retractions_per_minute:.0f} a minute; one rank alone is a matter of routing.",
-    )
     others = timeseries(
         "Other queues",
-        Query(
-            f"sum({ranked('sglang_tuning_waiting_requests', is_('queue', 'grammar'))})",
-            "grammar",
-            painted(WATCH),
-        ),
-        Query(f"sum({rate(own('sglang_tuning_rejected_requests_total'))}) * 60", "rejected a minute", painted(BAD)),
-        Query(f"sum({rate(own('sglang_tuning_aborted_requests_total'))}) * 60", "aborted a minute", painted("yellow")),
+        Query(f"sum by (queue) ({ranked('sglang_tuning_waiting_requests')})", "{{queue}}"),
+        names={queue: {"displayName": said} for queue, said in QUEUES.items()},
+        fill=0,
         unit="short",
         metric="sglang_tuning_waiting_requests",
         no_value=NOT_TOLD,
-        description="Requests whose grammar is being compiled, and requests that never reached the queue. They wait"
-        " although the pool has room; the guide's flags do not help them.",
+        description="Requests that wait although the KV cache has room: their grammar is being compiled, or, on a disaggregated"
+        " server, the other side or the transfer holds them. The guide's flags of this server do not help them.",
     )
-    return Shelf(7, (estimate, thrown, others))
+    return Shelf(7, (estimate, others))
 
 
 # --- prefill ---------------------------------------------------------------------------------------------------------
@@ -287,25 +242,3 @@ def _balance() -> Shelf:
             ),
         ),
     )
-
-
-# --- disaggregation --------------------------------------------------------------------------------------------------
-
-
-def _disaggregated() -> Shelf:
-    names: dict[str, Style] = {queue: {"displayName": said} for queue, said in QUEUES.items()}
-    kinds = "|".join(QUEUES)
-    waiting = ranked("sglang_tuning_waiting_requests", f'queue=~"{kinds}"')
-    queues = timeseries(
-        "Requests in the queues of prefill and decode",
-        Query(f"sum by (queue) ({waiting})", "{{queue}}"),
-        names=names,
-        unit="short",
-        metric="sglang_tuning_waiting_requests",
-        no_value="Not disaggregated",
-        description="Where requests wait between the two sides. Bootstrap and in flight on the prefill side,"
-        " pre-allocation and transfer on the decode side: the other side or the network is the limit, and the guide's"
-        " flags on this one do not help.",
-        fill=0,
-    )
-    return Shelf(8, (queues,))

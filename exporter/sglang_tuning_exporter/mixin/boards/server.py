@@ -25,7 +25,6 @@ from sglang_tuning_exporter.mixin.panels import (
     WATCH,
     Json,
     Query,
-    measured,
     painted,
     stat,
     state_timeline,
@@ -55,7 +54,7 @@ def board() -> Json:
         description="What limits this SGLang server now, and which flag to change: the figures of SGLang's tuning"
         " guide, read all the time.",
         chapters=(
-            Chapter("What limits it now", (answers.verdict_strip(), answers.answer(), answers.figures(), _since())),
+            Chapter("", (answers.verdict_strip(), answers.answer(), answers.figures(), _since())),
             Chapter("The guide's figures and what is healthy", figures.shelves()),
             Chapter("Throughput and latency", (_throughput(), client_latency.lines())),
             Chapter("Data sources", (_health(), _starts()), closed=True),
@@ -137,15 +136,6 @@ def _throughput() -> Shelf:
 
 
 def _health() -> Shelf:
-    scrape = timeseries(
-        "Scrape of SGLang",
-        Query(f"max({own('sglang_tuning_scrape_duration_seconds')})", "duration", measured()),
-        unit="s",
-        no_value="SGLang is not scraped",
-        metric="sglang_tuning_scrape_duration_seconds",
-        description="How long SGLang took to answer the exporter. The guide needs no scrape; a slow one means a busy"
-        " or stuck HTTP server.",
-    )
     unknown, read = own("sglang_tuning_log_unrecognised_total"), own("sglang_tuning_log_lines_total")
     kinds = f"sum by (kind) ({rate(read)})"
     seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for what never was
@@ -171,7 +161,7 @@ def _health() -> Shelf:
         description="Time since the last line. The guide reads the log as it grows: silent for minutes under load,"
         " and the file is the wrong one or the server is stuck.",
     )
-    return Shelf(6, (scrape, lines, age), (9, 9, 6))
+    return Shelf(6, (lines, age), (18, 6))
 
 
 def _starts() -> Shelf:

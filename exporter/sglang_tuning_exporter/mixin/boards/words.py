@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.row import Severity
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, named
+from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, named, texts
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from sglang_tuning_exporter.state.signals import Signal
 
@@ -73,14 +73,16 @@ def verdicts() -> dict[str, tuple[str, str]]:
 def verdict_looks() -> dict[str, Style]:
     """Overrides by name for series that are called as their verdict; their colour is that of their urgency."""
     looks: dict[str, Style] = {name: {"displayName": said} for name, (said, _) in verdicts().items()}
-    return looks | {"idle": named(*verdicts()["idle"])}
+    return looks | {"idle": {"displayName": verdicts()["idle"][0], "mappings": texts({"0": (" ", QUIET)})}}
 
 
 def verdict_sentences() -> dict[str, Style]:
-    """Overrides by name for the verdict alone: the sentence of its row."""
-    said = {row.id: row.summary for row in DIAGNOSES}
-    looks: dict[str, Style] = {name: {"displayName": said.get(name, words)} for name, (words, _) in verdicts().items()}
-    return looks | {"idle": named(*verdicts()["idle"])}
+    """Overrides by name for the verdict alone: the sentence of its row with the label `figure`, in the colour of its urgency."""
+    said = {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
+    return {
+        name: named(said.get(name, words) + "${__field.labels.figure}", colour)
+        for name, (words, colour) in verdicts().items()
+    }
 
 
 def changes() -> dict[str, tuple[str, str | None]]:

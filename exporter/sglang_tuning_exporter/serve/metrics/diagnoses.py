@@ -1,4 +1,4 @@
-"""Families about what limits the server: the verdict, the diagnoses that hold, and what to turn."""
+"""Families about what limits the server: the verdict, the diagnoses that hold, and what to change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _end(judgement: Judgement, *, died: bool) -> Metric:
 
 
 def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
-    """Tell the verdict, and everything that it rests on."""
+    """Give the verdict, and everything that it rests on."""
     judgement = sidecar.judge(now)
     verdict = gauge(
         "verdict", "1 for what limits the server now: a diagnosis, or why there is none.", "verdict", "severity"
@@ -34,46 +34,11 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     verdict.add_metric([judgement.verdict, judgement.severity], 1.0)
     yield verdict
     yield from _scaling(judgement, sidecar.past(now, DEMAND_SECONDS))
-    stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it does nothing.", "stage")
+    stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     for stage in STAGES:
         stuck.add_metric([stage], float(stage == judgement.past.stage))
     yield stuck
     yield _end(judgement, died=bool(sidecar.state.died))
-    active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
-    now_set = gauge(
-        "recommended_arg_current",
-        "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
-        "arg",
-        "diagnosis",
-    )
-    advised = gauge(
-        "recommended_arg",
-        "The value to try for an argument, while a diagnosis that turns it holds.",
-        "arg",
-        "diagnosis",
-    )
-    words = gauge(
-        "recommended_setting_info",
-        "The word to try for an argument that takes words; without `arg`, what people should do in place of turning a flag.",
-        "arg",
-        "value",
-        "diagnosis",
-    )
-    found = {finding.diagnosis.id: finding for finding in judgement.findings}
-    for check in judgement.checks:
-        row = check.diagnosis
-        if not row.condition.is_measured:
-            continue
-        active.add_metric([row.id], float(row.id in found))
-        for advice in found[row.id].advice if row.id in found else ():
-            if isinstance(advice.suggested, str):
-                words.add_metric([advice.arg, advice.suggested, row.id], 1.0)
-            elif advice.arg and advice.suggested is not None:
-                advised.add_metric([advice.arg, row.id], advice.suggested)
-                if isinstance(advice.current, (int, float)):
-                    now_set.add_metric([advice.arg, row.id], advice.current)
-            elif (row.turn.arg or found[row.id].because) and not advice.arg:
-                words.add_metric(["", advice.suggestion, row.id], 1.0)
     recommended = gauge(
         "recommendation_timestamp_seconds",
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
@@ -87,11 +52,64 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     for words_of, at in sidecar.recommended_since.items():
         recommended.add_metric([brief(word) for word in words_of], at)
     yield recommended
+    active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
+    found = {finding.diagnosis.id for finding in judgement.findings}
+    for check in judgement.checks:
+        if check.diagnosis.condition.is_measured:
+            active.add_metric([check.diagnosis.id], float(check.diagnosis.id in found))
     yield active
-    yield advised
+    yield _evidence(judgement)
     yield _gains(judgement)
-    yield now_set
-    yield words
+    yield from _advised(judgement)
+
+
+def _evidence(judgement: Judgement) -> Metric:
+    family = gauge(
+        "diagnosis_evidence",
+        "The figure that decides a diagnosis that holds, in its unit: share (0-1), ratio, per_minute, GB, seconds or count.",
+        "diagnosis",
+        "unit",
+    )
+    for finding in judgement.findings:
+        first = finding.evidence[0]
+        if finding.diagnosis.condition.has_figure and not first.text:
+            family.add_metric([finding.diagnosis.id, first.unit], first.value)
+    return family
+
+
+def _advised(judgement: Judgement) -> Iterable[Metric]:
+    """Give the values to try: numbers, words, and advice to people."""
+    now_set = gauge(
+        "recommended_arg_current",
+        "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
+        "arg",
+        "diagnosis",
+    )
+    advised = gauge(
+        "recommended_arg",
+        "The value to try for an argument, while a diagnosis that sets it holds.",
+        "arg",
+        "diagnosis",
+    )
+    words = gauge(
+        "recommended_setting_info",
+        "The word to try for an argument that takes words; without `arg`, what people should do instead of setting a flag.",
+        "arg",
+        "value",
+        "diagnosis",
+    )
+    for finding in judgement.findings:
+        row = finding.diagnosis
+        for advice in finding.advice if row.condition.is_measured else ():
+            if isinstance(advice.suggested, str):
+                words.add_metric([advice.arg, advice.suggested, row.id], 1.0)
+            elif advice.arg and advice.suggested is not None:
+                advised.add_metric([advice.arg, row.id], advice.suggested)
+                if isinstance(advice.current, (int, float)):
+                    now_set.add_metric([advice.arg, row.id], advice.current)
+            elif (row.turn.arg or finding.because) and not advice.arg:
+                words.add_metric(["", advice.suggestion, row.id], 1.0)
+    return advised, now_set, words
 
 
 def _gains(judgement: Judgement) -> Metric:

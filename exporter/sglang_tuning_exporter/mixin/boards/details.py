@@ -1,0 +1,88 @@
+"""What SGLang exposes beside the guide's figures: time per stage, lengths, HTTP status, speculative decoding."""
+
+from __future__ import annotations
+
+from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.boards.client_latency import SECONDS
+from sglang_tuning_exporter.mixin.panels import NEUTRAL, WATCH, Json, Query, painted, timeseries
+from sglang_tuning_exporter.mixin.queries import native, own, quantile, rate, ratio
+
+LENGTHS = {
+    "prompt": ("sglang:prompt_tokens_histogram", NEUTRAL),
+    "answer": ("sglang:generation_tokens_histogram", "purple"),
+}
+NOT_HERE = "No requests, or not exposed by this release"
+
+
+def requests() -> Chapter:
+    """Give the closed row about requests."""
+    return Chapter(
+        "Requests: stages, lengths, HTTP status", (Shelf(8, (_stages(), _lengths(), _status())),), closed=True
+    )
+
+
+def speculation() -> Chapter:
+    """Give the closed row about speculative decoding."""
+    length, share = (f"avg({native(f'sglang:spec_accept_{name}')}) > 0" for name in ("length", "rate"))
+    panel = timeseries(
+        "Speculative decoding",
+        Query(length, "accepted tokens per step", painted(NEUTRAL)),
+        Query(
+            share,
+            "accepted share of drafts",
+            painted("purple", axisPlacement="right") | {"unit": "percentunit", "max": 1},
+        ),
+        unit="short",
+        metric="sglang:spec_accept_length",
+        no_value="No speculative decoding",
+        description="Tokens that one step adds to a request, and the share of the draft tokens that were accepted. The guide has"
+        " no figure for it; near 1 token a step, the draft model costs more than it gives.",
+        fill=0,
+    )
+    return Chapter("Speculative decoding", (Shelf(8, (panel,)),), closed=True)
+
+
+def _stages() -> Json:
+    metric = "sglang:per_stage_req_latency_seconds"
+    whole, count = (rate(native(f"{metric}_{end}")) for end in ("sum", "count"))
+    return timeseries(
+        "Time per stage of a request",
+        Query(ratio(whole, count, " by (stage)"), "{{stage}}"),
+        unit=SECONDS,
+        metric=metric,
+        no_value=NOT_HERE,
+        description="Mean time in each stage before the first token, by SGLang's names. A long wait in prefill_waiting is"
+        " the queue; the guide's flags for prefill move chunked_prefill and prefill_forward.",
+        fill=0,
+    )
+
+
+def _lengths() -> Json:
+    return timeseries(
+        "Prompt and answer lengths",
+        *(
+            Query(quantile(share, metric), f"{name} {words}", painted(colour, lineWidth=width, fillOpacity=0))
+            for name, (metric, colour) in LENGTHS.items()
+            for share, words, width in (("0.5", "p50", 1), ("0.99", "p99", 2))
+        ),
+        unit="short",
+        metric="sglang:prompt_tokens_histogram",
+        no_value="Not exposed; until 0.5.9 only with --collect-tokens-histogram",
+        description="Tokens of the prompts and of the answers of the requests that ended. Most of the guide's flags depend on"
+        " them: long prompts fill the prefill batches, long answers the KV cache.",
+    )
+
+
+def _status() -> Json:
+    answers = rate(own("sglang:http_responses_total", 'endpoint!~"/metrics|/health.*|/v1/loads"'))
+    return timeseries(
+        "HTTP responses per second",
+        Query(f"sum by (status_code) ({answers})", "{{status_code}}"),
+        unit="short",
+        metric="sglang:http_responses_total",
+        no_value=NOT_HERE,
+        names={"200": painted(NEUTRAL), "503": painted(WATCH)},
+        description="Responses by HTTP status, without scrapes and health checks. 503: turned away, for which the guide slows"
+        " the clients down; a rejected stream is a 200.",
+        fill=0,
+    )
