@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fuzz.forgeries import CARRIERS, FORGED, Played, play
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.event_json import packed, unpacked
 from sglang_tuning_exporter.sglang.events import NO_RANK, ServerArgs
 from sglang_tuning_exporter.sglang.log.reader import LogReader

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.report import report, run
 from sglang_tuning_exporter.report.comparison import ArgChange, Arguments, RunFigures, changed_args, compare
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report, run
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -15,8 +15,8 @@ import pytest
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis.document import plain
-from sglang_tuning_exporter.report import report, run
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report, run
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
 from sglang_tuning_exporter.report.clock import Clock
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE
@@ -322,7 +322,7 @@ def test_hostile_bytes_between_the_lines_change_no_figure(tmp_path: Path) -> Non
 
 def test_a_report_from_a_pipe_of_a_real_process() -> None:
     code = (
-        "import sys; from sglang_tuning_exporter.report import run;"
+        "import sys; from sglang_tuning_exporter.report.report import run;"
         "sys.exit(run(['-'], format='json', output=None, profile='online'))"
     )
     packed = (RECORDINGS / "big_queue" / "server.log.gz").read_bytes()

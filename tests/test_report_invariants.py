@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from closed_loop.keeping import archive_of, contents
 from nights import later
-from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -22,10 +22,10 @@ from markupsafe import escape
 
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.report import ReadLogs, run
 from sglang_tuning_exporter.report.chart import Axis, nice, scale
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.page import POLICY
+from sglang_tuning_exporter.report.report import ReadLogs, run
 from sglang_tuning_exporter.report.series import Point
 from sglang_tuning_exporter.state.profiles import PROFILES
 

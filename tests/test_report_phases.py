@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from closed_loop.keeping import archive_of, unpack
-from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.phases import Kept
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent

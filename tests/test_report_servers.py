@@ -12,8 +12,8 @@ import pytest
 
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.report import report
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 READY = "The server is fired up and ready to roll!"

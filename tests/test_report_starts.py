@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sglang_tuning_exporter.report import report as report_of
-from sglang_tuning_exporter.report import run
 from sglang_tuning_exporter.report.inputs import Logs
+from sglang_tuning_exporter.report.report import report as report_of
+from sglang_tuning_exporter.report.report import run
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:

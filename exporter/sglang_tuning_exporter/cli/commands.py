@@ -42,7 +42,7 @@ def _own_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.report.cores import MOST_JOBS, available
+    from sglang_tuning_exporter.report.read_ahead import MOST_JOBS, available
 
     if arguments.jobs is None:
         return available()
@@ -54,7 +54,7 @@ def _jobs(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Print what limited a server, read from its logs."""
-    from sglang_tuning_exporter import report
+    from sglang_tuning_exporter.report import report
 
     return report.run(
         arguments.logs,

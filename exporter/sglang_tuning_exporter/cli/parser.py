@@ -283,7 +283,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=int,
         metavar="N",
-        help="processes that read a large log (default: one for each core; 1: this one)",
+        help="most processes: beside this one, one reads each large log (default: one for each core)",
     )
 
 

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.diagnosis.command import command_line
+from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.totals import Totals
 
 SCHEMA_VERSION = "1"
-# A release that prints no date (0.3.0) gives seconds since the midnight before its first line.
-FIRST_DATED_SECOND = 1e9
 _DEPTH = 16
 Document = dict[str, Any]
 

@@ -21,7 +21,6 @@ from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Address, Config, UsageError
-from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
@@ -33,7 +32,7 @@ from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.sglang.clean import clean
-from sglang_tuning_exporter.sglang.log.prefix import day_seconds
+from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND, day_seconds
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.serve.pages import drawing
+from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

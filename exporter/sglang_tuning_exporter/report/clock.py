@@ -6,10 +6,9 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.forms import find
 from sglang_tuning_exporter.sglang.log.layers import begins
-from sglang_tuning_exporter.sglang.log.prefix import DAY, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND, parse_own_prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
 from sglang_tuning_exporter.report.blocks import (
     BLOCK,
     GZIP,
@@ -29,6 +28,7 @@ from sglang_tuning_exporter.report.newest_first import oldest_first
 from sglang_tuning_exporter.report.servers import are_nodes, start_of, zone_between
 from sglang_tuning_exporter.report.unfolded import unfolded
 from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import heapq
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.diagnosis.document import FIRST_DATED_SECOND
-from sglang_tuning_exporter.report.ahead import Ahead, alone
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
-from sglang_tuning_exporter.report.cores import Cores, wait
 from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_order, shown
 from sglang_tuning_exporter.report.pacing import add_up, drifts
+from sglang_tuning_exporter.report.read_ahead import ReadAhead, read_here
 from sglang_tuning_exporter.report.servers import Servers
 from sglang_tuning_exporter.sglang.events import Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from sglang_tuning_exporter.report.ahead import LogPart
     from sglang_tuning_exporter.report.files import LogSource
+    from sglang_tuning_exporter.report.read_ahead import LogPart
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
+LARGE = 8 << 20  # bytes: a smaller log is read before another process has started
+_PACKS_TO = 0.1  # of its size, a gzip file's usual share
 _Timed: TypeAlias = tuple[float, Event | BatchRun | None]
 
 
@@ -53,8 +54,8 @@ class Logs:
         Of what is piped or packed `most` bytes are read of each; without it, what a log looks like.
 
         With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
-        `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case. Large logs are read by so many
-        other processes as there are `jobs`, unless that is one.
+        `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case. Large logs are read by other
+        processes, one for each, and `jobs` processes at most together with this one.
         """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
@@ -70,11 +71,10 @@ class Logs:
         self._logs = in_order(self._told)
         # A log that begins where another one ended goes on with its reader and its clock.
         self._lanes = list(range(len(self._logs)))
-        self.readers = [LogReader() for _ in self._logs]
+        self.readers: list[LogReader | ReadAhead] = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
         self._clocks = [Clock(log[0].ahead) for log in self._logs]
         self._pace, self._jobs = pace, jobs
-        self._ahead: dict[int, Ahead] = {}
         self._taken: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in self._logs]
         self._open = {number: log[0] for number, log in enumerate(self._logs)}
 
@@ -169,15 +169,10 @@ class Logs:
         Each log's first and last printed time come with no event. The time is `-inf` while none was printed.
         Raises `UsageError` when the input cannot be read, or is of several servers, or, at its end, is no log of SGLang.
         """
-        if self._jobs < 2:
-            yield from self._in_order()
-            return
-        with closing(Cores(self._jobs)) as cores:
-            depth = self._jobs + 2 if len(self._logs) == 1 else 2
-            self._ahead = {
-                lane: Ahead(reader, self._pace, cores.submit, wait, depth=depth)
-                for lane, reader in enumerate(self.readers)
-            }
+        with ExitStack() as stack:
+            large = [lane for lane, log in enumerate(self._logs) if _size(log) >= LARGE]
+            for lane in large[: self._jobs - 1]:
+                self.readers[lane] = stack.enter_context(closing(ReadAhead(self._pace)))
             yield from self._in_order()
 
     def _in_order(self) -> Generator[_Timed, None, None]:
@@ -265,13 +260,13 @@ class Logs:
 
     def _pieces(self, lane: int, source: LogSource) -> Iterator[LogPart]:
         """Give a log's blocks, cut where they are to be taken by the clock, each with the one that follows."""
-        ahead = self._ahead.get(lane)
-        if ahead is None:
-            return alone(source.blocks(), self.readers[lane], self._pace)
-        return ahead.pieces(source.blocks())
+        reader = self.readers[lane]
+        if isinstance(reader, ReadAhead):
+            return reader.parts(source.blocks())
+        return read_here(source.blocks(), reader, self._pace)
 
     @staticmethod
-    def _is_sglangs(reader: LogReader) -> bool:
+    def _is_sglangs(reader: LogReader | ReadAhead) -> bool:
         return any(reader.counts[kind] for kind in (*_SGLANG_KINDS, *_SERVED_KINDS))
 
     def _check(self) -> None:
@@ -288,6 +283,12 @@ class Logs:
             raise UsageError(
                 f"{self._names(self._told)}: no line of SGLang's in it; give a server's log{because(self._told)}"
             )
+
+
+def _size(log: Sequence[LogSource]) -> float:
+    """Return the bytes of a log's files, unpacked; nothing of a pipe."""
+    files = [Path(source.name) for source in log if source.stream is None]
+    return sum(path.stat().st_size / (_PACKS_TO if path.suffix == ".gz" else 1.0) for path in files)
 
 
 def _next_time(events: Sequence[Event | BatchRun], place: int, following: bytes) -> float | None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, NO_RANK, Rank
 
 DAY = 86400
+FIRST_DATED_SECOND = 1e9  # smaller times are seconds since a midnight: the log prints no dates
 _EPOCH = dt.date(1970, 1, 1).toordinal()
 _DAYS: dict[bytes, int | None] = {}
 _DAYS_KEPT = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, taken_off
@@ -42,8 +42,6 @@ class Strange(NamedTuple):
 @dataclass(eq=False)
 class Shape:
     """What all lines of a stream have in common."""
-
-    PASSING: ClassVar = {"pattern", "is_json", "unlike"}  # only makes it quick
 
     form: Form
     prefixed: bool  # SGLang's own prefix follows

@@ -11,7 +11,7 @@ Where only a host, a program or a process id is new, and no more lines come, tho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, form_of, taken_off
@@ -50,8 +50,6 @@ class _Waiting(NamedTuple):
 
 class Surroundings:
     """What surrounds the lines of one stream."""
-
-    PASSING: ClassVar = {"_current", "_read"}  # means nothing to the next line, where it is not strict
 
     def __init__(self, *, strict: bool = False) -> None:
         self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned

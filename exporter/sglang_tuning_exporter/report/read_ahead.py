@@ -1,0 +1,259 @@
+"""The lines of one log as events: read here, or by another process that reads ahead while this one evaluates.
+
+A log has one reader in either case, so what is read does not depend on where it is read. The other process reads block after block
+until its socket closes, so it ends with this one.
+"""
+
+from __future__ import annotations
+
+import marshal  # nosec B403 # data of our own processes
+import os
+import pickle  # nosec B403 # data of our own processes
+import signal
+import socket
+import subprocess  # nosec B404 # starts this program
+import sys
+from collections import deque
+from contextlib import suppress
+from dataclasses import fields
+from functools import lru_cache, partial
+from operator import attrgetter
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.report.pacing import paced
+from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch, Event, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+MOST_JOBS = 64
+BLOCKS_AHEAD = 6  # sent to the other process and not taken back: a MiB each
+_LENGTH = 8  # bytes that say how long a message is
+_CHILD = "import sys; sys.path[:] = {path!r}; from sglang_tuning_exporter.report.read_ahead import work; work({number}, {pace!r})"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_RUN, _DECODES, _PREFILLS = range(3)
+_FIGURES = {
+    kind: tuple(field.name for field in fields(batch) if field.name not in {"time", "rank", "queues"})
+    for kind, batch in ((_DECODES, DecodeBatch), (_PREFILLS, PrefillBatch))
+}
+_DECODE, _PREFILL = (attrgetter("time", "rank", *_FIGURES[kind]) for kind in (_DECODES, _PREFILLS))
+
+_Events: TypeAlias = "list[Event | BatchRun]"
+_Ranks: TypeAlias = tuple[int | None, int | None, int | None]
+
+
+class LogPart(NamedTuple):
+    """A part of a log: its text, that of the part after it, and what reads it."""
+
+    text: bytes
+    following: bytes
+    events: Callable[[], _Events]
+
+
+class _ReadPart(NamedTuple):
+    """What the other process read of one part."""
+
+    length: int
+    counted: tuple[dict[str, int], dict[str, int]]  # more of `counts` and `unrecognised`
+    batches: bytes  # one entry for each event
+    others: list[Event]  # events that are no batches
+    unread: bytes | None
+
+
+def read_here(blocks: Iterable[bytes], reader: LogReader, pace: float | None) -> Iterator[LogPart]:
+    """Return the parts of blocks of whole lines, read in this process; with a `pace` cut where alerts are evaluated."""
+    part = b""
+    for block in blocks:
+        for following in _cut(block, pace):
+            if part:
+                yield LogPart(part, following, partial(reader.feed_runs, part))
+            part = following
+    if part:
+        yield LogPart(part, b"", partial(reader.feed_runs, part))
+
+
+class ReadAhead:
+    """Reads a log in another process."""
+
+    def __init__(self, pace: float | None) -> None:
+        tallies = LogReader()
+        self.counts, self.unrecognised = tallies.counts, tallies.unrecognised
+        self.unread: bytes | None = None  # the first line with words of SGLang's that could not be read
+        self._pace = pace
+        self._socket, theirs = socket.socketpair()
+        child = _CHILD.format(path=sys.path, number=theirs.fileno(), pace=pace)
+        self._process = subprocess.Popen(  # noqa: S603 # nosec B603 # this program, with a text of ours
+            [sys.executable, "-c", child],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def close(self) -> None:
+        """End the other process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def parts(self, blocks: Iterable[bytes]) -> Iterator[LogPart]:
+        """Return the parts of blocks of whole lines as `read_here` does. Raises `UsageError` where the other process has ended."""
+        rest, sent = iter(blocks), deque[bytes]()
+        while True:
+            while len(sent) < BLOCKS_AHEAD and (block := next(rest, None)) is not None:
+                self._ask(block)
+                sent.append(block)
+            if not sent:
+                return
+            block = sent.popleft()
+            after = next(_cut(sent[0], self._pace)) if sent else b""
+            read = self._answer()
+            texts = list(_texts(block, read))
+            for text, following, part in zip(texts, [*texts[1:], after], read, strict=True):
+                yield LogPart(text, following, partial(self._take, part))
+
+    def _ask(self, block: bytes) -> None:
+        try:
+            _send(self._socket, block)
+        except OSError:
+            raise UsageError(_DIED) from None
+
+    def _answer(self) -> list[_ReadPart]:
+        try:
+            parts = pickle.loads(_receive(self._socket))  # noqa: S301 # nosec B301 # of our own process, over a socket pair that nobody else has
+        except OSError:
+            raise UsageError(_DIED) from None
+        return [_ReadPart(*part) for part in parts]
+
+    def _take(self, part: _ReadPart) -> _Events:
+        for tally, more in zip((self.counts, self.unrecognised), part.counted, strict=True):
+            for name, count in more.items():
+                tally[name] += count
+        self.unread = part.unread
+        rest = iter(part.others)
+        return [
+            next(rest) if entry is None else _event(*entry)
+            for entry in marshal.loads(part.batches)  # noqa: S302 # nosec B302 # as above
+        ]
+
+
+_DIED = "a process that was reading the log has ended, perhaps for want of memory; give --jobs 1"
+
+
+def available() -> int:
+    """Return how many cores this process may use: by its affinity, and by its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = _QUOTA.read_text(encoding="ascii").split()
+        cores = min(cores, max(1, int(quota) // int(period)))  # "max" is no number: no quota
+    return min(cores, MOST_JOBS)
+
+
+def work(number: int, pace: float | None) -> None:
+    """Read the blocks that come on the socket with this number, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the other process ends this one
+    with socket.socket(fileno=number) as asked:
+        blocks: SimpleQueue[bytes | None] = SimpleQueue()
+        Thread(target=_listen, args=(asked, blocks), daemon=True).start()  # so that sending never waits for reading
+        reader = LogReader()
+        with suppress(OSError):
+            while (block := blocks.get()) is not None:
+                parts = [tuple(_read(reader, text)) for text in _cut(block, pace)]
+                _send(asked, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
+
+
+def _listen(asked: socket.socket, blocks: SimpleQueue[bytes | None]) -> None:
+    with suppress(OSError):
+        while True:
+            blocks.put(_receive(asked))
+    blocks.put(None)
+
+
+def _read(reader: LogReader, text: bytes) -> _ReadPart:
+    before = reader.counts.copy(), reader.unrecognised.copy()
+    events = reader.feed_runs(text)
+    entries = [_entry(event) for event in events]
+    others = [event for event, entry in zip(events, entries, strict=True) if entry is None]
+    counted = _more(reader.counts, before[0]), _more(reader.unrecognised, before[1])
+    return _ReadPart(len(text), counted, marshal.dumps(entries), others, reader.unread)  # type: ignore[arg-type] # no entry, so no run
+
+
+def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {name: count - before.get(name, 0) for name, count in now.items() if count != before.get(name, 0)}
+
+
+def _cut(block: bytes, pace: float | None) -> Iterator[bytes]:
+    return iter((block,)) if pace is None else paced(block, pace)
+
+
+def _texts(block: bytes, parts: list[_ReadPart]) -> Iterator[bytes]:
+    start = 0
+    for part in parts:
+        yield block[start : start + part.length]
+        start += part.length
+
+
+def _entry(event: Event | BatchRun) -> tuple[object, ...] | None:
+    """Return a batch as plain values, which take a tenth of the time that an object does; None for any other event."""
+    if isinstance(event, BatchRun):
+        prefix = event.prefix
+        heads = prefix + b"Decode batch", prefix + b"Prefill batch"
+        lines = b"\n".join([line for line in event.lines if line.startswith(heads)])  # the others are access lines
+        return (_RUN, event.time, _ranks(event.rank), *event[2:-1], lines)
+    if isinstance(event, DecodeBatch):
+        kind, (time, rank, *figures) = _DECODES, _DECODE(event)
+    elif isinstance(event, PrefillBatch):
+        kind, (time, rank, *figures) = _PREFILLS, _PREFILL(event)
+    else:
+        return None
+    return (kind, time, _ranks(rank), *figures, dict(event.queues) or None)
+
+
+def _event(kind: int, time: Any, ranks: _Ranks, *figures: Any) -> Event | BatchRun:
+    *rest, last = figures
+    if kind == _RUN:
+        return BatchRun._make((time, _rank(ranks), *rest, last.split(b"\n")))
+    event = (DecodeBatch if kind == _DECODES else PrefillBatch)(time, _rank(ranks))
+    for name, value in zip(_FIGURES[kind], rest, strict=True):
+        if value is not None:
+            setattr(event, name, value)
+    if last is not None:
+        event.queues = last
+    return event
+
+
+def _ranks(rank: Rank) -> _Ranks:
+    return rank.dp, rank.tp, rank.pp
+
+
+@lru_cache(maxsize=4096)
+def _rank(of: _Ranks) -> Rank:
+    """Return the same object for the same ranks."""
+    return NO_RANK if of == (None, None, None) else Rank(*of)
+
+
+def _send(to: socket.socket, data: bytes) -> None:
+    to.sendall(len(data).to_bytes(_LENGTH, "big") + data)
+
+
+def _receive(of: socket.socket) -> bytes:
+    """Return the next message. Raises `ConnectionError` when the other end has closed."""
+    return bytes(_bytes(of, int.from_bytes(_bytes(of, _LENGTH), "big")))
+
+
+def _bytes(of: socket.socket, number: int) -> bytearray:
+    data = bytearray(number)
+    view, done = memoryview(data), 0
+    while done < number:
+        got = of.recv_into(view[done:], number - done, socket.MSG_WAITALL)
+        if not got:
+            raise ConnectionError("closed")
+        done += got
+    return data
