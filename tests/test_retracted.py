@@ -107,7 +107,7 @@ def test_a_log_that_comes_back_is_not_counted_over_the_servers_counter(
 def test_the_total_goes_on_after_a_restart_whoever_counted() -> None:
     old = ServerState(PROFILES["online"], 0.0)
     rank = old.rank(None, 0.0)
-    rank.native_retractions_told = True
+    rank.counters.has_retractions = True
     rank.totals.counts.update({"log_retracted_requests": 7, "native_retracted_requests": 4})
     old.advance(1.0)
     old.log_is_read = False

@@ -74,7 +74,7 @@ def told(state: ServerState) -> dict[str, Any]:
                 "throughput": rank.generation_throughput,
                 "ratio": rank.new_token_ratio,
                 "pending": rank.pending_tokens,
-                "prompts told": rank.prompts_told,
+                "prompts told": rank.prompts.are_logged,
                 "wait": rank.queue_wait_seconds(now),
                 "full": rank.pool.can_be_full(state.facts, dp, now),
                 "samples": rank.decode_samples(-inf),
@@ -213,7 +213,7 @@ def test_the_prompt_tokens_of_all_prefill_lines_count_and_the_last_to_tell_says_
     state.observe(run, 5.0)
     counts, rank = state.totals().counts, state.ranks[None]
     assert (counts["computed_tokens"], counts["cached_tokens"]) == (141, 70_003)
-    assert (rank.prompts_told, rank.pending_tokens) == (True, 88)
+    assert (rank.prompts.are_logged, rank.pending_tokens) == (True, 88)
 
 
 def samples_of(*lines: tuple[int, bytes]) -> list[tuple[float, float]]:

@@ -77,10 +77,8 @@ class Cadence:
         """Take note that something runs again after a pause."""
         self._woke_at = now
 
-    def _at(self, now: float) -> None:
-        """Begin a new moment unless this is the same."""
-        if now == self._moment:
-            return
+    def _begin(self, now: float) -> None:
+        """Begin a new moment."""
         if self._follows and self._prefills and self._tokens_before > 0 and self._moment > self._moment_before:
             pace = (self._moment - self._moment_before) / self._tokens_before
             self._pace = pace if self._pace is None else _WEIGHT * pace + (1 - _WEIGHT) * self._pace
@@ -95,7 +93,8 @@ class Cadence:
 
     def decoded(self, now: float, lines: int, last: DecodeBatch | BatchRun) -> None:
         """Take note of `lines` decode lines; what the `last` of them says is read when somebody asks."""
-        self._at(now)
+        if now != self._moment:
+            self._begin(now)
         if now != self._decoded_at:
             self._before, self._decoded_at, self._decode_lines = self._decoded_at, now, 0
             self._joined, self._joins = self._joins, self._prefills > 0
@@ -107,25 +106,30 @@ class Cadence:
 
         A request whose prompt goes beyond a full batch is in the next one again, and no new one there.
         """
-        self._at(now)
+        if now != self._moment:
+            self._begin(now)
         self._joins = True
         self._joined = self._joined or now == self._decoded_at
         self._prefills += lines
         self._tokens += tokens
         self._sequences += sequences
-        if printed // 1.0 != self._second:
-            self._second, self._second_tokens = printed // 1.0, 0.0
+        second = printed // 1.0
+        if second != self._second:
+            self._second, self._second_tokens = second, 0.0
         self._second_tokens += tokens
-        self._peak = max(self._peak, self._second_tokens)
+        if self._second_tokens > self._peak:  # noqa: PLR1730 - max() takes three times as long
+            self._peak = self._second_tokens
         again = float(self._follows)
         if self._prefills > 1 and self.chunk:
             again += min(self._prefills - 1, self._tokens // (FULL_PREFILL_SHARE * self.chunk))
-        before, self._started = self._started, max(self._sequences - again, 0.0)
+        before = self._started
+        self._started = self._sequences - again if self._sequences > again else 0.0
         return self._started - before
 
     def delivered(self, now: float, printed: float) -> None:
         """Compare a line's printed time with its arrival: a log that comes in blocks is late by the length of a block."""
-        self._at(now)
+        if now != self._moment:
+            self._begin(now)
         offset = now - printed
         if abs(offset - self._least_offset) > _JUMP_SECONDS:
             self._least_offset, self._late = offset, 0.0

@@ -24,31 +24,26 @@ class DecodeSamples:
     sample, so that a run of lines gives the same samples as its lines one by one.
     """
 
-    __slots__ = ("_at", "_batch", "_due", "_samples")
+    __slots__ = ("_due", "_samples", "at", "batch")
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=_KEPT)
-        self._batch = 0  # of the last line, if that was a decode line
-        self._at = self._due = -inf
+        self._due = -inf
+        self.at = -inf  # time of the last line
+        self.batch = 0.0  # of the last line, 0 where that was a prefill line
 
-    def see(self, lines: DecodeBatch | PrefillBatch | BatchRun, at: float) -> None:
-        """Add a line or a run."""
-        before, is_first = self._batch, at != self._at
-        self._at = at
-        first: DecodeBatch | None = None
+    def begin(self, lines: DecodeBatch | PrefillBatch | BatchRun, at: float) -> None:
+        """Add the first of the lines of a time."""
+        self.at = at
+        if not self.batch or at < self._due:
+            return
         if isinstance(lines, BatchRun):
-            self._batch = lines.running if not lines.new_tokens and lines.ends_with_decode else 0
-            if before and is_first and at >= self._due:
-                first = lines.first_decode_of(before)
-        elif isinstance(lines, DecodeBatch):
-            self._batch = lines.running or 0
-            if before == lines.running and is_first and at >= self._due:
-                first = lines
+            first = lines.first_decode_of(int(self.batch))
         else:
-            self._batch = 0
-        if first is not None and before and first.generation_throughput:
+            first = lines if isinstance(lines, DecodeBatch) and lines.running == self.batch else None
+        if first is not None and first.generation_throughput:
             self._due = at + SAMPLE_SECONDS
-            self._samples.append((at, before, first.generation_throughput))
+            self._samples.append((at, self.batch, first.generation_throughput))
 
     def since(self, begin: float) -> list[tuple[float, float]]:
         """Return batch and tokens per second of the samples from `begin` on."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, DecodeBatch, PrefillBatch, Rank, Retraction
 from sglang_tuning_exporter.state.facts import ServerFacts
+from sglang_tuning_exporter.state.kv_cache import USAGE_ROUNDING, PoolMemory
 
 # A scrape of ours is a scrape of SGLang, and the counter is written with the line; this long it may lag behind.
 CONFIRM_SECONDS = 15.0
@@ -30,12 +31,9 @@ BASE_SECONDS = 5.0
 DISAGREE_SECONDS = 60.0
 # A line that never came is spoken of as long as a finding looks back.
 DISAGREEMENT_HOLDS_SECONDS = 600.0
-USAGE_ROUNDING = 0.011  # `token usage` is printed with two decimals
 # How far two neighbouring batch lines lie apart at most, for a suspect one to be believed: usage, requests queued, or share of them.
 NEAR_USAGE = 0.15
 NEAR_QUEUE, NEAR_QUEUE_SHARE = 16.0, 0.5
-FULL_SHARE = 0.9
-POOL_MEMORY_SECONDS = 60.0  # decode lines come more often; after this long some were not read
 MOST_PENDING = 256
 MOST_REQUESTS = 2**31
 
@@ -47,54 +45,6 @@ class _Pending:
     at: float
     event: Retraction
     scrapes: int = 0
-
-
-class PoolMemory:
-    """What is known of one scheduler's pool since its last decode line: whether it can be full by now."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._tokens: float | None = None
-        self._claimed = False  # whether a retraction in doubt was believed since the last decode line
-        self._usage: float | None = None
-        self._running = 0.0
-        self._joined = 0.0
-
-    def forget(self) -> None:
-        """A line was not read or not believed: nothing is known until the next one."""
-        self._tokens = None
-
-    def see_decode(self, line: DecodeBatch, now: float) -> None:
-        """A decode line tells the tokens in use."""
-        hybrid = line.swa_usage is not None or line.mamba_usage is not None
-        transferred = "transfer" in line.queues or "prealloc" in line.queues
-        self._tokens = None if hybrid or transferred or line.tokens is None else float(line.tokens)
-        self._usage, self._at, self._claimed = line.full_usage, now, False
-        self._running, self._joined = float(line.running or 0), 0.0
-
-    def see_prefill(self, line: PrefillBatch) -> None:
-        """Prompts computed and prefixes locked since then."""
-        self._joined += (line.new_tokens or 0) + (line.cached_tokens or 0)
-        self._running += line.new_sequences or 0
-
-    def claim(self) -> bool:
-        """Whether no retraction was believed yet since the last decode line; the one who asks is."""
-        was_claimed, self._claimed = self._claimed, True
-        return not was_claimed
-
-    def can_be_full(self, facts: ServerFacts, dp: int | None, now: float) -> bool:
-        """Whether tokens in use, prompts since, and one log interval of generation can have filled the pool; True when not told."""
-        pool = facts.kv_pool_tokens.get(dp)
-        # Speculation fills several places a step; without its arguments a server may do that.
-        if self._tokens is None or not pool or not facts.args or facts.args.get("speculative_algorithm"):
-            return True
-        if now - self._at > POOL_MEMORY_SECONDS:
-            return True
-        if self._usage is None or abs(self._tokens / pool - self._usage) > USAGE_ROUNDING:
-            return True  # not this pool: the fuller of two, or another server's
-        steps = 2 * facts.decode_log_interval
-        slack = self._running * (facts.arg("page_size") or 1)
-        return self._tokens + self._joined + steps * self._running + slack >= FULL_SHARE * pool
 
 
 class Account:
@@ -226,7 +176,7 @@ class ForgeryFilter:
             alone = expected_ranks(facts) == 1 if "tp_size" in facts.args else line.rank.tp is None
             if not alone:
                 return self._wait(line, now)
-            if line.suspect or dp in self._counting or pool is None or not pool.claim():
+            if line.suspect or dp in self._counting or pool is None or not pool.vouch():
                 return self._refuse()
         if account is not None:
             account.believe(line, now)

@@ -36,12 +36,13 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.state.confirmation import FATAL, Claims
+from sglang_tuning_exporter.state.counters import gained
 from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, RetractionLedger, StatsRanks
 from sglang_tuning_exporter.state.dp_attention import AttentionRanks
 from sglang_tuning_exporter.state.facts import WHOLE_ARGS, ServerFacts, number
 from sglang_tuning_exporter.state.forgeries import ForgeryFilter, counts
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, Recent
-from sglang_tuning_exporter.state.rank import RankState, gained
+from sglang_tuning_exporter.state.rank import RankState
 from sglang_tuning_exporter.state.stages import Hang, Look, Stages
 from sglang_tuning_exporter.state.totals import Totals, Window
 
@@ -168,7 +169,7 @@ class ServerState:
     def observe(self, event: Event | BatchRun, now: float) -> bool:
         """Take one event of the log; False for a batch line that is not believed to be one."""
         if isinstance(event, BatchRun):
-            self._see_runs(event, iter(()), None if now == event.time else now)
+            self._see_runs(event, iter(()), now)
             return True
         if isinstance(event, (DecodeBatch, PrefillBatch)):
             return self._see_batch(event, now)
@@ -246,9 +247,7 @@ class ServerState:
             if isinstance(line, DecodeBatch):
                 self._started_at = None  # it decodes, so it has started
                 self._died = _ALIVE
-                rank.see_decode(line, now)
-            else:
-                rank.see_prefill(line, now)
+            rank.see_line(line, now)
         return True
 
     def _live(self, event: _Start, now: float) -> None:
@@ -425,15 +424,8 @@ class ServerState:
     def _count(self, believed: list[Retraction], now: float) -> None:
         for event in believed:
             rank = self.rank(event.rank.dp, now)
-            rank.advance(now)
-            rank.totals.counts["retraction_events"] += 1
-            if rank.usage is not None:
-                rank.totals.counts["usage_before_retractions"] += rank.usage
-                rank.totals.counts["retractions_with_usage"] += 1
+            rank.retract(event.requests, event.ratio_after, now)
             self._last_seen[RETRACTION] = now
-            rank.totals.counts["log_retracted_requests"] += event.requests
-            rank.new_token_ratio = event.ratio_after if event.ratio_after is not None else rank.new_token_ratio
-            rank.beside.retracted(event.ratio_after)
             self._tell(event, now)
 
     def _fail(self, event: OutOfMemory, now: float) -> None:
@@ -471,7 +463,7 @@ class ServerState:
         old = self.facts
         facts = ServerFacts(version=old.version, model_name=old.model_name, engine_type=old.engine_type)
         for rank in self.ranks.values():
-            rank._facts = facts  # noqa: SLF001 - the facts of a server and of its ranks are one object
+            rank.thresholds.use(facts)
         return facts
 
     def _start(self, now: float, *, known: bool = False) -> None:
@@ -520,7 +512,7 @@ class ServerState:
                 self._start(now)
                 self._starts_unread += 1
             for rank in self.ranks.values():
-                rank.counters_began_again()
+                rank.counters.begin_again()
             self._native = dict.fromkeys(self._native)
             self.stages.restarted()
         stands = scrape.progress is not None and scrape.progress == self._progress
@@ -540,9 +532,12 @@ class ServerState:
                 # A scheduler that an earlier scrape did not show had done nothing then: its counters count from 0.
                 base = RankFigures(figures.dp) if self._scraped else None
                 rank = self.rank(figures.dp, now)
-                known, before = self._scraped or rank.was_scraped, rank.native_retracted
+                known, before = (
+                    self._scraped or rank.counters.last is not None,
+                    rank.counters.figure("retracted_requests"),
+                )
                 rank.see_figures(figures, progress, now, base, stands=stands)
-                told = rank.native_retracted
+                told = rank.counters.figure("retracted_requests")
                 if known and gained(before, told):
                     self._last_seen[RETRACTION] = now
                 self._count(
@@ -552,7 +547,7 @@ class ServerState:
                         told,
                         gained(before, told) if known else None,
                         # From 0.5.7 on the counter is written with the line; before, with the next decode log.
-                        counts=rank.passes_told,
+                        counts=rank.counters.has_passes,
                     ),
                     now,
                 )
@@ -569,7 +564,7 @@ class ServerState:
         before, self._decoded = self._decoded, {}
         for dp, rank in self.ranks.items():
             counts = rank.totals.counts
-            of_server = rank.last_told("decoded_tokens"), rank.last_told("admitted_requests")
+            of_server = rank.counters.figure("decoded_tokens"), rank.counters.figure("admitted_requests")
             told = (counts["replayed"] + counts["eager"], counts["decoded"], counts["joined"], *of_server)
             batches, lines, sequences, decoded, admitted = map(gained, before.get(dp, told), told)
             self._decoded[dp] = told
@@ -607,14 +602,14 @@ class ServerState:
 
     def hang(self, now: float) -> Hang | None:
         """Say which stage of the server hangs, if any."""
-        since = [rank.stuck_since for rank in self.schedulers if rank.stuck_since is not None]
+        since = [rank.time.stuck_since for rank in self.schedulers if rank.time.stuck_since is not None]
         return self.stages.hang(now, min(since, default=None))
 
     def _keep_counters(self, figures: RankFigures) -> None:
         """Put the last believed counters in place of those of a spoiled page: what grew meanwhile is counted at the next."""
         known = self.ranks.get(figures.dp)
         for name in ("graph_passes", "eager_passes", "decoded_tokens", "retracted_requests", "admitted_requests"):
-            setattr(figures, name, None if known is None else known.last_told(name))
+            setattr(figures, name, None if known is None else known.counters.figure(name))
 
     def _count_requests(self, scrape: Scrape, now: float) -> None:
         """Count what the whole server counts: its first figure is the base; a family that was missing until then counts from 0."""
@@ -654,7 +649,7 @@ class ServerState:
     def counted(self) -> tuple[object, ...]:
         """Give everything that `saved` keeps and that can change without a line: two equal ones need not be saved twice."""
         self._count_retracted()
-        ranks = tuple((rank.dp, *rank.saved().values()) for rank in self.ranks.values())
+        ranks = tuple((rank.dp, *rank.counters.saved().values()) for rank in self.ranks.values())
         rejected = self.server_totals.counts["rejected_requests"]
         failures, lives = tuple(self.out_of_memory.items()), tuple(self.liveness.items())
         return ranks, failures, lives, tuple(self.witness.suspicious.items()), self.starts, rejected
@@ -663,7 +658,7 @@ class ServerState:
         """Give what a later process must know so that the rest of the log is counted once: plain JSON, read by `restore`."""
         self._count_retracted()
         return {
-            "ranks": [{"dp": rank.dp, "counts": rank.saved()} for rank in self.ranks.values()],
+            "ranks": [{"dp": rank.dp, "counts": rank.counters.saved()} for rank in self.ranks.values()],
             "out_of_memory": dict(self.out_of_memory),
             "unexplained": self._unexplained is not None,
             "starts": self.starts,
@@ -729,7 +724,7 @@ class ServerState:
             self._add_served()  # of those that were there before a new one came
         for rank in self.ranks.values():
             rank.advance(now)
-            rank.count_retracted(by_log=self._counts_by_log)
+            rank.counters.count_retracted(by_log=self._counts_by_log)
         self._counts_by_log = self.log_is_read
         if not self.log_is_read:
             self._unread_at = now
@@ -742,7 +737,7 @@ class ServerState:
 
     def _count_retracted(self) -> None:
         for rank in self.ranks.values():
-            rank.count_retracted(by_log=self._counts_by_log)
+            rank.counters.count_retracted(by_log=self._counts_by_log)
 
     def _add_served(self) -> None:
         """Add what the server served since the last call: with several schedulers that is a short interval ago.
@@ -751,7 +746,7 @@ class ServerState:
         """
         gained = 0.0
         for dp, rank in self.ranks.items():
-            served = rank.served_seconds
+            served = rank.time.served_seconds
             gained = max(gained, served - self._served_by.get(dp, 0.0))
             self._served_by[dp] = served
         self.server_totals.counts["served_seconds"] += gained
@@ -817,7 +812,7 @@ class ServerState:
 
     def knows_waits(self, now: float) -> bool:
         """Whether it is known how fast requests start, on every scheduler, and so how long they wait."""
-        return all(rank.admission.per_second(now) is not None for rank in self.schedulers)
+        return all(rank.time.admission.per_second(now) is not None for rank in self.schedulers)
 
     @property
     def schedulers(self) -> list[RankState]:

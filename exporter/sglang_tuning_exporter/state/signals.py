@@ -113,9 +113,9 @@ class Classifier:
         self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
         self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line is no finding
         self._waits_by = waits_by
-        self._unqueued: dict[tuple[float, float, bool | None], States] = {}
+        self._unqueued: dict[tuple[float | None, float | None, bool | None], States] = {}
 
-    def unqueued(self, running: float, usage: float, graph: bool | None) -> States:
+    def unqueued(self, running: float | None, usage: float | None, graph: bool | None) -> States:
         """Give the same without a queue; the figures are few, and so their answers are kept."""
         known = self._unqueued.get((running, usage, graph))
         if known is None:

@@ -119,7 +119,7 @@ def _pools(of: _Schedulers) -> Iterable[Metric]:
         ),
         lambda r: (
             [(source, r.totals.counts[f"{source}_tokens"]) for source in ("computed", "cached")]
-            if r.prompts_told
+            if r.prompts.are_logged
             else ()
         ),
     )
@@ -167,7 +167,7 @@ def _retractions(of: _Schedulers) -> Iterable[Metric]:
         counts, values = rank.totals.counts, of.values(rank)
         if read:
             events.add_metric(values, counts["retraction_events"])
-        if read or rank.native_retractions_told:
+        if read or rank.counters.has_retractions:
             requests.add_metric(values, counts["retracted_requests" if of.has_log else "native_retracted_requests"])
     if read and not of.state.ranks:
         events.add_metric([], 0)

@@ -213,11 +213,6 @@ class BatchRun(NamedTuple):
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
 
-    @property
-    def ends_with_decode(self) -> bool:
-        """Whether the last line is a decode line."""
-        return not self.prefills or self.lines[-1].startswith(b"Decode batch", len(self.prefix))
-
     def first_decode_of(self, running: int) -> DecodeBatch | None:
         """The first line, if it is a decode line of a batch of `running`."""
         line, start = self.lines[0], len(self.prefix)

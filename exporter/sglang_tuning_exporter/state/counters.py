@@ -1,0 +1,139 @@
+"""What SGLang's own counters say about one scheduler, scrape by scrape. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from sglang_tuning_exporter.sglang.events import RankFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sglang_tuning_exporter.state.totals import Totals
+
+# Reasons: docs/decisions.md, "How long an observation holds".
+PREFILL_PROGRESS = 1024.0
+DECODE_PROGRESS = 40.0
+_KEPT_BY_LOG = ("retraction_events", "log_retracted_requests", "retracted_requests")
+_PASSES = ("replayed", "eager")
+
+
+class Gained(NamedTuple):
+    """What the counters gained since the scrape before, and whether anything that moves with work has moved."""
+
+    replayed: float = 0.0
+    eager: float = 0.0
+    retracted: float = 0.0
+    admitted: float = 0.0
+    is_fresh: bool = True
+    has_worked: bool = False
+
+
+class SchedulerCounters:
+    """The counters of one scheduler: the last figures, and which counters the server exposes.
+
+    The log counts the same things. Each is counted from one of the two, and the totals go on without a jump when the other takes over.
+    """
+
+    def __init__(self, dp: int | None, totals: Totals) -> None:
+        self.dp = dp
+        self._totals = totals
+        self.last: RankFigures | None = None  # of the last scrape
+        self.has_passes = self.has_retractions = self.has_admitted = False
+        self._progress: float | None = None
+        self._passes_logged: Counter[str] = Counter()
+        self._retracted = (0.0, 0.0)  # requests by log and by metrics at the last `count_retracted`
+
+    def figure(self, name: str) -> float | None:
+        """Return a figure of the last scrape by its name in `RankFigures`."""
+        found: float | None = getattr(self.last, name, None)
+        return found
+
+    def take(self, new: RankFigures, progress: float | None, base: RankFigures | None) -> Gained:
+        """Return what `new` gained; `base` are the figures to count from where no scrape came before."""
+        old = self.last or base
+        moved = None if progress is None or self._progress is None else progress - self._progress
+        self.last, self._progress = new, progress
+        if old is None:
+            return Gained(has_worked=moved is not None and moved >= PREFILL_PROGRESS)
+        replayed, eager = gained(old.graph_passes, new.graph_passes), gained(old.eager_passes, new.eager_passes)
+        return Gained(
+            replayed,
+            eager,
+            gained(old.retracted_requests, new.retracted_requests),
+            gained(old.admitted_requests, new.admitted_requests),
+            is_fresh=bool(moved) or _evidence(old) != _evidence(new),
+            has_worked=replayed + eager >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS),
+        )
+
+    def count(self, new: RankFigures, found: Gained) -> None:
+        """Add what a scrape found to the totals."""
+        counts = self._totals.counts
+        # The server counts from its first batch on: the batches that were counted from the log are among them.
+        is_first = not self.has_passes and (new.graph_passes is not None or new.eager_passes is not None)
+        logged = self._passes_logged if is_first else Counter[str]()
+        self.has_passes = self.has_passes or is_first
+        self.has_admitted = self.has_admitted or new.admitted_requests is not None
+        self.has_retractions = self.has_retractions or new.retracted_requests is not None
+        counts["replayed"] += max(int(found.replayed) - logged["replayed"], 0)
+        counts["eager"] += max(int(found.eager) - logged["eager"], 0)
+        counts["native_retracted_requests"] += int(found.retracted)
+
+    def count_logged(self, kind: str, passes: int) -> None:
+        """Add decode passes that the log shows, of a server that counts none: `replayed` or `eager`."""
+        self._totals.counts[kind] += passes
+        self._passes_logged[kind] += passes
+
+    def count_retracted(self, *, by_log: bool) -> None:
+        """Add the requests retracted since the last call, from the log or from the server's counter."""
+        counts = self._totals.counts
+        retracted = (counts["log_retracted_requests"], counts["native_retracted_requests"])
+        if retracted == self._retracted:
+            return
+        (logged, native), self._retracted = self._retracted, retracted
+        by_log = by_log or not self.has_retractions
+        counts["retracted_requests"] += self._retracted[0] - logged if by_log else self._retracted[1] - native
+
+    def begin_again(self) -> None:
+        """Count the server's counters from 0: one may already have passed its value before the restart."""
+        if self.last is not None:
+            self.last = RankFigures(self.dp)
+
+    def reset(self) -> None:
+        """Forget whether a new server counts its passes: until a scrape shows it, the log counts them."""
+        self.has_passes = False
+        self._passes_logged.clear()
+
+    def saved(self) -> dict[str, float]:
+        """Return the counts that come from the log alone; a later process would count them twice."""
+        names = _KEPT_BY_LOG if self.has_passes else _KEPT_BY_LOG + _PASSES
+        return {name: self._totals.counts[name] for name in names}
+
+    def restore(self, counts: Mapping[str, float]) -> None:
+        """Add what `saved` returned to an earlier process."""
+        for name in ("retraction_events", "log_retracted_requests", *_PASSES):
+            self._totals.counts[name] += counts.get(name, 0)
+        logged = counts.get("log_retracted_requests", 0)
+        self._totals.counts["retracted_requests"] += counts.get("retracted_requests", logged)
+        self._retracted = (self._retracted[0] + logged, self._retracted[1])
+
+
+def _evidence(figures: RankFigures) -> tuple[float | None, ...]:
+    """Return the figures of which at least one changes when the gauges are refreshed."""
+    return (
+        figures.running,
+        figures.queued,
+        figures.full_usage,
+        figures.used_tokens,
+        figures.generation_throughput,
+        figures.graph_passes,
+        figures.eager_passes,
+    )
+
+
+def gained(old: float | None, new: float | None) -> float:
+    """Return how much a counter grew: from 0 where it was absent (it appears on first use) or fell (the server restarted)."""
+    if new is None:
+        return 0.0
+    return new if old is None or new < old else new - old
