@@ -23,6 +23,10 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts, boards
 from sglang_tuning_exporter.mixin.annotations import Links
 from sglang_tuning_exporter.serve import metrics
+from sglang_tuning_exporter.sglang.events import OutOfMemory
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.profiles import PROFILES
+from test_deaths import DEATHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -364,3 +368,72 @@ def test_an_address_that_prometheus_could_not_fill_in_is_refused(url: str) -> No
 )
 def test_an_address_with_labels_in_it_is_taken(url: str) -> None:
     Links(runbooks=url, grafana=url)
+
+
+# --- failures: the commands of a runbook find what the exporter counts ----------------------------------------------------
+
+FAILURES = sorted((ROOT / "tests" / "data" / "failures").glob("*.log"))
+# What a process that crashed leaves, in words of 0.3.0 to 0.5.23 that no kept log has.
+CRASHES = "".join(line for line, _ in DEATHS.values())
+CRASHED = ("crashed", "server_down", "restart_loop", "often_down")
+RUNBOOKS_OF: dict[str, tuple[str, ...]] = {
+    "prefill": ("out_of_memory_prefill", "server_down", "crashed", "restart_loop", "often_down"),
+    "decode": ("out_of_memory_decode", "server_down", "crashed", "restart_loop", "often_down"),
+    "graph_capture": ("graph_memory_short", "restart_loop"),
+    "startup": ("out_of_memory_any", "restart_loop"),
+    "unknown": ("out_of_memory_any", "server_down", "crashed", "restart_loop", "often_down"),
+    "process_died": CRASHED,
+    "scheduler_exception": CRASHED,
+    "launch_failed": CRASHED,
+    "watchdog_timeout": ("scheduler_stuck", "server_down"),
+    "health_check_failed": ("scheduler_stuck", "server_down"),
+}
+
+
+def greps_of(diagnosis: str) -> list[str]:
+    lines = fenced(runbooks.prose(diagnosis), "sh")
+    return [found for line in lines for found in re.findall(r"grep (?:-[a-zA-Z]+ )?'([^']+)' LOG", line)]
+
+
+def counted(text: str) -> Iterator[tuple[str, str]]:
+    """Give each line that the exporter counts as a failure, and as which."""
+    reader = LogReader()
+    for line in text.splitlines(keepends=True):
+        for event in reader.feed(line.encode()):
+            kind = event.phase if isinstance(event, OutOfMemory) else getattr(event, "what", "")
+            if kind in RUNBOOKS_OF:
+                yield line, kind
+
+
+@pytest.mark.parametrize("log", [*FAILURES, CRASHES], ids=lambda log: log.stem if isinstance(log, Path) else "crashes")
+def test_a_runbook_finds_the_line_that_the_exporter_counts(log: Path | str) -> None:
+    found = list(counted(log.read_text() if isinstance(log, Path) else log))
+    assert found
+    missed = {
+        (kind, diagnosis, line[:120])
+        for line, kind in found
+        for diagnosis in RUNBOOKS_OF[kind]
+        if subprocess.run(
+            ["grep", "-cE", *(word for each in greps_of(diagnosis) for word in ("-e", each))],
+            input=line, capture_output=True, text=True, check=False,
+        ).returncode
+    }  # fmt: skip
+    assert missed == set()
+
+
+def test_kept_failures_are_of_every_kind() -> None:
+    kinds = {kind for log in FAILURES for _, kind in counted(log.read_text())} | {kind for _, kind in counted(CRASHES)}
+    assert RUNBOOKS_OF.keys() - kinds <= {"decode", "startup"}  # in the runbooks' other tests
+
+
+# --- thresholds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_has_the_thresholds_in_force() -> None:
+    own = PROFILES["online"].with_thresholds({"token_usage_target": 0.71, "reserve_lower_gb": 3.25})
+    assert "token usage is below 0.71" in " ".join(runbooks.page("SGLangAdmissionTooConservative", own).split())
+    assert "3.25 GB" in runbooks.page("SGLangMemoryReserveTooSmall", own)
+
+
+def test_a_page_of_an_alert_of_another_profile_has_that_profiles_thresholds() -> None:
+    assert "100 to 2000 requests" in runbooks.page("SGLangClientTooSlow", PROFILES["online"])

@@ -1,20 +1,21 @@
-"""The runbooks: for each alert a page for whoever it wakes, as Markdown.
+"""The runbooks: for each alert a page, as Markdown.
 
-The prose is in `diagnosis/runbooks/<diagnosis>.md`. The table adds when the alert fires, which flag to change, and the causes.
+The prose is in `diagnosis/runbooks/<diagnosis>.md`, a template over the thresholds in force. The table adds when the alert fires, which flag
+to change, and the causes.
 """
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files as packaged
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, TemplateNotFound
 
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
+from sglang_tuning_exporter.diagnosis.sizing.admission import TOLERATED
 from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID
-from sglang_tuning_exporter.state.profiles import DEFAULT, DEFAULT_PROFILE, PROFILES
+from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, Profile
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 FOLDER = "alerts/runbooks"
@@ -26,8 +27,16 @@ _URGENCY = {
     "warning": "warning: clients wait longer than necessary, or will soon; act today",
     "info": "info: nothing is broken, something can be improved; act when there is time",
 }
-# The tuning guide of SGLang, whose advice the rows repeat.
+# SGLang's tuning guide, which the rows summarise.
 GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
+# What `grep -E` must look for in a log of any release, from 0.3.0 on.
+_GREPS = {
+    "crash_lines": "hit an exception|Exception in (ModelTp|run_tp|Controller)|crashed with exit code|[Rr]eceived sigquit"
+    "|Child process unexpectedly failed|scheduler (died|is dead)|Initialization failed",
+    "out_of_memory_lines": "OutOfMemoryError|out of memory",
+    "last_request_lines": "Failed to retract any request|even after retracting all other requests",
+    "hang_lines": "[Ww]atchdog timeout|Health check failed",
+}
 _UNITS = {"s": "second", "m": "minute", "h": "hour"}
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
 # Code stays unchanged: readers paste it.
@@ -40,60 +49,83 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_PROSE = _ENVIRONMENT.overlay(
+    loader=ChoiceLoader(
+        [
+            PackageLoader("sglang_tuning_exporter.diagnosis"),
+            PackageLoader("sglang_tuning_exporter.diagnosis", "runbooks"),
+        ]
+    )
+)
 _ENVIRONMENT.globals["guide_url"] = GUIDE_URL
-_ENVIRONMENT.globals["turn"] = lambda row: row.turn.filled(DEFAULT.figures)
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
 def with_alerts() -> dict[str, Diagnosis]:
-    """Give the rows that notify: alert → row, most urgent first."""
+    """Return the rows with an alert: alert → row, most urgent first."""
     return {row.alert: row for row in ALERTS}
 
 
-def prose(diagnosis: str) -> str:
-    """Return the prose of a diagnosis: the four sections. `FileNotFoundError` where there is none."""
-    page = packaged("sglang_tuning_exporter.diagnosis") / "runbooks" / f"{diagnosis}.md"
-    return page.read_text(encoding="utf-8")
+def prose(diagnosis: str, profile: Profile | None = None) -> str:
+    """Return the prose of a diagnosis with the profile's thresholds. `FileNotFoundError` where there is none."""
+    profile = _profile_of(BY_ID[diagnosis], profile)
+    figures = {
+        **profile.figures,
+        "latency_budget": f"{100 * (1 - profile.latency_objective):.3g} %",
+        "latency_objective": f"{100 * profile.latency_objective:.4g} %",
+        "retractions_ignored": f"{100 * TOLERATED:.0f} %",
+    }
+    try:
+        return _PROSE.get_template(f"{diagnosis}.md").render(**figures, **_GREPS)
+    except TemplateNotFound as error:
+        raise FileNotFoundError(diagnosis) from error
+
+
+def _profile_of(row: Diagnosis, profile: Profile | None) -> Profile:
+    """Return the profile to write a row's page for: that of the server, where the row is used with it."""
+    if profile is not None and (not row.profiles or profile.name in row.profiles):
+        return profile
+    return PROFILES[row.profiles[0]] if row.profiles else DEFAULT
 
 
 @cache
-def page(alert: str) -> str:
-    """Write the runbook of an alert. `KeyError` where the table has no such alert."""
+def page(alert: str, profile: Profile | None = None) -> str:
+    """Return the runbook of an alert with the profile's thresholds. `KeyError` where the table has no such alert."""
     row = with_alerts()[alert]
+    in_force = _profile_of(row, profile)
     text = _ENVIRONMENT.get_template("runbook.md.j2").render(
         row=row,
+        turn=row.turn.filled(in_force.figures),
         query=query(row),
         urgency=_URGENCY[row.severity],
-        when=when(row),
+        when=when(row, in_force),
         hold=_in_words(row.hold),
         keep_firing=_in_words(row.keep_firing),
         flag="--" + row.turn.arg.replace("_", "-") if row.turn.arg else "",
         causes=[BY_ID[cause].alert for cause in row.causes if BY_ID[cause].alert],
         unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
-        prose=prose(row.id).strip(),
+        prose=prose(row.id, profile).strip(),
     )
     return linked(text, alert)
 
 
 @cache
 def index() -> str:
-    """Write the list of all runbooks, most urgent first."""
-    rows = list(with_alerts().values())
-    groups = [(word, [row for row in rows if row.severity == word]) for word in _URGENCY]
-    text = _ENVIRONMENT.get_template("runbooks.md.j2").render(
-        groups=[(_URGENCY[word], found) for word, found in groups if found]
-    )
+    """Return the list of all runbooks, most urgent first."""
+    rows = [(row, row.turn.filled(DEFAULT.figures)) for row in ALERTS]
+    groups = [(words, [each for each in rows if each[0].severity == severity]) for severity, words in _URGENCY.items()]
+    text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=[group for group in groups if group[1]])
     return linked(text, "")
 
 
 def files() -> dict[str, str]:
-    """Every page and the index: repository path → text."""
+    """Return every page and the index: repository path → text."""
     pages = {f"{FOLDER}/{alert}.md": _MADE.format(id=row.id) + page(alert) for alert, row in with_alerts().items()}
     return {**pages, f"{FOLDER}/README.md": _MADE.format(id="*") + index()}
 
 
 def linked(text: str, alert: str) -> str:
-    """Link every other alert that is named outside code; other words stay as they are."""
+    """Return the text with a link at every other alert that is named outside code."""
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
@@ -102,9 +134,9 @@ def linked(text: str, alert: str) -> str:
     return _CODE_OR_NAME.sub(link, text)
 
 
-def when(row: Diagnosis) -> str:
-    """Say in words when the rule's condition holds, with the default profile's thresholds."""
-    profile = PROFILES[row.profiles[0] if row.profiles else DEFAULT_PROFILE]
+def when(row: Diagnosis, profile: Profile | None = None) -> str:
+    """Return in words when the rule's condition holds."""
+    profile = _profile_of(row, profile)
     value, over = row.condition.bound(profile)
     return row.sentence(value, profile.figures) + over
 

@@ -71,7 +71,7 @@ class Profile:
         What to aim for stays inside the range: it moves to the middle of one that leaves it out.
         """
         known = {name: int(value) if name == "enough_observations" else value for name, value in values.items()}
-        made = replace(self, **known, overridden=self.overridden | known.keys())  # type: ignore[arg-type]
+        made = replace(self, **known, overridden=self.overridden.union(known))  # type: ignore[arg-type]
         lower, upper = made.reserve_lower_gb, made.reserve_upper_gb
         if "reserve_aim_gb" in made.overridden or lower < made.reserve_aim_gb < upper:
             return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened
@@ -11,6 +12,9 @@ from sglang_tuning_exporter.diagnosis.evidence import AFTERLIFE_SECONDS, Evidenc
 from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
 from sglang_tuning_exporter.sglang.events import ENDS
 from sglang_tuning_exporter.state.server import START, WORK
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +77,6 @@ class SourceTrouble(Condition):
 
     def fires(self, samples: Samples) -> bool:
         return happened(samples, *self.events, window=self.window)
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        return self.words, ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import happened, told
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, asked, firing, known, otherwise
+
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.profiles import Profile
 
 _HANGS = 'the {{ . | first | label "stage" }} hangs: requests are there, and it has done nothing for a minute'
 _SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
@@ -51,3 +55,6 @@ class Stuck(Condition):
 
     def fires(self, samples: Samples) -> bool:
         return samples.hangs or happened(samples, WATCHDOG)
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        return "a stage made no progress for a minute while requests waited, or SGLang's watchdog timed out", ""

@@ -43,7 +43,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
     if row is None:
         return None
     present, absent = _now(sidecar, row)
-    title, lead, body = _parts(runbooks.page(alert), _known(sidecar, host))
+    title, lead, body = _parts(runbooks.page(alert, sidecar.profile), _known(sidecar, host))
     return _ENVIRONMENT.get_template("runbook.html").render(
         title=title,
         tone=_TONES[row.severity],
