@@ -114,11 +114,16 @@ class Chain:
         link = next(each for each in self.links if each.rewritten)
         before = self.links[: self.links.index(link) + 1]
         marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
+        present = [places.mark_of_all(self.path, link.fd), *(each.mark_of_text() for each in self.links[len(before) :])]
         beside = self._beside(None)
-        found = rotation.assign(marks, beside)
+        everywhere = rotation.assign([*marks, *present], beside)
+        found = {at: to for at, to in everywhere.items() if at < len(marks)}
         copy = found.get(len(marks) - 1) if link.position else None
         far = now - self.looked_at >= _FAR_APART_SECONDS
         fresh = self._unread(marks, found, beside) if copy is not None or far or not link.position else []
+        # A packed copy of what this file or a later one holds now is not what was there before.
+        open_now = [beside[to] for at, to in everywhere.items() if at >= len(marks)]
+        fresh = [place for place in fresh if place not in open_now]
         if copy is not None:
             fresh = [beside[copy], *fresh]
         elif known := link.known_text():
@@ -137,37 +142,34 @@ class Chain:
         link.restart()
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
-        """Go on after `marks`, which an earlier follower made of this log, the newest last."""
+        """Continue after `marks`, which an earlier follower made of this log, the newest last."""
         beside = self._beside(None)
-        places_ = beside + ([self._place_of(following)] if following is not None else [])
-        found = rotation.assign(marks, places_)
-        here = len(places_) - 1 if following is not None else -1
+        files = beside + ([self._place_of(following)] if following is not None else [])
+        found = rotation.assign(marks, files)
+        here = len(files) - 1 if following is not None else -1
         last = len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         fresh = [] if sure else self._unread(marks, {at: to for at, to in found.items() if to != here}, beside)
         # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
         joined = following is not None and marks[last].is_of(following.fd) and not sure
+        cut = 0
+        if following is not None and last not in found and here not in found.values():
+            cut = following.known_at(marks[last])
         for at, mark in enumerate(marks):
-            place = None if at not in found else places_[found[at]]
-            if place is None:
-                cut = (
-                    following.known_at(mark)
-                    if at == last and following is not None and here not in found.values()
-                    else 0
-                )
-                if cut and following is not None:
-                    following.go_on_at(cut)
-                    fresh = []
-                elif mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :]):
-                    # Its writer was at it, or there was more in it.
-                    self.lost += 1
+            if at not in found:
+                # Its writer was at it, or there was more in it.
+                unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
+                self.lost += unread and not (cut and at == last)
             elif found[at] == here and following is not None:
                 following.go_on_at(mark.position)
-            elif place.size == mark.position and not mark.joined and at != last and not self.links:
-                self.done.append(mark)
+            elif at == last or self.links or not _is_left(mark, files[found[at] :]):
+                self._open([files[found[at]]], now, mark=mark, joined=mark.joined or (joined and at == last))
             else:
-                self._open([place], now, mark=mark, joined=mark.joined or (joined and at == last))
-        self._open(fresh, now, joined=joined)
+                self.done.append(mark)
+        if cut and following is not None:
+            following.go_on_at(cut)
+        else:
+            self._open(fresh, now, joined=joined)
         self._join(following)
 
     def read(self, link: Stream, now: float) -> Iterator[bytes]:
@@ -269,6 +271,11 @@ class Chain:
         for link, after in itertools.pairwise(chain):
             if link.joined:
                 after.lines = link.lines
+
+
+def _is_left(mark: Mark, files: Sequence[Place]) -> bool:
+    """Whether the first of `files` has been read to its end, as `mark` says, and its writer has gone on to a later one."""
+    return files[0].size == mark.position and not mark.joined and any(later.size for later in files[1:])
 
 
 def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Place]) -> int:

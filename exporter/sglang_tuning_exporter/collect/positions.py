@@ -63,6 +63,11 @@ class Mark:
         """Whether the same text at the same places can hardly be that of another file."""
         return self.tail_bytes >= self.least or self.head_bytes >= SURE_BYTES
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file had no text at the last look, and could still get some: a copy is complete."""
+        return not self.head_bytes and not self.position and not self.joined
+
     def fits(self, fd: int, name: str = "") -> bool:
         """Say whether the open file is the marked one, or a copy of it, and has not been written anew."""
         try:

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
         def held(self) -> bool:
             """Whether it is open, so that its identity is sure."""
 
+        @property
+        def modified(self) -> int:
+            """When it was written last, in nanoseconds."""
+
+        @property
+        def is_empty(self) -> bool:
+            """Whether it had no text and could still get some."""
+
         def fits(self, fd: int, name: str = "") -> bool:
             """Say whether the open file has this text."""
 
@@ -125,7 +133,7 @@ def beside(path: str) -> list[Place]:
                     )
     except (OSError, ValueError):
         return []
-    return _in_order(list(found.values()))[-MOST_FILES:]
+    return _newest(list(found.values()))
 
 
 def _added(name: str, base: str) -> tuple[str, bool]:
@@ -144,21 +152,25 @@ def _added(name: str, base: str) -> tuple[str, bool]:
     return "", False
 
 
+def _newest(places: list[Place]) -> list[Place]:
+    """Return at most `MOST_FILES` places in the order in which they were written; empty files give way first."""
+    ordered = _in_order(places)
+    room = max(0, MOST_FILES - sum(place.size > 0 for place in places))
+    empty = [place for place in ordered if not place.size]
+    left_out = set(empty[: max(0, len(empty) - room)])
+    return [place for place in ordered if place not in left_out][-MOST_FILES:]
+
+
 def _in_order(places: list[Place]) -> list[Place]:
-    """Sort by the dates or the numbers in the names; which way numbers run is read off the times at which most files were written last.
-
-    An empty file has nothing to read: it stands first, and its time says nothing of the others.
-    """
-    empty = sorted((place for place in places if not place.size), key=lambda each: (each.modified, each.suffix))
-    places = [place for place in places if place.size]
-    return [*empty, *_with_text_in_order(places)]
-
-
-def _with_text_in_order(places: list[Place]) -> list[Place]:
+    """Sort by the dates or the numbers in the names. The times of most files say whether numbers rise or fall with age."""
     numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
     if not numbered:
         return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
-    pairs = list(itertools.combinations((place.modified for place in numbered[:_VOTERS]), 2))
+    # Anybody may create thousands of empty files, so files with text decide where there are two of them.
+    voters = [place.modified for place in numbered if place.size][:_VOTERS]
+    if len(set(voters)) < 2:
+        voters = [place.modified for place in numbered[:_VOTERS]]
+    pairs = list(itertools.combinations(voters, 2))
     up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
     if len(numbered) < len(places) or up == down:
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
@@ -167,10 +179,11 @@ def _with_text_in_order(places: list[Place]) -> list[Place]:
 
 
 def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
-    """Say which mark is of which place, both oldest first: by identity first, then by text, each place once.
+    """Return which mark (by index) is of which place, both oldest first: by identity, then by text, then by order. Each place once.
 
     A copy has the text of a file that is not there any more, or has been truncated; while a file is there itself, another
-    of the same text is another file.
+    of the same text is another file. A file that was empty has no text to be found by, so where its identity is gone it is
+    the file just before its successor, unless that is another mark's or was written earlier.
     """
     found: dict[int, int] = {}
     for at, mark in enumerate(marks):
@@ -183,6 +196,11 @@ def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
             copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _fits(mark, places[i]))
             if (place := next(copies, None)) is not None:
                 found[at] = place
+    for at, mark in reversed([*enumerate(marks)]):
+        if at not in found and mark.is_empty:
+            beside = min((place for after, place in found.items() if after > at), default=0) - 1
+            if beside >= 0 and beside not in found.values() and places[beside].modified >= mark.modified:
+                found[at] = beside
     return found
 
 
