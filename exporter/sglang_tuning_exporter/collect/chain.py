@@ -104,24 +104,39 @@ class Chain:
         return self._open(fresh, now)
 
     def doubt(self, link: Stream) -> None:
-        """Have an empty file looked at as if it were rewritten, once something has happened beside it: it may have been full."""
-        if link is self.current and link.seekable and not link.position:
-            before, self.folder = self.folder, rotation.folder_modified(self.path)
-            link.rewritten = before != self.folder
+        """Mark a file of which next to nothing was read as rewritten, once something has happened beside it.
+
+        It may have been full and copied meanwhile; its start may be the same again.
+        """
+        if link is not self.current or not link.seekable or link.position >= places.SURE_BYTES:
+            return
+        before, self.folder = self.folder, rotation.folder_modified(self.path)
+        if before == self.folder:
+            return
+        link.rewritten = True
+        if link.position:
+            marks = [*self.done, link.mark_of_text()]
+            beside = self._beside(None)
+            copy = rotation.assign(marks, beside).get(len(marks) - 1)
+            link.rewritten = (
+                copy is not None and beside[copy].inode != link.key[1] and beside[copy].modified > link.modified
+            )
 
     def rewind(self, now: float) -> None:
         """Go on where the text of the present file goes on that was written anew: in its copies, and then here."""
         link = next(each for each in self.links if each.rewritten)
         before = self.links[: self.links.index(link) + 1]
         marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
-        present = [places.mark_of_all(self.path, link.fd), *(each.mark_of_text() for each in self.links[len(before) :])]
+        present = [
+            places.mark_of_all(self.path, each.fd) for each in [link, *self.links[len(before) :]] if each.is_deleted()
+        ]
         beside = self._beside(None)
         everywhere = rotation.assign([*marks, *present], beside)
         found = {at: to for at, to in everywhere.items() if at < len(marks)}
         copy = found.get(len(marks) - 1) if link.position else None
         far = now - self.looked_at >= _FAR_APART_SECONDS
         fresh = self._unread(marks, found, beside) if copy is not None or far or not link.position else []
-        # A packed copy of what this file or a later one holds now is not what was there before.
+        # What this file or a later one holds now may have been packed already; it is read here.
         open_now = [beside[to] for at, to in everywhere.items() if at >= len(marks)]
         fresh = [place for place in fresh if place not in open_now]
         if copy is not None:
@@ -145,7 +160,7 @@ class Chain:
         """Continue after `marks`, which an earlier follower made of this log, the newest last."""
         beside = self._beside(None)
         files = beside + ([self._place_of(following)] if following is not None else [])
-        found = rotation.assign(marks, files)
+        found = rotation.assign_saved(marks, files)
         here = len(files) - 1 if following is not None else -1
         last = len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES

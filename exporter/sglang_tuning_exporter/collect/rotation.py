@@ -46,6 +46,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What a compressed file raises that is cut or damaged."""
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a FIFO without a writer opens at once
 _VOTERS = 32  # numbered files whose times are compared to see which way the numbers run
+_EMPTY_BYTES = 512  # no compressed empty file is larger: a header, which may hold a name, and a checksum
 _UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 READABLE = tuple(_UNPACK)
 """Extensions of compressed files that can be read; Python reads no `.zst` before 3.14."""
@@ -66,7 +67,7 @@ class Place:
     path: str
     inode: int
     device: int
-    size: int
+    size: int  # 0 also of a compressed file without text
     modified: int  # nanoseconds
     suffix: str  # what the rotation added to the name
     inside: bool = False  # added before the extension
@@ -121,19 +122,33 @@ def beside(path: str) -> list[Place]:
         for name, suffix, inside in names:
             if suffix and (packing(name) == "" or suffix not in found):  # while it is compressed both are there
                 with suppress(OSError):
-                    status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 -- thousands of them
-                    found[suffix] = Place(
-                        os.path.join(folder, name),  # noqa: PTH118 -- as above
-                        status.st_ino,
-                        status.st_dev,
-                        status.st_size,
-                        status.st_mtime_ns,
-                        suffix,
-                        inside,
-                    )
+                    path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
+                    found[suffix] = _place(path, suffix, inside=inside)
     except (OSError, ValueError):
         return []
     return _newest(list(found.values()))
+
+
+def _place(path: str, suffix: str, *, inside: bool) -> Place:
+    status = os.stat(path)  # noqa: PTH116 -- thousands of them
+    size = status.st_size
+    if 0 < size <= _EMPTY_BYTES and packing(path) and _unpacks_to_nothing(path):
+        size = 0
+    return Place(path, status.st_ino, status.st_dev, size, status.st_mtime_ns, suffix, inside)
+
+
+def _unpacks_to_nothing(path: str) -> bool:
+    try:
+        fd = os.open(path, OPEN)
+    except OSError:
+        return False
+    try:
+        with unpacked(fd, path) as text:
+            return not text.read(1)
+    except DAMAGE:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _added(name: str, base: str) -> tuple[str, bool]:
@@ -179,11 +194,10 @@ def _in_order(places: list[Place]) -> list[Place]:
 
 
 def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
-    """Return which mark (by index) is of which place, both oldest first: by identity, then by text, then by order. Each place once.
+    """Return which mark (by index) is of which place, both oldest first: by identity first, then by text. Each place once.
 
     A copy has the text of a file that is not there any more, or has been truncated; while a file is there itself, another
-    of the same text is another file. A file that was empty has no text to be found by, so where its identity is gone it is
-    the file just before its successor, unless that is another mark's or was written earlier.
+    of the same text is another file.
     """
     found: dict[int, int] = {}
     for at, mark in enumerate(marks):
@@ -196,11 +210,21 @@ def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
             copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _fits(mark, places[i]))
             if (place := next(copies, None)) is not None:
                 found[at] = place
+    return found
+
+
+def assign_saved(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
+    """Return the same for the marks of an earlier process.
+
+    A file that was empty has no text to be found by. Where its inode is gone it is the file just before its successor,
+    unless that one is another mark's or was written earlier.
+    """
+    found = assign(marks, places)
     for at, mark in reversed([*enumerate(marks)]):
         if at not in found and mark.is_empty:
-            beside = min((place for after, place in found.items() if after > at), default=0) - 1
-            if beside >= 0 and beside not in found.values() and places[beside].modified >= mark.modified:
-                found[at] = beside
+            before = min((place for after, place in found.items() if after > at), default=0) - 1
+            if before >= 0 and before not in found.values() and places[before].modified >= mark.modified:
+                found[at] = before
     return found
 
 

@@ -101,6 +101,8 @@ class Stream:
         """Say how far this file has been read and told; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
+        if not self.position and not self.rewritten:
+            self._look_at_start()
         mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
         return replace(mark, size=self.size, modified=self.modified, joined=self.joined, generation=self._generation)
 
@@ -218,6 +220,10 @@ class Stream:
     def _first_text(self) -> bytes:
         return os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
+    def _look_at_start(self) -> None:
+        """Read the start of a file that has not been read yet, so that its mark fits whatever happens to it."""
+        self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
+
     def _same_head(self) -> bool:
         head = self._first_text()
         same = head.startswith(self._head)
@@ -282,6 +288,9 @@ class Packed(Stream):
         """Close the file and return its last, unended line."""
         self._open.close()
         return super().close()
+
+    def _look_at_start(self) -> None:
+        """Do nothing: nobody writes to it."""
 
     def _first_text(self) -> bytes:
         text = self._file.read(places.HEAD_BYTES)
