@@ -266,7 +266,6 @@ class Chain:
                 link = self.stream(fd, place.path)
                 if mark is not None:
                     link.go_on_at(mark.position)
-                    link.look_back_from = 0
             except rotation.DAMAGE:
                 os.close(fd)
                 self.lost += 1

@@ -78,6 +78,7 @@ class Logbook:
             positions=positions if isinstance(positions, dict) else None,
             clock=clock,
         )
+        self._counted_up_to = self._follower.positions()  # what is saved; not `positions()` of this moment
         self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
         self._said_left_out = 0
         self._dropped_before = self._lost_before = 0  # by files that are not followed any more
@@ -150,7 +151,8 @@ class Logbook:
             self._dropped_before += sum(status.dropped for status in gone)
             self._lost_before += sum(status.lost for status in gone)
             self.files = statuses
-            self.keep(state, self._clock())
+            if self._is_changed(state):
+                self._save_here(state, self._clock())
         if size < BEHIND_BYTES:
             if self._behind_since is not None:
                 logger.info("log: finished reading the existing lines")
@@ -196,9 +198,15 @@ class Logbook:
         return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 
     def keep(self, state: ServerState, now: float) -> None:
-        """Save what was counted since the last block, if anything: call it under the lock before anybody is shown a counter."""
-        if self._kept is None or self._kept != state.counted():
+        """Save what was counted since the last block, if anything: call it under the lock before a counter is shown.
+
+        Positions are those after the last block that was counted. The thread that reads may hold a later one already.
+        """
+        if self._is_changed(state):
             self._save(state, now)
+
+    def _is_changed(self, state: ServerState) -> bool:
+        return self._kept is None or self._kept != state.counted()
 
     def hand_over(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
         """Take what still waits for more lines like it, as suspect: the next process could not read those lines again."""
@@ -264,7 +272,7 @@ class Logbook:
                 state.begin_window(now)
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
-            self._save(state, now)
+            self._save_here(state, now)
 
     def _dated(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
         """Move the printed times onto this process's clock: none lies ahead of it, and what prints none happened just now."""
@@ -296,13 +304,19 @@ class Logbook:
         self._before = self._before + Counter(reader.counts)
         self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
+    def _save_here(self, state: ServerState, now: float) -> None:
+        """Save that all blocks so far have been counted; only the reading thread can say so."""
+        if self._state_file is not None and self._state_file.held:
+            self._counted_up_to = self._follower.positions()
+            self._save(state, now)
+
     def _save(self, state: ServerState, now: float) -> None:
         if self._state_file is None or not self._state_file.held:
             return
         saved = self._state_file.save(
             {
                 "at": time.time(),
-                "positions": self._follower.positions(),
+                "positions": self._counted_up_to,
                 "lines": self.lines,
                 "unrecognised": self.unrecognised,
                 "state": state.saved(now),

@@ -269,7 +269,18 @@ class Packed(Stream):
         length = min(position, places.TAIL_BYTES)
         self._file.seek(position - length)
         self._tail = self._line_tail = self._file.read(length)
-        self.position = self._line_start = position
+        self.look_back_from = self.position = self._line_start = position
+
+    def look_back(self) -> bytes:
+        """Return the last lines before where reading began; the last server start is not looked for in a compressed file."""
+        end, self.look_back_from = self.look_back_from, 0
+        try:
+            self._file.seek(max(0, end - _LAST_WORDS))
+            text = self._file.read(min(end, _LAST_WORDS))
+            self._file.seek(end)
+        except rotation.DAMAGE:
+            return b""
+        return Lines(self.lines.limit, Dropped()).feed(text[text.find(b"\n") + 1 :] if end > _LAST_WORDS else text)
 
     def take_over(self, other: Stream) -> None:
         """Go on in this file where `other`, of the same text, was left."""
