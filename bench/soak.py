@@ -28,6 +28,7 @@ from sglang_tuning_exporter.state.forgeries import BASE_SECONDS
 GROWTH_KIB = 2 << 10
 AHEAD_LINES = 400_000
 HANG_SECONDS = 600.0
+END_SECONDS = 300.0  # at most, until the last lines are read and confirmed
 KILLED_SHARE, WARM_SHARE = 0.5, 0.6  # of the lines: kills until then; memory is measured from then on
 
 
@@ -178,7 +179,7 @@ class Soak:
     def end(self) -> int:
         """Wait until everything has been read, print the result, and return the exit status."""
         begin = time.monotonic()
-        while self._last.items() < expected(self._server).items() and time.monotonic() - begin < 60:
+        while self._last.items() < expected(self._server).items() and time.monotonic() - begin < END_SECONDS:
             self.look()
             time.sleep(0.5)
         for name, value in expected(self._server).items():

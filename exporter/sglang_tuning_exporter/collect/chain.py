@@ -161,31 +161,44 @@ class Chain:
         beside = self._beside(None)
         files = beside + ([self._place_of(following)] if following is not None else [])
         found = rotation.assign_saved(marks, files)
-        here = len(files) - 1 if following is not None else -1
+        here = len(beside)
         last = len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
-        fresh = [] if sure else self._unread(marks, {at: to for at, to in found.items() if to != here}, beside)
+        fresh = [] if sure else self._unread_since(marks, {at: to for at, to in found.items() if to != here}, beside)
         # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
         joined = following is not None and marks[last].is_of(following.fd) and not sure
         cut = 0
         if following is not None and last not in found and here not in found.values():
             cut = following.known_at(marks[last])
         for at, mark in enumerate(marks):
-            if at not in found:
-                # Its writer was at it, or there was more in it.
-                unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
-                self.lost += unread and not (cut and at == last)
-            elif found[at] == here and following is not None:
+            # Its writer was at it, or there was more in it.
+            unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
+            self.lost += at not in found and unread and not (cut and at == last)
+        mark_of = {to: marks[at] for at, to in found.items()}
+        for at, place in enumerate(files):
+            mark = mark_of.get(at)
+            if mark is None:
+                self._open([place] if place in fresh and not cut else [], now, joined=joined or self._goes_on)
+            elif at == here and following is not None:
                 following.go_on_at(mark.position)
-            elif at == last or self.links or not _is_left(mark, files[found[at] :]):
-                self._open([files[found[at]]], now, mark=mark, joined=mark.joined or (joined and at == last))
+            elif mark is marks[last] or self.links or not _is_left(mark, files[at:]):
+                self._open([place], now, mark=mark, joined=mark.joined or (joined and mark is marks[last]))
             else:
                 self.done.append(mark)
         if cut and following is not None:
             following.go_on_at(cut)
-        else:
-            self._open(fresh, now, joined=joined)
         self._join(following)
+
+    @property
+    def _goes_on(self) -> bool:
+        return bool(self.links) and self.links[-1].joined
+
+    def _unread_since(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
+        """Choose the files written since `marks` were made; a copy of a later file may be among the found ones already."""
+        fresh = self._unread(marks, found, beside)
+        known = found.values()
+        between = [place for at, place in enumerate(beside) if known and min(known) < at < max(known) and at not in known]
+        return [place for place in between if rotation.is_readable(place.path)] + fresh
 
     def read(self, link: Stream, now: float) -> Iterator[bytes]:
         """Yield what is new in a file, and its last, unended line once its writer has gone on."""

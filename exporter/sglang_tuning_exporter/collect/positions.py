@@ -72,7 +72,7 @@ class Mark:
         """Say whether the open file is the marked one, or a copy of it, and has not been written anew."""
         try:
             same = self.is_of(fd)
-            if not same and not self.is_sure:
+            if not same and not self.tail_bytes and not self.is_sure:
                 return False
             if rotation.packing(name):
                 with rotation.unpacked(fd, name) as file:
@@ -90,7 +90,7 @@ class Mark:
     def _is_in(self, pread: Callable[[int, int], bytes], *, same: bool) -> bool:
         if digest(pread(self.head_bytes, 0)) != self.head:
             return False
-        more = self.held and not same
+        more = not same and (self.held or not self.is_sure)  # so little text must be all of it
         tail = pread(self.tail_bytes + more, self.position - self.tail_bytes)
         return len(tail) == self.tail_bytes and digest(tail) == self.tail
 

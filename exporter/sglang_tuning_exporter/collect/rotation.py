@@ -83,6 +83,11 @@ def packing(path: str) -> str:
     return next((end for end in _COMPRESSED if path.endswith(end)), "")
 
 
+def is_readable(path: str) -> bool:
+    """Whether a file is not compressed, or in a form that Python can read."""
+    return packing(path) in ("", *READABLE)
+
+
 @contextmanager
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raises `OSError` for a packing that Python cannot open."""
