@@ -22,7 +22,7 @@ from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatc
 from sglang_tuning_exporter.sglang.log import surroundings
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds
-from wrappings import AROUND, INSTEAD
+from wrappings import AROUND, INSTEAD, otlp
 
 RECORDING = Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz"
 DIALECTS = sorted((Path(__file__).parent / "data" / "logs").glob("*.log"))
@@ -74,6 +74,26 @@ def expected() -> list[Event]:
 def test_whatever_stands_around_the_lines_the_events_and_times_are_those_of_the_bare_log(name: str) -> None:
     assert len(expected()) > 700
     assert read(wrapped(name, recorded())) == expected()
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_once_the_form_is_learned_no_wrapping_puts_an_event_in_doubt(name: str) -> None:
+    def doubts(wrapping: str) -> list[tuple[bool, bool]]:
+        events = LogReader().feed(wrapped(wrapping, recorded()))
+        return [(event.suspect, event.beside_words) for event in events if isinstance(event, Retraction)]
+
+    bare = doubts("nothing")
+    assert (False, False) in bare
+    assert doubts(name) == bare
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_every_record_of_a_document_of_several_is_read(size: int, strict: bool) -> None:  # noqa: FBT001 - a case
+    lines = recorded()[:300]
+    batches = [lines[start : start + size] for start in range(0, len(lines), size)]
+    text = "\n".join(otlp([(line, when) for line, _, when in batch]) for batch in batches) + "\n"
+    assert read(text.encode(), strict=strict) == read(wrapped("nothing", lines), strict=strict)
 
 
 @pytest.mark.parametrize("name", INSTEAD)

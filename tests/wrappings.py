@@ -36,6 +36,13 @@ def _epoch(when: dt.datetime) -> float:
     return when.replace(tzinfo=dt.UTC).timestamp()
 
 
+def otlp(lines: list[tuple[str, dt.datetime]]) -> str:
+    """One document of OpenTelemetry's file exporter: several records of one resource."""
+    records = [{"timeUnixNano": str(int(_epoch(t)) * 10**9), "body": {"stringValue": line}} for line, t in lines]
+    resource = {"attributes": [{"key": "host.name", "value": {"stringValue": "gpu-01"}}]}
+    return _compact(resourceLogs=[{"resource": resource, "scopeLogs": [{"scope": {}, "logRecords": records}]}])
+
+
 # What keeps SGLang's own line whole.
 AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "nothing": lambda line, n, t: line,
@@ -165,6 +172,11 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "Datadog": lambda line, n, t: _compact(
         attributes={"host": "gpu-01", "message": line, "timestamp": _iso(t), "tags": ["a:b"]}, id=f"A{n}", type="log"
     ),
+    "Datadog export": lambda line, n, t: _json(
+        id=f"A{n}", content={"message": line, "timestamp": _iso(t), "tags": ["a:b"]}
+    ),
+    "OpenTelemetry file exporter": lambda line, n, t: otlp([(line, t)]),
+    "jq without -r": lambda line, n, t: json.dumps(line),
     "Elastic Common Schema": lambda line, n, t: json.dumps(
         {"@timestamp": _iso(t), "log.level": "INFO", "message": line, "ecs": {"version": "8.11.0"}}
     ),

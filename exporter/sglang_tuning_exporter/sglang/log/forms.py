@@ -16,9 +16,12 @@ from sglang_tuning_exporter.sglang.log.layers import (
     Json,
     Line,
     Path,
+    Quoted,
     again,
     json_of,
     leaves_of,
+    quoted_text,
+    records_of,
     row_of,
     text_of,
     value_at,
@@ -29,7 +32,9 @@ _LAYERS = 4
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
 _SERVERS_OWN = ("obj", "text", "prompt", "messages", "out", "content", "input", "body")  # of a request's log
 
-Layer: TypeAlias = "Cri | Before | Json | Csv"
+_SHIPPERS = ("stringValue", "message", "line")  # of a body or content that a shipper has written
+
+Layer: TypeAlias = "Cri | Before | Json | Quoted | Csv"
 Form: TypeAlias = tuple[Layer, ...]
 
 
@@ -69,6 +74,9 @@ def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | N
         if field is None or (brace and before is None):
             return None
         return ((before, *field) if before else field) if brace else field
+    if (quoted := quoted_text(text)) is not None:
+        inner = form_of(quoted, layers - 1)
+        return None if inner is None else (Quoted(), *inner)
     if text[:1] == b'"' or b',"' in text[:start] or text[start - 1 : start] == b",":
         column = _column(row_of(text), layers)
         if column is not None:
@@ -77,13 +85,26 @@ def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | N
     return None if before is None else (before,)
 
 
+def split_records(text: bytes) -> list[bytes]:
+    """Split a JSON document with several records, one of which has a head of SGLang's; empty where it has not."""
+    entry = json_of(text)
+    paths = (
+        path
+        for path, value in leaves_of(entry or {}, ())
+        if any(isinstance(name, int) for name in path) and HEAD.search(text_of(value) or b"")
+    )
+    found = next(paths, None)
+    records = [] if entry is None or found is None else records_of(entry, found)
+    return records if len(records) > 1 else []
+
+
 def _field(entry: dict[str, Any], layers: int) -> Form | None:
     if str(entry.get("event", "")).startswith("request."):
         return None
     leaves = list(leaves_of(entry, ()))
     for path, value in leaves:
         text = text_of(value)
-        if text is None or (path[-1] != "stringValue" and any(name in _SERVERS_OWN for name in path)):
+        if text is None or (path[-1] not in _SHIPPERS and any(name in _SERVERS_OWN for name in path)):
             continue
         inner = form_of(text.split(b"\n", 1)[0], layers - 1)
         if inner is None:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 LONGEST_BEFORE = 300
 _LEAVES = 256
-_DEPTH = 6
+_DEPTH = 10  # an OpenTelemetry record is eight levels deep
+_FEWEST_BYTES = 6  # numbers that can be the bytes of a text
+_RECORDS_SEARCHED = 8  # for the first line of SGLang
+_RECORDS = 4096  # of one JSON document
 
 # SGLang's prefix, or the words of a line that has none: with what follows them, so that a sentence about them is none.
 _PREFIX = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
@@ -92,6 +95,7 @@ class Line(NamedTuple):
     stream: str | None = None  # of a container, whose lines are cut
     partial: bool = False  # the stream's next line continues this one
     fields: tuple[tuple[Any, Any], ...] = ()  # what else stands around it: hosts, programs, process ids
+    records: tuple[bytes, ...] = ()  # further records of the same JSON document, each as a document of its own
 
 
 def again(text: bytes) -> int:
@@ -220,6 +224,7 @@ class Json:
             stream=stream,
             partial=partial,
             fields=(*line.fields, *self._fields(entry)),
+            records=tuple(records_of(entry, self.path)[1:]),
         )
 
     def _fields(self, entry: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
@@ -228,7 +233,12 @@ class Json:
                 yield path, value
 
     def pattern(self, text: bytes, fields: dict[Any, set[Any]]) -> bytes | None:
-        """Give a pattern of a line like this one, its first group the field; `None` where none could be found."""
+        """Give a pattern of a line like this one, its first group the field; `None` where none could be found.
+
+        There is none for a document of several records either.
+        """
+        if any(isinstance(name, int) for name in self.path):
+            return None
         wanted = json.dumps(value_at(json_of(text), self.path))
         fixed = {value for values in fields.values() for value in values}
         found, taken = [], False
@@ -242,6 +252,21 @@ class Json:
             else:
                 found.append(rb'"[^"\\\n]*"' if isinstance(value, str) else rb"-?[\d.eE+]+")
         return b"".join(found) if taken else None
+
+
+class Quoted:
+    """A line as a string of JSON."""
+
+    key: Any = "quoted"
+    sure = True
+
+    def take_off(self, line: Line) -> Line | None:
+        """Take off the quotation marks and escapes."""
+        text = quoted_text(line.text)
+        return None if text is None else line._replace(text=text.rstrip(b"\n"))
+
+    def pattern(self, _fields: dict[Any, set[Any]]) -> None:
+        """Give no pattern: a line is changed, not only cut."""
 
 
 class Csv:
@@ -274,11 +299,47 @@ def leaves_of(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
             if isinstance(found, dict):
                 below += [((*place, name), inner) for name, inner in found.items()]
             elif isinstance(found, list) and text_of(found) is None:
-                below += [((*place, number), inner) for number, inner in enumerate(found[:2])]
+                below += [((*place, number), inner) for number, inner in enumerate(found[:_RECORDS_SEARCHED])]
             elif given < _LEAVES:
                 given += 1
                 yield place, found
         level = below[:_LEAVES]
+
+
+def records_of(entry: dict[str, Any], path: Path) -> list[bytes]:
+    """Split a JSON document whose `path` leads through lists of records: one document for each record."""
+    if not any(isinstance(name, int) for name in path):
+        return [b""]
+    documents = [entry]
+    for depth, name in enumerate(path):
+        if isinstance(name, int) and isinstance(value_at(entry, path[: depth + 1]), dict):
+            documents = [
+                _with(document, path[:depth], [record])
+                for document in documents
+                for record in (value_at(document, path[:depth]) or [])[:_RECORDS]
+            ][:_RECORDS]
+    return [json.dumps(document).encode() for document in documents]
+
+
+def _with(value: Any, path: Path, replaced: Any) -> Any:
+    """Copy a JSON value with another value at `path`."""
+    if not path:
+        return replaced
+    name, *rest = path
+    if isinstance(value, list):
+        return [_with(inner, tuple(rest), replaced) if place == name else inner for place, inner in enumerate(value)]
+    return value | {name: _with(value[name], tuple(rest), replaced)}
+
+
+def quoted_text(text: bytes) -> bytes | None:
+    """Read a line that is one string of JSON; `None` where it is none."""
+    if text[:1] != b'"':
+        return None
+    try:
+        value = json.loads(text.rstrip())
+    except ValueError:
+        return None
+    return strip_terminal(value.encode("utf-8", "replace")) if isinstance(value, str) else None
 
 
 def value_at(value: Any, path: Path) -> Any:
@@ -295,7 +356,7 @@ def text_of(value: Any) -> bytes | None:
     """Read a text, or a list of bytes that holds one."""
     if isinstance(value, str):
         return strip_terminal(value.encode("utf-8", "replace"))
-    if isinstance(value, list) and len(value) > _DEPTH and all(isinstance(byte, int) for byte in value):
+    if isinstance(value, list) and len(value) > _FEWEST_BYTES and all(isinstance(byte, int) for byte in value):
         return bytes(byte & 255 for byte in value)
     return None
 

@@ -25,6 +25,7 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log import fast_path as usual
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLines
+from sglang_tuning_exporter.sglang.log.forms import split_records
 from sglang_tuning_exporter.sglang.log.layers import Line, again, begins
 from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_own_prefix, parse_plain_prefix, strip_own_parts
@@ -235,15 +236,23 @@ class LogReader:
             self._read_bare(line, time, events)
 
     def _read_text(self, text: bytes, events: list[_Any]) -> str:
+        """Read a line that does not begin as SGLang's lines of this stream do: without its wrapping, if it has one."""
         around = self._surroundings.take_off(text)
-        # A time in brackets before SGLang's own is somebody else's.
+        # A time in brackets before SGLang's own is not SGLang's.
         prefix = None if again(text) else parse_plain_prefix(text)
         if isinstance(around, Line) and (prefix is None or self._strict):
-            return "other" if around.partial else self._read_surrounded(around, events)
-        # An exception's words stand raw in the last line of its traceback, and others in others: nothing is read out of the middle of one.
-        raw = self._failures.inside(self._line)
-        if around is None and prefix is None and not raw and (rest := self._unglued(text)) != text:
+            return self._read_entry(around, events)
+        # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.
+        inside = self._failures.inside(self._line)
+        if around is None and prefix is None and not inside and (rest := self._unglued(text)) != text:
+            around = self._surroundings.learn_glued(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)
+        if isinstance(around, Taught):
+            return self._read_held(around.held, events)
+        return self._read_unwrapped(text, prefix, events, learns=around is None and not inside)
+
+    def _read_unwrapped(self, text: bytes, prefix: Prefix | None, events: list[_Any], *, learns: bool) -> str:
+        """Read a line that has none of the known wrappings; `learns`: it may show a new one."""
         if prefix is None and _ACCESS.match(text):
             self._read_access(text, None, NO_RANK, events)
             return "access"
@@ -251,10 +260,11 @@ class LogReader:
             prefix = None
         elif prefix is None and not self._strict:
             prefix = parse_own_prefix(text)
-        if around is None and not raw and (prefix is None or not (prefix.plain or begins(text[prefix.end :]))):
-            around = self._surroundings.learn(text, settled=self._settled)
-        if isinstance(around, Taught):
-            return self._read_held(around.held, events)
+        if learns and (prefix is None or not (prefix.plain or begins(text[prefix.end :]))):
+            if records := split_records(text):
+                return [self._read_text(record, events) for record in records][-1]
+            if (taught := self._surroundings.learn(text, settled=self._settled)) is not None:
+                return self._read_held(taught.held, events)
         if prefix is not None:
             return self._read_prefixed(text, prefix, None, events)
         if self._surroundings.wraps_every_line:
@@ -299,6 +309,13 @@ class LogReader:
             self._read(text, events)
         self._replays = self._surroundings.takes_doubtful = self._suspicion.doubtful = False
         self._last_time = time
+
+    def _read_entry(self, line: Line, events: list[_Any]) -> str:
+        """Read a line without its wrapping, then the other records of the same JSON document."""
+        kind = "other" if line.partial else self._read_surrounded(line, events)
+        for record in line.records:
+            self._read_text(record, events)
+        return kind
 
     def _read_surrounded(self, line: Line, events: list[_Any]) -> str:
         """Read a line without what surrounds it."""

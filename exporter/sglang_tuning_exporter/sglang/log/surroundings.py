@@ -11,6 +11,7 @@ Where only a host, a program or a process id is new, and no more lines come, tho
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
@@ -23,6 +24,7 @@ from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, is_well_kno
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.log.prefix import Prefix
 
+_NUMBERS = re.compile(rb"\d+")
 _SHAPES_KEPT = 8  # of one stream: a paste may hold several
 _CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; of a stream that is followed and had another form before
 _WAITING = 16  # shapes that wait to be confirmed
@@ -62,6 +64,7 @@ class Surroundings:
         self._waiting: dict[Any, _Waiting] = {}
         self._read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
+        self._glued, self._glued_lines = b"", 0  # the text before glued lines, and how many in a row had it
         self._may_have_ended: set[str] = set()  # streams whose last part stands at the end of an earlier file
 
     @property
@@ -145,6 +148,19 @@ class Surroundings:
             return True
         return False
 
+    def learn_glued(self, text: bytes, rest: bytes) -> Taught | None:
+        """Learn from a line whose `rest` follows other text at once; `None` until several lines in a row had the same text.
+
+        A progress bar without a line end stands before one line; a wrapping such as `[1,0]<stderr>:` stands before each.
+        """
+        before = _NUMBERS.sub(b"0", text.removesuffix(rest))
+        self._glued_lines = self._glued_lines + 1 if before == self._glued else 1
+        self._glued = before
+        if self._strict or self._glued_lines < _CONFIRMED:
+            return None
+        taught = self.learn(text, enough=1)
+        return taught if taught is not None and taught.held else None
+
     def take_off(self, text: bytes) -> Line | Taught | None:
         """Take off what the stream's lines are known to be surrounded by; `None` where this one is not."""
         found: Taught | None = None
@@ -172,10 +188,11 @@ class Surroundings:
             return line._replace(prefixed=shape.prefixed)
         return found
 
-    def learn(self, text: bytes, *, settled: bool) -> Taught | None:
+    def learn(self, text: bytes, *, settled: bool = True, enough: int | None = None) -> Taught | None:
         """Learn from a line of no known shape; `None` where it teaches nothing.
 
-        A shape is believed at once only where the stream has none yet; `settled`: lines have been read as they are.
+        A shape is accepted at once only if the stream has none yet; `settled`: lines have been read as they are.
+        `enough`: how many lines must have the shape, instead of the usual number.
         """
         if HEAD.search(text) is None and BYTES not in text:
             return None
@@ -190,7 +207,7 @@ class Surroundings:
         same = [known for known in self._shapes if known.form_key == names and known.prefixed == prefixed]
         if not any(layout in known.layouts for known in same):
             ranks = None
-        taught = self._wait((prefixed, layout, ranks, names), text, self._enough(form, text, settled=settled))
+        taught = self._wait((prefixed, layout, ranks, names), text, enough or self._enough(form, text, settled=settled))
         if taught.held:
             shape = same[0] if same else Shape(form, prefixed)
             if not same:
