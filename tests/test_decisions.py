@@ -1,0 +1,140 @@
+"""docs/decisions.md: every number that something is judged by has a row with its value, its reason and its source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "exporter" / "sglang_tuning_exporter"
+DOCUMENT = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+TECHNICAL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "release" / "technical_constants.yaml").read_text())
+NAME = re.compile(r"_?[A-Z][A-Z0-9_]*")
+
+
+def evaluated(node: ast.expr) -> Any:
+    """Give the number, or the tuple of numbers, that an expression writes out; None for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, (int, float)) and not isinstance(node.value, bool) else None
+    if isinstance(node, (ast.Tuple, ast.UnaryOp, ast.BinOp)):
+        if any(isinstance(each, (ast.Name, ast.Call, ast.Attribute, ast.Starred)) for each in ast.walk(node)):
+            return None
+        value = eval(compile(ast.Expression(node), "", "eval"), {})  # of this repository's own code
+        values = value if isinstance(value, tuple) else (value,)
+        return value if values and all(isinstance(each, (int, float)) for each in values) else None
+    return None
+
+
+@cache
+def constants() -> dict[tuple[str, str], Any]:
+    """Give every upper-case number at the level of a module: (module, name) → value."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__")
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Assign):
+                pairs = [(target, statement.value) for target in statement.targets]
+            elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                pairs = [(statement.target, statement.value)]
+            else:
+                continue
+            for target, value in pairs:
+                both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                each = zip(target.elts, value.elts, strict=True) if both else [(target, value)]  # type: ignore[attr-defined] # both are tuples
+                for name, number in each:
+                    if isinstance(name, ast.Name) and NAME.fullmatch(name.id) and evaluated(number) is not None:
+                        found[module, name.id] = evaluated(number)
+    return found
+
+
+@cache
+def rows() -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """Give the rows of the table: names, modules and the cell of the value."""
+    found = []
+    for line in DOCUMENT.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) < 5 or not cells[1].startswith("`"):
+            continue
+        # One cell may hold several `names` (`modules`), each with its own.
+        for names, modules in re.findall(r"((?:`[A-Z_0-9]+`(?:, )?)+) \(((?:`[a-z_/]+`(?:, )?)+)\)", cells[1]):
+            found.append((tuple(re.findall(r"`(\w+)`", names)), tuple(re.findall(r"`([\w/]+)`", modules)), cells[2]))
+    return found
+
+
+def is_technical(module: str, name: str) -> bool:
+    for listed in TECHNICAL.values():
+        if name in listed.get("modules", {}).get(module, ()):
+            return True
+        if any(re.fullmatch(pattern, name) for pattern in listed.get("patterns", ())):
+            return True
+    return False
+
+
+def renderings(value: Any) -> set[str]:
+    """Give the ways in which a value may be written."""
+    if isinstance(value, tuple):
+        return {".".join(map(str, value)), "/".join(f"{each:g}" for each in value), "-".join(f"{each:g}" for each in value),
+                ", ".join(f"{each:g}" for each in value)}  # fmt: skip
+    forms = {f"{value:g}", f"{value:,}", str(value)}
+    for power, unit in ((10, "KiB"), (20, "MiB"), (30, "GiB")):
+        forms |= (
+            {f"{value / 2**power:g} {unit}", f"2^{power}"} if value == 2**power else {f"{value / 2**power:g} {unit}"}
+        )
+    return forms
+
+
+def test_every_number_has_a_row_or_is_listed_as_technical() -> None:
+    documented = {(module, name) for names, modules, _ in rows() for module in modules for name in names}
+    missing = [at for at in constants() if at not in documented and not is_technical(*at)]
+    assert missing == [], (
+        "docs/decisions.md says why a number is what it is, release/technical_constants.yaml that nothing depends on it"
+    )
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: ",".join(row[0]))
+def test_a_row_says_the_value_of_the_code(row: tuple[tuple[str, ...], tuple[str, ...], str]) -> None:
+    names, modules, cell = row
+    # `sizing` stands for its modules.
+    known = {
+        (module, name): value
+        for (module, name), value in constants().items()
+        if name in names and any(module == each or module.startswith(f"{each}/") for each in modules)
+    }
+    assert {name for _, name in known} == set(names)
+    for (module, name), value in known.items():
+        assert any(re.search(rf"(?<![\d.]){re.escape(form)}(?![\d]|\.\d)", cell) for form in renderings(value)), (
+            module,
+            name,
+            value,
+        )
+
+
+def test_what_is_listed_as_technical_is_there() -> None:
+    listed = {
+        (module, name)
+        for each in TECHNICAL.values()
+        for module, names in each.get("modules", {}).items()
+        for name in names
+    }
+    assert listed - constants().keys() == set()
+
+
+def test_the_guide_has_one_address() -> None:
+    assert GUIDE_URL in DOCUMENT
+    assert set(re.findall(r"https?://[^\s)]*hyperparameter_tuning[^\s)]*", DOCUMENT)) == {GUIDE_URL}
+
+
+def test_a_comment_cites_no_document_that_is_not_in_the_repository() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        # Documents of other projects say whose they are.
+        text = re.sub(r"`[^`]+` in \w+/\w+", "", path.read_text(encoding="utf-8"))
+        for cited in re.findall(r"\b(?:docs/[\w/-]+\.(?:md|json)|[A-Z]{4,}\.md)", text):
+            assert (ROOT / cited).exists() or (ROOT / "docs" / cited).exists(), (path.name, cited)
