@@ -76,7 +76,7 @@ FAMILIES: dict[str, set[str]] = {
     "diagnosis_evidence": {"diagnosis", "unit"},
     "recommended_arg": {"arg", "diagnosis"},
     "recommended_arg_current": {"arg", "diagnosis"},
-    "recommendation_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "direction"},
+    "recommendation_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "direction", "expected"},
     "threshold": {"signal", "bound"},
     "queue_wait_seconds": set(),
     "sources_disagree": {"fact"},

@@ -61,6 +61,12 @@ def test_runbook_and_dashboard_are_told_where_the_rule_has_them() -> None:
     assert "Runbook" not in as_text(message(FIRING))
 
 
+def test_what_the_change_is_expected_to_bring_stands_after_the_advice() -> None:
+    brings = "455 → 2,222 tokens/s (+389 %), inter-token p50 4.4 → 7.2 ms; from the last 10 minutes' step times"
+    assert f"try 1.3.\n  Expected: {brings}" in as_text(message(notes(expected=brings)))
+    assert "Expected" not in as_text(message(notes(expected="")))
+
+
 def test_advice_to_people_names_no_flag() -> None:
     text = as_text(message(notes(flag="", current="", suggested="fewer requests at once")))
     assert "  Do: fewer requests at once.\n" in text

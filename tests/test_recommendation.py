@@ -9,11 +9,14 @@ import pytest
 import requests
 
 from conftest import Page, config, watched_retractions, web
+from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.prediction import Prediction
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
+from sglang_tuning_exporter.diagnosis.expectation import Expected
 from sglang_tuning_exporter.diagnosis.findings import Finding
-from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendation, since
+from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendation, since
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -108,10 +111,27 @@ def test_a_limit_in_force_that_nobody_set_is_the_default(
 
 def test_a_recommendation_keeps_its_time_for_as_long_as_its_words() -> None:
     first, other = Recommendation("a", "--x", "1", "2", "raise"), Recommendation("a", "--x", "1", "3", "raise")
-    told = since({}, [first], 100.0)
-    assert since(told, [first], 200.0) == {first: 100.0}
-    assert since(told, [other], 200.0) == {other: 200.0}
-    assert since(since(told, [], 200.0), [first], 300.0) == {first: 300.0}
+    told = since({}, {first: None}, 100.0)
+    assert since(told, {first: None}, 200.0) == {first: Given(100.0, None)}
+    assert since(told, {other: None}, 200.0) == {other: Given(200.0, None)}
+    assert since(since(told, {}, 200.0), {first: None}, 300.0) == {first: Given(300.0, None)}
+
+
+def expectation(then: float) -> Expected:
+    now, after = (
+        Prediction(2.0, Estimate(speed, speed, speed), Estimate(0.004, 0.004, 0.004), 0.004) for speed in (400.0, then)
+    )
+    return Expected(now, after, "the last 10 minutes' step times")
+
+
+def test_what_a_change_brings_is_said_in_the_same_words_until_it_is_another_figure() -> None:
+    advice = Recommendation("retracting_too_often", "--schedule-conservativeness", "0.05", "1.3", "raise")
+    first, alike, other = expectation(800.0), expectation(830.0), expectation(1000.0)
+    said = since({}, {advice: first}, 100.0)
+    assert since(said, {advice: alike}, 110.0)[advice].expected is first
+    assert since(said, {advice: None}, 110.0)[advice].expected is first
+    assert since(said, {advice: other}, 110.0)[advice].expected is other
+    assert since(since({}, {advice: None}, 100.0), {advice: first}, 110.0) == {advice: Given(100.0, first)}
 
 
 def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) -> None:
@@ -126,6 +146,7 @@ def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) ->
         "current": "0.1",
         "suggested": "1.3",
         "direction": "raise",
+        "expected": "",
     } in labels
     assert len({each["diagnosis"] for each in labels}) == len(labels)
     active = {
@@ -140,6 +161,6 @@ def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) ->
 def test_words_of_the_server_are_cut_and_do_not_cost_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     word = '"}\n\udcff' + "x" * 9000
     hostile = Recommendation("server_down", "--x", word, word, "set")
-    monkeypatch.setattr("sglang_tuning_exporter.collect.sidecar.recommendations", lambda _: [hostile])
+    monkeypatch.setattr("sglang_tuning_exporter.collect.sidecar.recommendations", lambda _: {hostile: None})
     (labels,) = page_of(Sidecar(config(sglang_url="http://127.0.0.1:9"))).labels(NAME)
     assert len(labels["current"]) < 600 > len(labels["suggested"])

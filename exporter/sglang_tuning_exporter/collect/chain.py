@@ -197,7 +197,9 @@ class Chain:
         """Choose the files written since `marks` were made; a copy of a later file may be among the found ones already."""
         fresh = self._unread(marks, found, beside)
         known = found.values()
-        between = [place for at, place in enumerate(beside) if known and min(known) < at < max(known) and at not in known]
+        between = [
+            place for at, place in enumerate(beside) if known and min(known) < at < max(known) and at not in known
+        ]
         return [place for place in between if rotation.is_readable(place.path)] + fresh
 
     def read(self, link: Stream, now: float) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
-from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
+from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendations, since
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 from sglang_tuning_exporter.state.confirmation import ASK_SECONDS
@@ -86,7 +86,7 @@ class Sidecar:
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
-        self.recommended_since: dict[Recommendation, float] = {}  # what is advised → unix seconds, in the same words
+        self.recommended_since: dict[Recommendation, Given] = {}  # what is advised → unix seconds, in the same words
         self.running = False
         self._inquiry = Inquiry()
         self.loads = LoadsInquiry()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.capacity.model import RankCapacity
     from sglang_tuning_exporter.capacity.step_time import StepTime
     from sglang_tuning_exporter.diagnosis.advice import Advice
+    from sglang_tuning_exporter.diagnosis.row import Diagnosis
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
 WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
@@ -49,11 +50,11 @@ class Expected:
 
     @property
     def words(self) -> str:
-        """Say it in one sentence."""
+        """Write it in one sentence: throughput and inter-token latency now and then, and the basis."""
         now, then = self.now.tokens_per_second.value, self.then.tokens_per_second.value
         before, after = self.now.inter_token_p50_seconds.value, self.then.inter_token_p50_seconds.value
         return (
-            f"expected: {now:,.0f} → {then:,.0f} tokens/s ({100 * self.gain:+.0f} %), inter-token p50"
+            f"{now:,.0f} → {then:,.0f} tokens/s ({100 * self.gain:+.0f} %), inter-token p50"
             f" {1e3 * before:.3g} → {1e3 * after:.3g} ms; from {self.basis}"
         )
 
@@ -92,7 +93,8 @@ def with_expectation(advice: Advice, case: Case) -> Advice:
     found = expected(advice, case)
     if found is None:
         return advice
-    gain = f"{advice.gain}; {found.words}" if advice.gain else found.words
+    words = f"expected: {found.words}"
+    gain = f"{advice.gain}; {words}" if advice.gain else words
     if _runs_more(advice) and found.gain_interval[1] < WORTH_IT:
         what = f"leave {advice.flag} as it is" if advice.flag else "send no more requests at once"
         return replace(
@@ -182,3 +184,8 @@ BATCHES: dict[str, Callable[[Advice, Case], float | None]] = {
     "kv_cache_dtype": _larger_pool,
     "speed up": _more_at_once,
 }
+
+
+def is_predictable(row: Diagnosis) -> bool:
+    """Return whether a prediction exists for the row's own advice, on servers whose step time is known."""
+    return not BATCHES.keys().isdisjoint((row.turn.arg, row.turn.direction))

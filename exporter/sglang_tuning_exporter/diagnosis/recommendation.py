@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sglang_tuning_exporter.diagnosis.advice import Advice
+    from sglang_tuning_exporter.diagnosis.expectation import Expected
     from sglang_tuning_exporter.diagnosis.findings import Finding, Judgement
     from sglang_tuning_exporter.state.facts import ServerFacts
 
@@ -27,10 +28,21 @@ class Recommendation(NamedTuple):
     direction: str
 
 
-def recommendations(judgement: Judgement) -> list[Recommendation]:
-    """Give one for each finding that has advice, in the order of the findings."""
+class Given(NamedTuple):
+    """Since when a recommendation has been given, and what it is expected to bring."""
+
+    since: float
+    expected: Expected | None
+
+
+# Between two predictions of a gain: below it the one that was given stays, so that its words hold still over scrapes.
+HARDLY_CHANGED = 0.1
+
+
+def recommendations(judgement: Judgement) -> dict[Recommendation, Expected | None]:
+    """Return one for each finding that has advice, in the order of the findings, with what it is expected to bring."""
     facts = judgement.past.facts
-    return [recommendation(found, facts) for found in judgement.findings if found.advice]
+    return {recommendation(found, facts): main_advice(found).expected for found in judgement.findings if found.advice}
 
 
 def recommendation(finding: Finding, facts: ServerFacts) -> Recommendation:
@@ -53,10 +65,22 @@ def main_advice(finding: Finding) -> Advice:
 
 
 def since(
-    before: Mapping[Recommendation, float], given: list[Recommendation], now: float
-) -> dict[Recommendation, float]:
-    """Give the time since when each has been given in these words: as before, or `now`."""
-    return {each: before.get(each, now) for each in given}
+    before: Mapping[Recommendation, Given], given: Mapping[Recommendation, Expected | None], now: float
+) -> dict[Recommendation, Given]:
+    """Return since when each has been given in these words: as before, or `now`."""
+    return {
+        each: Given(now, expected)
+        if (known := before.get(each)) is None
+        else Given(known.since, _steady(known, expected))
+        for each, expected in given.items()
+    }
+
+
+def _steady(known: Given, expected: Expected | None) -> Expected | None:
+    if known.expected is None or expected is None:
+        return known.expected or expected
+    moved = abs(expected.gain - known.expected.gain) > HARDLY_CHANGED * (1.0 + known.expected.gain)
+    return expected if moved else known.expected
 
 
 def _current(advice: Advice, facts: ServerFacts) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, TemplateNotFound
 
 from sglang_tuning_exporter.diagnosis.alerting import query
+from sglang_tuning_exporter.diagnosis.expectation import is_predictable
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.admission import TOLERATED
 from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID
@@ -105,6 +106,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
         causes=[BY_ID[cause].alert for cause in row.causes if BY_ID[cause].alert],
         unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
         prose=prose(row.id, profile).strip(),
+        is_predictable=is_predictable(row),
     )
     return linked(text, alert)
 

@@ -61,6 +61,7 @@ class Rule:
             "current": advice.current,
             "suggested": advice.suggested,
             "direction": advice.direction,
+            "expected": advice.expected,
             "why": advice.of_own_flag(
                 turn.why, "The exporter's page gives the reason, the cost and the limits of this change."
             ),

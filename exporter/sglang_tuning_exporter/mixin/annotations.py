@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.diagnosis.expectation import is_predictable
 from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
 from sglang_tuning_exporter.mixin.boards.common import FLEET, SERVER
 from sglang_tuning_exporter.state.profiles import DEFAULT, GIGABYTE, LONG_QUEUE, LONG_WAIT
@@ -201,6 +202,11 @@ class AdviceAnnotations:
         flag = f'{{{{ $flag := "" }}}}{{{{ with {series} }}}}{{{{ $flag = . | first | label "flag" }}}}{{{{ end }}}}'
         is_own = f'match "^({own}.*)?$" $flag' if own else 'eq $flag ""'
         return f"{flag}{{{{ if {is_own} }}}}{words}{{{{ else }}}}{else_words}{{{{ end }}}}"
+
+    @property
+    def expected(self) -> str:
+        """What the change is expected to bring, by the measured step times; empty where that cannot be predicted."""
+        return self._told("expected", "") if is_predictable(self.row) else ""
 
     @property
     def _computed(self) -> bool:

@@ -57,6 +57,7 @@ def _alert(alert: dict[str, Any]) -> str:
             said.append(f"Do: {notes['suggested']}.")
         # an alert that is not ours says less
         for words, end, name in (
+            ("Expected:", "", "expected"),
             ("Why:", "", "why"),
             ("It costs:", "", "cost"),
             ("It will not help if", ".", "will_not_help_if"),

@@ -23,7 +23,7 @@ from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
-from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, recommendations, since
+from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendations, since
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
@@ -99,7 +99,7 @@ class Night:
         self.state = self.analysis.state
         self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
         self.loads = LoadsInquiry()
-        self.recommended_since: dict[Recommendation, float] = {}
+        self.recommended_since: dict[Recommendation, Given] = {}
         self._now = 0.0
 
     @contextmanager

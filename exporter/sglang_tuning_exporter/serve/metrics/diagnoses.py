@@ -42,15 +42,17 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     recommended = gauge(
         "recommendation_timestamp_seconds",
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
-        " release (empty: advice to people), its present value, the value to try.",
+        " release (empty: advice to people), its present value, the value to try, and what that is expected to bring (docs/capacity.md).",
         "diagnosis",
         "flag",
         "current",
         "suggested",
         "direction",
+        "expected",
     )
-    for words_of, at in sidecar.recommended_since.items():
-        recommended.add_metric([brief(word) for word in words_of], at)
+    for words_of, given in sidecar.recommended_since.items():
+        expected = "" if given.expected is None else given.expected.words
+        recommended.add_metric([brief(word) for word in (*words_of, expected)], given.since)
     yield recommended
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     found = {finding.diagnosis.id for finding in judgement.findings}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.config import Config
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
-    from sglang_tuning_exporter.diagnosis.recommendation import Recommendation
+    from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.server import ServerState
 
@@ -55,7 +55,7 @@ class SidecarView(Protocol):
     measured: Measured
     loads: LoadsInquiry
     threads: Threads
-    recommended_since: dict[Recommendation, float]
+    recommended_since: dict[Recommendation, Given]
 
     @property
     def log(self) -> LogView | None:
