@@ -542,6 +542,7 @@ def busy(every: int) -> dict[str, str]:  # noqa: C901 - one line for each family
     series[f'sglang_tuning_prompt_tokens_total{{{place},source="computed"}}'] = grows
     series[f'sglang_tuning_threshold{{{place},signal="latency",bound="objective"}}'] = f"0.9x{count}"
     series[f'sglang_tuning_threshold{{{place},signal="cuda_graph",bound="lower"}}'] = f"0.5x{count}"
+    series[f'sglang_tuning_state{{{place},signal="activity",state="serving"}}'] = f"1x{count}"
     for signal in ("time_to_first_token_seconds", "inter_token_latency_seconds"):
         series[f'sglang_tuning_threshold{{{place},signal="{signal}",bound="upper"}}'] = f"2x{count}"
     return series

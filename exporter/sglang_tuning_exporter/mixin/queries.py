@@ -62,8 +62,9 @@ def threshold(signal: str, bound: str) -> str:
 
 
 def drawn_threshold(signal: str, bound: str) -> str:
-    """Ask for a threshold to be drawn: not while the server is down, where there is nothing to judge."""
-    return while_there(threshold(signal, bound), "")
+    """Ask for a threshold to be drawn: only where there was something to judge in the last 10 minutes, and not of a dead server."""
+    serving = own("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
+    return while_there(f"({threshold(signal, bound)} and on () (max(max_over_time({serving}[10m])) > 0))", "")
 
 
 def rate(selector: str, window: str = "$__rate_interval") -> str:
@@ -77,14 +78,22 @@ def known(selector: str) -> str:
 
 
 def shown(selector: str) -> str:
-    """Select a gauge for a tile: as `known`, and where the data ended before the time shown does, its last value."""
-    return f"({known(selector)} or ({_last(selector)} unless on () {_EXPORTERS}))"
+    """Select a gauge for a tile: as `known`, and where the data ended before the time shown does, its last value.
+
+    A server that was down at the end has none.
+    """
+    return f"({known(selector)} or ({_last(selector)} unless on () {_EXPORTERS} unless on ({ON}) {_WAS_DOWN}))"
 
 
 def _shown_to_the_end(selector: str) -> str:
     """As `shown`, of series whose labels change: only those that were still there when the data ended."""
+    return f"({known(selector)} or {_at_the_end(selector)})"
+
+
+def _at_the_end(selector: str) -> str:
+    """Select the series that were there when the data ended, where it ended before the time shown does."""
     there = f"{_last(selector)} and {_last_seen(selector)} >= on ({ON}) group_left () {_END}"
-    return f"({known(selector)} or ({there} unless on () {_EXPORTERS}))"
+    return f"({there} unless on () {_EXPORTERS})"
 
 
 def _last(selector: str) -> str:
@@ -103,6 +112,7 @@ _EXPORTERS = (
 )
 # The last sample of each server.
 _END = f"max by ({ON}) ({_last_seen(own('sglang_tuning_build_info'))})"
+_WAS_DOWN = f"({_last_seen(own(VERDICT, is_('verdict', 'server_down')))} >= on ({ON}) group_left () {_END})"
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -236,24 +246,29 @@ def _levels(select: Callable[[str], str]) -> str:
     return " or ".join(f"{select(own(VERDICT, matchers))} * {level}" for matchers, level in levels.items())
 
 
+def _fired(select: Callable[[str], str], less: float = 0.0) -> str:
+    """Give the urgency of the alerts that fire, less a bit."""
+    return " or ".join(
+        f"{select(own('ALERTS', *_FIRING, is_('severity', severity)))} * {urgency - less:g}"
+        for severity, urgency in URGENCY.items()
+    )
+
+
 def verdict(*, ended: bool = False) -> str:
     """Ask for what limits each chosen server: a label `verdict`, one sample a server; the value is its urgency.
 
     A dead exporter, and an alert that fires for what no verdict covers (a burn rate, a server that is not ready for too
     long), rank above a milder verdict. `ended`: where the data ended before the time shown does, the last verdict.
     """
-    fired = " or ".join(  # a tenth less: of two that are as urgent, the exporter's own verdict is shown
-        f"{own('ALERTS', *_FIRING, is_('severity', severity))} * {urgency - 0.1:g}"
-        for severity, urgency in URGENCY.items()
-    )
+    # a tenth less: of two that are as urgent, the exporter's own verdict is shown
+    fired = _fired(str, 0.1) + (f" or {_fired(_at_the_end, 0.1)}" if ended else "")
     every = (
         f"{_levels(str)} or ({_levels(promql.known)}) unless on ({ON}) sglang_tuning_build_info"
         f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
         f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
     )
     if ended:
-        last = f"({_last_seen(own(VERDICT))} >= on ({ON}) group_left () {_END} unless on () {_EXPORTERS})"
-        every += f" or ({_levels(lambda series: f'last_over_time({series}[$__range])')}) and on ({ON}, verdict) {last}"
+        every += f" or {_levels(_at_the_end)}"
     return f"ceil(topk by ({ON}) (1, max by ({ON}, verdict) ({every})))"
 
 
@@ -332,11 +347,8 @@ def while_there(expr: str, on: str = ON) -> str:
 
 
 def alerts() -> str:
-    """Ask for the alerts that fire, by server, the most severe with the largest value."""
-    by = f"max by ({ON}, alertname, severity)"
-    return " or ".join(
-        f"{by} ({own('ALERTS', *_FIRING, is_('severity', name))}) * {level}" for name, level in URGENCY.items()
-    )
+    """Ask for the alerts that fire, or did when the data ended, by server; the most severe has the largest value."""
+    return f"max by ({ON}, alertname, severity) ({_fired(str)} or {_fired(_at_the_end)})"
 
 
 def advice() -> str:

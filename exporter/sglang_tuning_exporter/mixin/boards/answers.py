@@ -176,7 +176,7 @@ _COLOURS = dict(STATE_WORDS.values()) | {
 
 
 def _state(signal: Signal, state: str) -> str:
-    return shown(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
+    return known(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
 
 
 def _is(signal: Signal, state: str) -> tuple[str, str]:
@@ -244,7 +244,8 @@ def _usage() -> Json:
 
 
 def _graphs() -> Json:
-    covered = while_there(f"avg({shown(ranked('sglang_tuning_cuda_graph_coverage_ratio'))})", "")
+    ratio = ranked("sglang_tuning_cuda_graph_coverage_ratio")
+    covered = f"avg({known(ratio)})"
     # Not the state of this moment: that is idle when nothing runs.
     without = {
         state: ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state="{state}"')
@@ -253,7 +254,7 @@ def _graphs() -> Json:
     return _figure(
         "CUDA graphs used",
         words(
-            covered,
+            while_there(f"avg({shown(ratio)})", ""),
             (f"{covered} >= {threshold('cuda_graph', 'lower')}", "covered"),
             *((f"sum(increase({seconds}[$__range])) > 0", STATE_WORDS[state][0]) for state, seconds in without.items()),
             (f"{covered} < {threshold('cuda_graph', 'lower')}", "not covered"),
@@ -270,12 +271,13 @@ def _graphs() -> Json:
 
 
 def _memory() -> Json:
-    memory = while_there(f"min({shown(ranked('sglang_tuning_available_gpu_memory_bytes'))})", "")
+    available = ranked("sglang_tuning_available_gpu_memory_bytes")
+    memory = f"min({known(available)})"
     low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
     return _figure(
         "GPU memory left",
         words(
-            memory,
+            while_there(f"min({shown(available)})", ""),
             (f"{memory} < {low}", "too little"),
             (f"{memory} > {high}", "more than needed"),
             (f"{memory} >= {low}", "as it should be"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards.client_latency import SECONDS
-from sglang_tuning_exporter.mixin.panels import NEUTRAL, WATCH, Json, Query, painted, timeseries
+from sglang_tuning_exporter.mixin.panels import COLOURS, NEUTRAL, WATCH, Json, Query, painted, timeseries
 from sglang_tuning_exporter.mixin.queries import native, own, quantile, rate, ratio
 
 LENGTHS = {
-    "prompt": ("sglang:prompt_tokens_histogram", NEUTRAL),
-    "answer": ("sglang:generation_tokens_histogram", "purple"),
+    "prompt": ("sglang:prompt_tokens_histogram", "light-blue", NEUTRAL),
+    "answer": ("sglang:generation_tokens_histogram", "light-purple", "purple"),
 }
+STAGES = ("prefill_forward", "chunked_prefill", "prefill_waiting", "request_process")
 NOT_HERE = "No requests, or not exposed by this release"
 
 
@@ -51,6 +52,7 @@ def _stages() -> Json:
         unit=SECONDS,
         metric=metric,
         no_value=NOT_HERE,
+        names={stage: painted(colour) for stage, colour in zip(STAGES, COLOURS, strict=False)},
         description="Mean time in each stage before the first token, by SGLang's names. A long wait in prefill_waiting is"
         " the queue; the guide's flags for prefill move chunked_prefill and prefill_forward.",
         fill=0,
@@ -61,9 +63,9 @@ def _lengths() -> Json:
     return timeseries(
         "Prompt and answer lengths",
         *(
-            Query(quantile(share, metric), f"{name} {words}", painted(colour, lineWidth=width, fillOpacity=0))
-            for name, (metric, colour) in LENGTHS.items()
-            for share, words, width in (("0.5", "p50", 1), ("0.99", "p99", 2))
+            Query(quantile(share, metric), f"{name} {words}", painted(colour, fillOpacity=0))
+            for name, (metric, *colours) in LENGTHS.items()
+            for share, words, colour in zip(("0.5", "0.99"), ("p50", "p99"), colours, strict=True)
         ),
         unit="short",
         metric="sglang:prompt_tokens_histogram",

@@ -21,6 +21,7 @@ from sglang_tuning_exporter.mixin.boards.common import (
 )
 from sglang_tuning_exporter.mixin.boards.words import LEVELS, changes, verdicts
 from sglang_tuning_exporter.mixin.panels import (
+    COLOURS,
     GOOD,
     NEUTRAL,
     NOT_TOLD,
@@ -67,8 +68,7 @@ OPEN = (
     "&${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
 )
 
-# Of the five largest: more lines cannot be told apart, and none looks judged.
-COLOURS = ("#3274d9", "#a352cc", "#0f9a96", "#b8782c", "#e0559d")
+LARGEST = 5  # more lines cannot be told apart
 
 
 def board() -> Json:
@@ -258,13 +258,13 @@ def _lines(
 ) -> Json:
     """Draw the five servers with the largest mean in the time shown, the largest in the first colour."""
     mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{LOOK_STEP}] @ end())) > 0)"
-    places = [f"topk({place}, {mean})" for place in range(1, len(COLOURS) + 1)]
+    places = [f"topk({place}, {mean})" for place in range(1, LARGEST + 1)]
     one = [places[0], *(f"({many} unless {fewer})" for fewer, many in pairwise(places))]
     return timeseries(
         title,
         *(
             Query(f"max by ({ON}) ({expr}) and on ({ON}) {each}", "{{instance}}", painted(colour))
-            for each, colour in zip(one, COLOURS, strict=True)
+            for each, colour in zip(one, COLOURS, strict=False)
         ),
         unit=unit,
         ceiling=ceiling,

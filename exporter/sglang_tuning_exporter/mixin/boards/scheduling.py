@@ -16,6 +16,7 @@ from sglang_tuning_exporter.mixin.boards.common import (
 )
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 from sglang_tuning_exporter.mixin.panels import (
+    COLOURS,
     NEUTRAL,
     NOT_TOLD,
     QUIET,
@@ -49,6 +50,7 @@ QUEUES = {
     "inflight": "in flight (prefill side)",
     "prealloc": "pre-allocation (decode side)",
     "transfer": "transfer (decode side)",
+    "host_receive": "host receive (decode side)",
     "retracted": "retracted (decode side)",
 }
 
@@ -152,7 +154,7 @@ def _admission() -> Shelf:
     others = timeseries(
         "Other queues",
         Query(f"sum by (queue) ({ranked('sglang_tuning_waiting_requests')})", "{{queue}}"),
-        names={queue: {"displayName": said} for queue, said in QUEUES.items()},
+        names={queue: named(said, colour) for (queue, said), colour in zip(QUEUES.items(), COLOURS, strict=True)},
         fill=0,
         unit="short",
         metric="sglang_tuning_waiting_requests",
@@ -193,7 +195,7 @@ def _prefill() -> Shelf:
             f"sum by (graph) ({rate(batches)})",
             "{{graph}}",
         ),
-        names={"replayed": named("graph replayed", NEUTRAL), "eager": named("without graph", WATCH)},
+        names={"replayed": named("graph replayed", NEUTRAL), "eager": named("without graph", "purple")},
         unit="short",
         metric="sglang_tuning_decode_batches_total",
         no_value=NOT_TOLD,

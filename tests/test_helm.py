@@ -1,0 +1,109 @@
+"""The Helm chart, as helm itself renders it. Skipped where helm is missing; CONTRIBUTING.md says how to get it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "deploy" / "helm" / "sglang-tuning-exporter"
+HELM = shutil.which("helm")
+ALL = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true"
+pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed")
+
+
+def helm(*arguments: str) -> str:
+    assert HELM is not None
+    ran = subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def rendered(*settings: str) -> dict[str, dict[str, Any]]:
+    """Give the manifests of a release called `chat`, by kind."""
+    text = helm("template", "chat", str(CHART), *(part for each in settings for part in ("--set", each)))
+    return {each["kind"]: each for each in yaml.safe_load_all(text) if each}
+
+
+def containers(manifests: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in manifests["Deployment"]["spec"]["template"]["spec"]["containers"]}
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
+def test_lint_finds_nothing_wrong() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+
+
+def test_without_an_address_sglang_runs_with_the_exporter_as_a_sidecar_that_reads_its_log() -> None:
+    manifests = rendered()
+    assert set(manifests) == {"Deployment", "Service"}
+    sglang, exporter = (containers(manifests)[name] for name in ("sglang", "exporter"))
+    assert environment(exporter) == {
+        "SGLANG_TUNING_SGLANG_URL": "http://127.0.0.1:30000",
+        "SGLANG_TUNING_LOG_FILE": "/var/log/sglang/server.log",
+        "SGLANG_TUNING_PROFILE": "online",
+    }
+    assert ">> /var/log/sglang/server.log 2>&1" in sglang["args"][0]
+    assert sglang["args"][-1] == "--enable-metrics"
+    assert all(isinstance(each, str) for each in sglang["args"])
+
+
+def test_an_address_makes_an_exporter_alone_that_reads_metrics() -> None:
+    manifests = rendered("sglangUrl=http://chat:30000", "profile=offline", "sglang.replicas=3")
+    assert list(containers(manifests)) == ["exporter"]
+    assert environment(containers(manifests)["exporter"]) == {
+        "SGLANG_TUNING_SGLANG_URL": "http://chat:30000",
+        "SGLANG_TUNING_PROFILE": "offline",
+    }
+    assert manifests["Deployment"]["spec"]["replicas"] == 1
+    assert [port["name"] for port in manifests["Service"]["spec"]["ports"]] == ["tuning-metrics"]
+
+
+@pytest.mark.parametrize("settings", [(), ("sglangUrl=http://chat:30000",)], ids=["sidecar", "alone"])
+def test_the_exporter_is_as_confined_as_in_the_other_manifests_and_never_takes_the_server_out_of_service(
+    settings: tuple[str, ...],
+) -> None:
+    exporter = containers(rendered(*settings))["exporter"]
+    sidecar = next(yaml.safe_load_all((ROOT / "deploy" / "kubernetes-sidecar.yml").read_text()))
+    other = containers({"Deployment": sidecar})["exporter"]
+    assert exporter["securityContext"] == other["securityContext"]
+    assert exporter["livenessProbe"] == other["livenessProbe"]
+    assert "readinessProbe" not in exporter
+    assert all(mount.get("readOnly") or mount["name"] == "tmp" for mount in exporter["volumeMounts"])
+
+
+def test_rules_and_boards_are_the_generated_ones() -> None:
+    manifests = rendered(ALL, "prometheusRule.labels.release=prom")
+    rules = yaml.safe_load((ROOT / "alerts" / "rules" / "sglang-tuning.rules.yml").read_text())
+    assert manifests["PrometheusRule"]["spec"] == rules
+    assert manifests["PrometheusRule"]["metadata"]["labels"]["release"] == "prom"
+    boards = {path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards").glob("*.json")}
+    assert {name: json.loads(text) for name, text in manifests["ConfigMap"]["data"].items()} == boards
+    assert manifests["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert len(yaml.safe_dump(manifests["ConfigMap"])) < 1 << 20  # the most that Kubernetes stores
+
+
+def test_the_service_monitor_finds_the_port_of_the_service_and_the_service_its_pods() -> None:
+    manifests = rendered(ALL)
+    service, monitor = manifests["Service"], manifests["ServiceMonitor"]
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    pods = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= pods.items()
+
+
+def test_a_package_of_the_chart_holds_the_files_and_no_link(tmp_path: Path) -> None:
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    [package] = tmp_path.glob("*.tgz")
+    text = helm("template", "chat", str(package), "--set", ALL)
+    assert {each["kind"] for each in yaml.safe_load_all(text) if each} >= {"PrometheusRule", "ConfigMap"}
