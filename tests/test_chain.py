@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import shutil
 from pathlib import Path
@@ -13,10 +15,11 @@ import pytest
 
 from fuzz import files
 from sglang_tuning_exporter.collect import positions, rotation
+from sglang_tuning_exporter.collect.positions import digest
 from sglang_tuning_exporter.collect.tail import LogFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Log:
@@ -327,6 +330,132 @@ def test_a_date_before_the_extension_is_read_beside_a_file_of_the_log(log: Log) 
         log.write(0)
     log.write(1)
     assert read(follower) == [2, 3, 4]
+
+
+def test_a_rewritten_file_that_is_packed_afterwards_is_read_once(log: Log) -> None:
+    follower = LogFollower([str(log.path)], from_start=True)
+    log.path.write_bytes(b"[2026-03-18 11:22:05] line 000000 was\n")
+    log.touch(log.path)
+    assert read(follower) == [0]
+    os.truncate(log.path, 0)
+    log.write(6)
+    log.seconds += 60
+    log.rename("-20260318", packed=True)
+    log.write(1)
+    follower._clock = lambda: float("inf")  # long after the last look
+    assert read(follower) == log.numbers(1, 7)
+
+
+@pytest.mark.parametrize("names", [("-20260318", "-20260319"), (".2", ".1")])
+def test_a_rotated_file_without_text_keeps_its_place(log: Log, names: tuple[str, str]) -> None:
+    """Its writer has not heard of the second rotation yet."""
+    log.write(1)
+    log.rename(names[0])
+    empty = log.rename(names[1])
+    assert [place.path for place in rotation.beside(str(log.path))] == [f"{log.path}{names[0]}", str(empty)]
+
+
+def test_empty_files_neither_decide_the_order_nor_displace_files_with_text(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotation, "MOST_FILES", 4)
+    for number in (3, 2, 1):
+        Path(f"{log.path}.{number}").write_bytes(b"a line\n")
+        log.touch(Path(f"{log.path}.{number}"))
+    for number in range(4, 30):
+        Path(f"{log.path}.{number}").touch()
+        log.touch(Path(f"{log.path}.{number}"))
+    found = [place.count for place in rotation.beside(str(log.path)) if place.size]
+    assert found == [3, 2, 1]
+    assert len(rotation.beside(str(log.path))) == 4
+
+
+@pytest.mark.parametrize("packing", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_file_without_text_is_an_empty_one(log: Log, packing: Callable[[bytes], bytes]) -> None:
+    end = {gzip.compress: ".gz", bz2.compress: ".bz2", lzma.compress: ".xz"}[packing]
+    for name, text in (("-20260318", b""), ("-20260319", b"a line\n")):
+        Path(f"{log.path}{name}{end}").write_bytes(packing(text))
+    assert [place.size > 0 for place in rotation.beside(str(log.path))] == [False, True]
+
+
+def test_a_writer_that_has_not_heard_of_a_rotation_is_read_after_a_restart(log: Log) -> None:
+    follower = LogFollower([str(log.path)], from_start=True)
+    old = log.rename("-20260318")
+    for _ in range(2):
+        assert read(follower) == []
+        follower = LogFollower([str(log.path)], positions=saved(follower))
+    with old.open("ab") as file:
+        file.write(b"[2026-03-18 11:22:05] line 000001 of a writer that is late\n")
+    assert read(follower) == [1]
+
+
+def test_a_file_that_was_empty_at_the_last_look_is_read_after_it_was_written_and_packed(log: Log) -> None:
+    follower = LogFollower([str(log.path)], from_start=True)
+    first = log.rename(".1")
+    assert read(follower) == []
+    positions = saved(follower)
+    with first.open("ab") as file:  # by a writer that has not heard of the rotation
+        file.write(b"[2026-03-18 11:22:05] line 000001 of a writer that is late\n")
+    log.touch(first)
+    log.pack(first).rename(f"{log.path}.2.gz")
+    log.rename(".1")
+    log.count = 1
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == ([1, 2], 0)
+
+
+def test_a_copy_that_was_made_before_the_last_position_was_saved_is_read(log: Log) -> None:
+    """The follower died before it looked at what the log's own file had become meanwhile."""
+    follower = LogFollower([str(log.path)], from_start=True)
+    texts = [
+        b"[2026-03-18 11:22:05] line %06d of a server with a log that is copied\n" % number for number in (1, 2, 3)
+    ]
+    log.path.write_bytes(texts[0])
+    log.touch(log.path)
+    copies = [Path(f"{log.path}-2026031{number}") for number in range(3)]
+    copy(log, copies[0])
+    assert read(follower) == [1]
+    positions = json.loads(json.dumps(follower.positions()))
+    newest = positions["files"][-1]  # of the log itself, which was empty
+    newest |= {"head_bytes": len(texts[2]), "head": digest(texts[2])}
+    for text, to in zip(texts[1:], copies[1:], strict=True):
+        log.path.write_bytes(text)
+        copy(log, to)
+    follower.close()
+    assert read(LogFollower([str(log.path)], positions=positions)) == [2, 3]
+
+
+def test_a_short_copy_that_was_read_is_not_read_again_once_it_is_packed(log: Log) -> None:
+    log.path.write_bytes(b"1 2 3 7 end\n")
+    log.touch(log.path)
+    follower = LogFollower([str(log.path)], from_start=True)
+    copies = [Path(f"{log.path}-2026031{number}") for number in range(2)]
+    copy(log, copies[0])
+    assert read(follower) == [7]
+    log.pack(copies[0])
+    copy(log, copies[1])
+    assert read(follower) == []
+
+
+def test_a_log_whose_short_start_is_the_same_again_is_read_in_its_copy(log: Log) -> None:
+    follower = LogFollower([str(log.path)], from_start=True)
+    log.path.write_bytes(b"1 2 3 7\n")
+    log.touch(log.path)
+    assert read(follower) == [7]
+    log.path.write_bytes(b"1 2 3 7\n1 2 3 8\n")
+    copy(log, Path(f"{log.path}-20260318"))
+    log.path.write_bytes(b"1 2 3 7\n")
+    log.touch(log.path)
+    assert read(follower) == [8, 7]
+
+
+def copy(log: Log, to: Path) -> None:
+    """Copy the log and truncate it, as logrotate's copytruncate does."""
+    shutil.copyfile(log.path, to)
+    log.touch(to)
+    os.truncate(log.path, 0)
+    log.touch(log.path)
 
 
 def test_no_order_of_events_loses_or_doubles_a_line() -> None:

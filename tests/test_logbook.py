@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.sglang.events import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
@@ -86,6 +89,28 @@ def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Pl
         document = json.loads(place.state_file.read_bytes())
         assert [mark["position"] for mark in document["positions"]["files"]] == [place.log.stat().st_size]
         assert document["state"]["ranks"][0]["counts"]["retraction_events"] == 1
+
+
+def test_what_is_saved_while_a_block_is_being_parsed_is_the_position_before_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.reader() as (book, state):
+        before = place.log.stat().st_size
+        parse = LogReader.feed_runs
+        saved = []
+
+        def parse_slowly(reader: LogReader, *given: Any) -> Any:
+            with LOCK:  # a scrape comes meanwhile, with something new to show
+                state.out_of_memory["decode"] += 1
+                book.keep(state, time.monotonic())
+            saved.append(json.loads(place.state_file.read_bytes()))
+            return parse(reader, *given)
+
+        monkeypatch.setattr(LogReader, "feed_runs", parse_slowly)
+        place.write(DECODE, RETRACTION)
+        book.poll(state, LOCK)
+        assert [[mark["position"] for mark in document["positions"]["files"]] for document in saved] == [[before]]
+        assert saved[0]["lines"] == {}
 
 
 def test_nothing_is_written_while_nothing_happens(place: Place) -> None:
@@ -286,6 +311,25 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: 
         place.write(DECODE, TOOL)
         book.poll(state, LOCK)
     place.write(RETRACTION)
+    with place.reader() as (book, state):
+        assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
+        assert book.lines["retraction"] == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect_in_a_rotated_file(
+    place: Place, *, packed: bool
+) -> None:
+    place.start()
+    with place.reader() as (book, state):
+        place.write(DECODE, TOOL)
+        book.poll(state, LOCK)
+    place.write(RETRACTION)
+    rotated = place.log.rename(f"{place.log}.1")
+    if packed:
+        Path(f"{rotated}.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+        rotated.unlink()
+    place.log.touch()
     with place.reader() as (book, state):
         assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
         assert book.lines["retraction"] == 1

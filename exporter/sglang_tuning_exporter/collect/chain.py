@@ -176,15 +176,15 @@ class Chain:
             self.lost += at not in found and unread and not (cut and at == last)
         mark_of = {to: marks[at] for at, to in found.items()}
         for at, place in enumerate(files):
-            mark = mark_of.get(at)
-            if mark is None:
+            known = mark_of.get(at)
+            if known is None:
                 self._open([place] if place in fresh and not cut else [], now, joined=joined or self._goes_on)
             elif at == here and following is not None:
-                following.go_on_at(mark.position)
-            elif mark is marks[last] or self.links or not _is_left(mark, files[at:]):
-                self._open([place], now, mark=mark, joined=mark.joined or (joined and mark is marks[last]))
+                following.go_on_at(known.position)
+            elif known is marks[last] or self.links or not _is_left(known, files[at:]):
+                self._open([place], now, mark=known, joined=known.joined or (joined and known is marks[last]))
             else:
-                self.done.append(mark)
+                self.done.append(known)
         if cut and following is not None:
             following.go_on_at(cut)
         self._join(following)

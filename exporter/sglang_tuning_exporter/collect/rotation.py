@@ -186,14 +186,13 @@ def _in_order(places: list[Place]) -> list[Place]:
     numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
     if not numbered:
         return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
-    # Anybody may create thousands of empty files, so files with text decide where there are two of them.
-    voters = [place.modified for place in numbered if place.size][:_VOTERS]
-    if len(set(voters)) < 2:
-        voters = [place.modified for place in numbered[:_VOTERS]]
-    pairs = list(itertools.combinations(voters, 2))
-    up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
-    if len(numbered) < len(places) or up == down:
+    if len(numbered) < len(places):
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
+    # Anybody may create thousands of empty files, and one may get its first text late: those with text decide.
+    pairs = list(itertools.combinations([place.modified for place in numbered if place.size][:_VOTERS], 2))
+    up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
+    if pairs and up == down:
+        return sorted(places, key=lambda each: (each.modified, -(each.count or 0)))
     # Not by the times alone: one process of a server may write on in a file when another one has begun the next.
     return numbered if up > down else numbered[::-1]
 
