@@ -96,7 +96,7 @@ class Server:
 
     @property
     def doubted(self) -> Counter[str]:
-        return +self.state.witness.suspicious
+        return +self.state.forgeries.suspicious
 
 
 def busy(**layout: int) -> Server:
@@ -166,7 +166,7 @@ def test_a_retraction_near_nothing_raw_that_the_servers_own_counter_does_not_kno
         server.scrape(at, 7)
         server.wait(at)
     assert (server.counted, server.doubted) == (0, {"retraction": 1})
-    assert server.state.witness.disagrees(120)
+    assert server.state.forgeries.disagrees(120)
 
 
 def test_a_hundred_forged_lines_drive_no_advice() -> None:
@@ -385,7 +385,7 @@ def test_a_server_before_0_5_7_has_no_counter_to_be_asked() -> None:
     server.scrape(32, 7, passes=None)
     server.scrape(60, 7, passes=None)
     server.wait(90)
-    assert (server.counted, server.doubted, server.state.witness.disagrees(90)) == (1, {}, None)
+    assert (server.counted, server.doubted, server.state.forgeries.disagrees(90)) == (1, {}, None)
 
 
 def test_a_server_that_dies_of_it_has_retracted() -> None:
@@ -465,7 +465,7 @@ def test_what_the_log_does_not_show_within_a_minute_is_said_for_ten() -> None:
     said = []
     for at in range(55, 760, 15):
         server.scrape(at, 12)
-        said.append((at, server.state.witness.disagrees(at)))
+        said.append((at, server.state.forgeries.disagrees(at)))
     assert [at for at, disagrees in said if disagrees][::39] == [115, 700]
 
 
@@ -475,7 +475,7 @@ def test_what_came_with_the_first_scrape_is_no_disagreement() -> None:
     server.say(3, retraction())
     for at in range(4, 200, 15):
         server.scrape(at, 12)
-    assert (server.counted, server.state.witness.disagrees(200)) == (1, False)
+    assert (server.counted, server.state.forgeries.disagrees(200)) == (1, False)
 
 
 # Every real one ------------------------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ def test_every_retraction_of_a_real_server_is_believed(*, with_metrics: bool) ->
             for event in reader.feed(text):
                 state.observe(event, at)
     state.settle(recording.length_seconds)
-    assert (state.totals().counts["retraction_events"], +state.witness.suspicious) == (10, {})
+    assert (state.totals().counts["retraction_events"], +state.forgeries.suspicious) == (10, {})
 
 
 @dataclass

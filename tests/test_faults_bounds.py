@@ -22,7 +22,7 @@ from sglang_tuning_exporter.sglang.metrics import exposition, histograms
 from sglang_tuning_exporter.state import deduplication as ledgers
 from sglang_tuning_exporter.state import forgeries as credibility
 from sglang_tuning_exporter.state import history
-from sglang_tuning_exporter.state import server as state
+from sglang_tuning_exporter.state import schedulers as state
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")

@@ -37,7 +37,8 @@ from sglang_tuning_exporter.sglang.events import MOST_RANKS
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import PROFILES
-from sglang_tuning_exporter.state.server import MOST_SCHEDULERS, ServerState
+from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
+from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

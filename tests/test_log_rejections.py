@@ -71,7 +71,7 @@ def test_one_that_a_tools_name_could_have_printed_is_counted_as_a_suspicion_only
     state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
     state.observe_all(reader.feed_runs(RAW + STAMP + b"INFO:     " + POST + b"\n"), 1.0)
     assert state.server_totals.counts["rejected_requests"] == 0
-    assert state.witness.suspicious["rejection"] == 1
+    assert state.forgeries.suspicious["rejection"] == 1
 
 
 def test_they_outlive_the_exporter() -> None:

@@ -302,7 +302,7 @@ def test_what_is_suspect_waits_on_in_the_next_reader(place: Place) -> None:
         book.poll(state, LOCK)
     with place.reader() as (_, state):
         state.advance(time.monotonic() + 11)
-        assert (events(state), state.witness.suspicious["retraction"]) == (1, 1)
+        assert (events(state), state.forgeries.suspicious["retraction"]) == (1, 1)
 
 
 def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: Place) -> None:
@@ -312,7 +312,7 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect(place: 
         book.poll(state, LOCK)
     place.write(RETRACTION)
     with place.reader() as (book, state):
-        assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
+        assert (events(state), state.forgeries.suspicious["retraction"]) == (0, 1)
         assert book.lines["retraction"] == 1
 
 
@@ -344,7 +344,7 @@ def test_what_another_process_wrote_just_before_the_exporter_stops_is_not_lost(p
     wait_for(lambda: sidecar.log is not None and sum(sidecar.log.lines.values()) == 90 + len(RAISED))
     sidecar.stop()
     with place.reader() as (_, state):
-        assert state.claims.wait
+        assert state.unconfirmed.wait
         state.advance(time.monotonic() + DECIDE_SECONDS + 1)
         assert sum(state.out_of_memory.values()) == 1
 
@@ -441,10 +441,10 @@ def test_a_crash_of_a_process_that_had_printed_nothing_yet_is_claimed_after_seco
     raised = AT.format(ranks=" TP3") + "Scheduler hit an exception: Traceback (most recent call last):"
     written(5000, raised, '  File "x.py", line 1, in forward', "torch.OutOfMemoryError: CUDA out of memory.")
     book.poll(state, LOCK)
-    assert not state.claims.wait
+    assert not state.unconfirmed.wait
     now += 6.0
     book.poll(state, LOCK)
-    assert state.claims.wait
+    assert state.unconfirmed.wait
     book.close()
 
 

@@ -61,7 +61,7 @@ def told(state: ServerState) -> dict[str, Any]:
         "recent counts": counted(recent),
         "failures": +state.out_of_memory,
         "starts": state.starts,
-        "suspicious": +state.witness.suspicious,
+        "suspicious": +state.forgeries.suspicious,
         "findings": [(finding.diagnosis.id, finding) for finding in judge(past_of(state, now)).findings],
         "graph device": state.facts.graph_device,
         "ranks": {

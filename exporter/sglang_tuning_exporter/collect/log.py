@@ -265,7 +265,7 @@ class Logbook:
         with lock:
             now = self._clock()
             if not behind and answered:
-                state.claims.heard(now)
+                state.unconfirmed.heard(now)
             state.observe_all(events, None if behind else now)
             if behind:
                 # Counted, and at its own time; but nobody watched, so no rate of the window is made of it.

@@ -226,7 +226,7 @@ class Sidecar:
                 return True
             # A rotated or deleted file is read on for a while.
             return self.log.last_line_at is not None and now - self._read_at < ROTATION_SECONDS
-        return self.state.facts.args.get("log_level") == "warning" and not self.state.witness.disagrees(now)
+        return self.state.facts.args.get("log_level") == "warning" and not self.state.forgeries.disagrees(now)
 
     @staticmethod
     def unix(moment: float) -> float:
@@ -349,7 +349,11 @@ class Sidecar:
         pause = FIRST_LOOK_SECONDS
         while not self._stopping.wait(pause):
             pause = min(LOOK_SECONDS, self._self_scrape_seconds)
-            every = min(ASK_SECONDS, self._self_scrape_seconds) if self.state.claims.wait else self._self_scrape_seconds
+            every = (
+                min(ASK_SECONDS, self._self_scrape_seconds)
+                if self.state.unconfirmed.wait
+                else self._self_scrape_seconds
+            )
             if self._scraped_at is None or time.monotonic() - self._scraped_at >= every:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
@@ -390,8 +394,8 @@ class Sidecar:
         return waiting
 
     def _read_log(self, log: Logbook) -> bool:
-        starts = self.state.starts, self.state.claims.start_waits
+        starts = self.state.starts, self.state.unconfirmed.start_waits
         behind = log.poll(self.state, self._lock, self._stopping.is_set)
-        if (self.state.starts, self.state.claims.start_waits) != starts:
+        if (self.state.starts, self.state.unconfirmed.start_waits) != starts:
             self._inquiry.want()
         return behind

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from sglang_tuning_exporter.capacity.model import Measured, RankCapacity, capacities
 from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, is_reserved_in_full, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import prefill_takes_most
-from sglang_tuning_exporter.state.server import HUNG, START
+from sglang_tuning_exporter.state.journal import HUNG, START
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -314,8 +314,8 @@ def past_of(
         state.hang(now),
         state.latencies(now, seconds),
         troubles | ({"server_down"} if died else frozenset()),
-        state.longest_answer(now, seconds),
-        state.fixed_answer(now, seconds),
+        state.latency.longest_answer(now, seconds),
+        state.latency.fixed_answer(now, seconds),
         now,
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),

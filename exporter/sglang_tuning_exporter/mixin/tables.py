@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
 from sglang_tuning_exporter.state.profiles import DEFAULT
-from sglang_tuning_exporter.state.server import MOST_SCHEDULERS
+from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.promql import KNOWN, duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, SampleSeries, Shares, increase_of
-from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START
+from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

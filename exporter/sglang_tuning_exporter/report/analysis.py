@@ -27,7 +27,8 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.facts import WHOLE_ARGS
-from sglang_tuning_exporter.state.server import REJECTION, RETRACTION, START, ServerState
+from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
+from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.report.phases import Kept, Run

@@ -13,7 +13,7 @@ from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
 from sglang_tuning_exporter.report.phases import Course, Found, Run, memory_trail
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
-from sglang_tuning_exporter.state.server import START
+from sglang_tuning_exporter.state.journal import START
 from sglang_tuning_exporter.state.totals import Totals
 
 if TYPE_CHECKING:

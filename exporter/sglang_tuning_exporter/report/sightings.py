@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.state.server import WORK
+from sglang_tuning_exporter.state.journal import WORK
 from sglang_tuning_exporter.state.signals import named
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.findings import (
 )
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
-from sglang_tuning_exporter.state.server import START
+from sglang_tuning_exporter.state.journal import START
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.document import Document

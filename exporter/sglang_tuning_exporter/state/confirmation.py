@@ -50,7 +50,7 @@ _HANGS: tuple[LivenessKind, ...] = ("watchdog_timeout", "health_check_failed")
 FATAL: tuple[LivenessKind, ...] = (*ENDS, *_HANGS, "draining")
 Fatal: TypeAlias = "OutOfMemory | Liveness"
 StartLine: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
-Believed: TypeAlias = "list[tuple[float, Fatal | StartLine]]"
+Confirmed: TypeAlias = "list[tuple[float, Fatal | StartLine]]"
 """What is believed now, in the order of the log, with the time at which each was read."""
 
 
@@ -63,7 +63,7 @@ class _Claim:
     base: float | None = None  # and when it first answered afterwards
 
 
-class Claims:
+class Unconfirmed:
     """What waits. Refused claims are counted in `suspicious`."""
 
     def __init__(self, suspicious: Counter[str]) -> None:
@@ -114,7 +114,7 @@ class Claims:
         self._start = _Claim(now, event, self._answers(now), self._worked)
         return False
 
-    def follow(self, event: StartLine, now: float) -> Believed:
+    def follow(self, event: StartLine, now: float) -> Confirmed:
         """Keep a line of the start that waits; it bears the start out when it comes later than that."""
         start = self._start
         assert start is not None
@@ -123,7 +123,7 @@ class Claims:
         self._lines.append((now, event))
         return [] if start.asked or now - start.at < SURVIVAL_SECONDS else self._bear_out_start()
 
-    def worked(self, rank: Rank, now: float, printed: float | None) -> Believed:
+    def worked(self, rank: Rank, now: float, printed: float | None) -> Confirmed:
         """A batch line: its scheduler had no failure some seconds ago, and is not starting. `printed` is the line's own time."""
         if self._start is not None and not self._start.asked:
             if self._is_whole_start(printed):
@@ -161,7 +161,7 @@ class Claims:
 
     def scraped(
         self, now: float, progress: float | None, sent: float | None, *, busy: bool, restarted: bool
-    ) -> Believed:
+    ) -> Confirmed:
         """The server answered a scrape: it has worked `progress`, given out `sent`, may be `busy`, or has `restarted` since the last one."""
         self._is_gone, self._has_answered = False, True
         if self._answers_since is None and progress is not None:
@@ -172,7 +172,7 @@ class Claims:
             believed = self._bear_out(now)
             self._gone_at = None if waits else now
             return believed
-        borne_out: Believed = []
+        borne_out: Confirmed = []
         kept = []
         for claim in self._fatal:
             verdict = _verdict_on(claim, now, sent if _is_of_output(claim.event) else progress, busy=busy)
@@ -189,7 +189,7 @@ class Claims:
             self._give_up_start()
         return [*borne_out, *self._bear_out_start()] if verdict else borne_out
 
-    def lost(self, now: float, *, gone: bool) -> Believed:
+    def lost(self, now: float, *, gone: bool) -> Confirmed:
         """A scrape failed; `gone`: nobody is there to answer."""
         self._answers_since = None
         if not gone or not self._has_answered:
@@ -200,13 +200,13 @@ class Claims:
         self._gone_at = None if waits else now
         return believed
 
-    def tick(self, now: float) -> Believed:
+    def tick(self, now: float) -> Confirmed:
         """Decide what waited long enough: of a server that was not heard of any more."""
         if not self.wait:
             return []
         due = [claim for claim in self._fatal if now - claim.at > DECIDE_SECONDS and claim.base is None]
         self._fatal = [claim for claim in self._fatal if all(claim is not each for each in due)]
-        found: Believed = [(claim.at, claim.event) for claim in due]
+        found: Confirmed = [(claim.at, claim.event) for claim in due]
         start = self._start
         if start is not None and start.base is None and start.asked and now - start.at > DECIDE_SECONDS:
             return [*found, *self._bear_out_start()]
@@ -214,7 +214,7 @@ class Claims:
             self._give_up_start()
         return found
 
-    def settle(self) -> Believed:
+    def settle(self) -> Confirmed:
         """Believe what still waits, but of what the server has answered since: the log has ended and nothing contradicts the rest."""
         for claim in self._fatal:
             if claim.base is not None and not _is_draining(claim.event):
@@ -224,22 +224,22 @@ class Claims:
             self._give_up_start()
         return self._bear_out(None)
 
-    def restarted(self, now: float) -> Believed:
+    def restarted(self, now: float) -> Confirmed:
         """The server has started anew, so whatever ended it before was so."""
-        found: Believed = [(claim.at, claim.event) for claim in self._fatal if claim.at <= now]
+        found: Confirmed = [(claim.at, claim.event) for claim in self._fatal if claim.at <= now]
         self._fatal = []
         return found
 
-    def _bear_out(self, now: float | None) -> Believed:
+    def _bear_out(self, now: float | None) -> Confirmed:
         """Believe all that was read until `now`."""
         due = [claim for claim in self._fatal if now is None or claim.at <= now]
         self._fatal = [claim for claim in self._fatal if all(claim is not each for each in due)]
-        found: Believed = [(claim.at, claim.event) for claim in due]
+        found: Confirmed = [(claim.at, claim.event) for claim in due]
         return found if self._start is None else [*found, *self._bear_out_start()]
 
-    def _bear_out_start(self) -> Believed:
+    def _bear_out_start(self) -> Confirmed:
         assert self._start is not None
-        found: Believed = [(self._start.at, self._start.event), *self._lines]
+        found: Confirmed = [(self._start.at, self._start.event), *self._lines]
         self._start, self._lines = None, []
         return found
 

@@ -1,4 +1,4 @@
-"""What SGLang's own counters say about one scheduler, scrape by scrape. Pure."""
+"""What SGLang's own counters gained from scrape to scrape, of one scheduler and of the whole server. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import RankFigures
+from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sglang_tuning_exporter.sglang.events import Scrape
     from sglang_tuning_exporter.state.totals import Totals
 
 # Reasons: docs/decisions.md, "How long an observation holds".
@@ -137,3 +139,29 @@ def gained(old: float | None, new: float | None) -> float:
     if new is None:
         return 0.0
     return new if old is None or new < old else new - old
+
+
+class ServerCounters:
+    """The counters of the whole server, of those in `SERVER_COUNTS`."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float | None] = {}
+
+    def take(self, scrape: Scrape, *, is_first: bool) -> dict[str, float]:
+        """Return what each counter gained; one that the first scrape did not have counts from 0."""
+        found = {}
+        for name in SERVER_COUNTS:
+            figure: float | None = getattr(scrape, name)
+            if figure is not None:
+                is_base = is_first and name not in self._last
+                found[name] = 0.0 if is_base else gained(self._last.get(name), figure)
+                self._last[name] = figure
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether the server has a counter."""
+        return name in self._last
+
+    def begin_again(self) -> None:
+        """Count from 0."""
+        self._last = dict.fromkeys(self._last)

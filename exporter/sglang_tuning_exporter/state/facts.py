@@ -135,6 +135,10 @@ class ServerFacts:
         default=None, compare=False, repr=False
     )
 
+    def of_next_start(self) -> ServerFacts:
+        """Return the facts of a new start: release, model and role are taken over until it shows its own."""
+        return ServerFacts(version=self.version, model_name=self.model_name, engine_type=self.engine_type)
+
     def apply(self, event: Event) -> None:
         """Learn from one log event; events that say nothing lasting are ignored."""
         self.revision += 1

@@ -127,7 +127,7 @@ class ForgeryFilter:
         self._counting: set[int | None] = set()
         self._confirming: set[int | None] = set()  # it is there
 
-    def believes_batch(
+    def accepts_batch(
         self, line: DecodeBatch | PrefillBatch, facts: ServerFacts, *, queued: float | None, usage: float | None
     ) -> bool:
         """Whether a batch line's figures fit the server and its neighbours. Only lines after a raw sink are asked.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sglang_tuning_exporter.sglang.args.flags import is_before
-from sglang_tuning_exporter.state.server import STARTING_SECONDS
+from sglang_tuning_exporter.state.life import STARTING_SECONDS
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.server import ServerState

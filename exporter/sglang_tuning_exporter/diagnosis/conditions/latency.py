@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, standing_still, tokens_for_each_late_gap
 from sglang_tuning_exporter.diagnosis.promql import ON, WHILE, above, before, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
-from sglang_tuning_exporter.state.server import START
+from sglang_tuning_exporter.state.journal import START
 
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
 # Fewer requests than this in the long window and one slow request is a large share of them. Not in the short one: a server

@@ -11,8 +11,8 @@ from sglang_tuning_exporter.diagnosis.conditions.share import OFTEN, share_of
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, above, threshold
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES
+from sglang_tuning_exporter.state.journal import ABORTED, REJECTION
 from sglang_tuning_exporter.state.profiles import ONE_MORE
-from sglang_tuning_exporter.state.server import ABORTED, REJECTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

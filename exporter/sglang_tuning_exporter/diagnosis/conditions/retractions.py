@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.conditions.condition import HALF, RECENTLY, WINDOW, Condition, Samples
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past, full_cache
 from sglang_tuning_exporter.diagnosis.promql import ON, above, argument, before, threshold
+from sglang_tuning_exporter.state.journal import RETRACTION
 from sglang_tuning_exporter.state.profiles import ONE_MORE
-from sglang_tuning_exporter.state.server import RETRACTION
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile

@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.conditions.failures import happened
 from sglang_tuning_exporter.diagnosis.evidence import AFTERLIFE_SECONDS, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import asked, otherwise
 from sglang_tuning_exporter.sglang.events import ENDS
-from sglang_tuning_exporter.state.server import START, WORK
+from sglang_tuning_exporter.state.journal import START, WORK
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import COUNT
 from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Evidence, Past
-from sglang_tuning_exporter.state.server import START
+from sglang_tuning_exporter.state.journal import START
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile

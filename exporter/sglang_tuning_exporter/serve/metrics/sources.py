@@ -128,7 +128,7 @@ def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Metric]:
         "kind",
     )
     for kind in SUSPICIOUS_KINDS:
-        doubted.add_metric([kind], sidecar.state.witness.suspicious[kind])
+        doubted.add_metric([kind], sidecar.state.forgeries.suspicious[kind])
     yield doubted
 
 
@@ -140,7 +140,7 @@ def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
         "fact",
     )
     state = sidecar.state
-    counted = state.witness.disagrees(now) if state.log_is_read else None
+    counted = state.forgeries.disagrees(now) if state.log_is_read else None
     told = {"kv_pool_tokens": state.facts.pools_disagree, "retracted_requests": counted}
     if sidecar.log is not None:
         for fact, differs in told.items():
