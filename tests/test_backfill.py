@@ -68,6 +68,19 @@ def refused(directory: Path, log: bytes, *flags: str) -> str:
     return ran.stderr
 
 
+def test_it_prints_where_the_board_shows_that_server_and_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = START.encode() + BUSY.format(at="1:00").encode()
+    flags = ("--job", "night shift", "--instance", "gpu1:9741", "--grafana-url", "https://grafana.example/")
+    times = [moment(sample) for sample in backfilled(tmp_path, log, *flags)]
+    assert capsys.readouterr().out == (
+        "Once Prometheus has these metrics, Grafana shows them at https://grafana.example/d/sglang-tuning-server"
+        "?var-job=night+shift&var-instance=gpu1%3A9741"
+        f"&from={int(1000 * min(times))}&to={int(1000 * max(times))}\n"
+    )
+
+
 def test_samples_stand_every_fifteen_seconds_from_before_the_first_line_to_after_the_last(tmp_path: Path) -> None:
     samples = backfilled(tmp_path, (START + BUSY.format(at="0:50")).encode())
     at = 1763638800.0  # 11:40:00

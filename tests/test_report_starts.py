@@ -12,6 +12,7 @@ import pytest
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report as report_of
 from sglang_tuning_exporter.report.report import run
+from sglang_tuning_exporter.report.terminal import render
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
@@ -279,3 +280,29 @@ def test_what_is_over_is_said_with_the_time_when_it_was_last_seen(
 def test_what_goes_on_until_the_end_is_not_said_to_be_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = head(tmp_path, capfd, start(0), *retracting(40, 1000))
     assert ("until" in said, "Last seen" in said) == (False, False)
+
+
+def test_a_log_that_ends_with_a_crash_says_which_process_died_and_which_alert_would_have_followed(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2025-11-20 00:10:00] The server is fired up and ready to roll!\n"
+        "[2025-11-20 00:10:05] Subprocess scheduler_0 (pid=1234) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    )
+    text = render(report_of(Logs([str(log)]), PROFILES["online"]))
+    how = "scheduler_0 crashed with exit code -9 (killed from outside, often by the kernel's OOM killer)"
+    assert text.startswith(
+        f"SGLang crashed at 2025-11-20 00:10:05: {how}. (at 2025-11-20 00:10:05, the end of the log)\n"
+    )
+    assert "The log ends with the crash; SGLangServerDown would have fired 5 minutes later." in text
+
+
+def test_a_log_that_goes_on_after_a_crash_does_not_say_what_would_have_followed(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2025-11-20 00:10:05] Subprocess scheduler_0 (pid=1234) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+        "[2025-11-20 00:11:00] server_args={'model_path': 'm', 'tp_size': 1, 'version': 'x'}\n"
+        "[2025-11-20 00:12:00] The server is fired up and ready to roll!\n"
+    )
+    assert "ends with the crash" not in render(report_of(Logs([str(log)]), PROFILES["online"]))

@@ -70,6 +70,8 @@ def report(arguments: argparse.Namespace) -> int:
 
 def backfill(arguments: argparse.Namespace) -> int:
     """Write the metrics of a log of the past."""
+    from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL
+    from sglang_tuning_exporter.mixin.boards.common import SERVER
     from sglang_tuning_exporter.report import backfill
 
     return backfill.run(
@@ -78,6 +80,7 @@ def backfill(arguments: argparse.Namespace) -> int:
         profile=arguments.profile,
         job=arguments.job,
         instance=arguments.instance,
+        board=f"{(arguments.grafana_url or GRAFANA_URL).rstrip('/')}/d/{SERVER}",
         date=arguments.date,
         own_thresholds=_own_thresholds(arguments),
         jobs=_jobs(arguments),

@@ -210,6 +210,9 @@ def _add_backfill(commands: _Commands) -> None:
     backfill.add_argument(
         "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
     )
+    backfill.add_argument(
+        "--grafana-url", metavar="BASE", help="Grafana's address in the printed link (default http://localhost:3000)"
+    )
     backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
     backfill.set_defaults(run=run.backfill)
 

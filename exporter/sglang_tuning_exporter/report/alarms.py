@@ -62,6 +62,8 @@ class _Alert:
         self._keep = duration(row.keep_firing) if row.keep_firing else 0.0
         self._pending: float | None = None
         self._fired: float | None = None
+        self.traces = row.condition.traces
+        self.in_states = row.condition.fires_on == "states"
         self._over: float | None = None  # since when it fires only because it is kept firing
 
     def see(self, now: float, *, holds: bool) -> Span | None:
@@ -81,6 +83,11 @@ class _Alert:
             if now - self._over < self._keep:
                 return None
         return self.end(now)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its condition held at the last evaluation, or it is kept firing."""
+        return self._pending is not None
 
     @property
     def state(self) -> str:
@@ -158,12 +165,12 @@ class AlarmClock(Evaluations):
         self.now = now
         samples = self._samples
         samples.scrape(state, now, unrecognised)
-        without_events = samples.are_without_events
+        idle = {"anything": False, "events": samples.are_without_events}
         for alert in self._alerts:
             row = alert.row
-            holds = not (without_events and row.condition.fires_on_events_alone) and fires(row, samples)
-            span = alert.see(now, holds=holds)
-            if span is not None:
+            none = samples.seen.isdisjoint(alert.traces) if alert.in_states else idle[row.condition.fires_on]
+            holds = not none and fires(row, samples)
+            if (holds or alert.is_pending) and (span := alert.see(now, holds=holds)) is not None:
                 self._spans.append(span)
 
     def spans(self) -> list[Span]:
@@ -211,6 +218,13 @@ class _ScrapedSamples:
             self._retracted(None, 0.0)
         _forget_gone(self._seconds, now)
         _forget_gone(self._retractions, now)
+        ends = ((series.samples[0][1], series.samples[-1][1]) for series in self._seconds.values())
+        self.seen = {
+            key
+            for first, last in ends
+            for key, before, after in zip(COUNTED, first, last, strict=True)
+            if before != after
+        }
         if state.facts.reserve_gb is not None:
             by_dp = state.facts.available_gb if state.has_dp_ranks else {}
             of_ranks: dict[int | None, float] = {dp: gb for dp, gb in by_dp.items() if dp is not None}

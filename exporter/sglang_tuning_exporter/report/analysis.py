@@ -191,15 +191,16 @@ class Analysis:
             self._see(START, at)
         elif isinstance(event, Liveness):
             self._see(event.what, at)
-            self._note_life(event.what, at)
+            self._note_life(event, at)
 
-    def _note_life(self, what: str, at: float) -> None:
+    def _note_life(self, event: Liveness, at: float) -> None:
+        what = event.what
         if what == "ready":
             self.course.ready(at)
         elif what == "draining":
             self.course.stopping(at)
         elif what in ENDS:
-            self.course.died(at, what)
+            self.course.died(at, what, event.told)
 
     def _note_run(self, run: BatchRun) -> None:
         # Evidence is seen by the second, in its last line: the lines before it held for no time.

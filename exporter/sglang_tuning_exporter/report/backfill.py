@@ -12,6 +12,7 @@ import threading
 from contextlib import closing, contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from prometheus_client.core import GaugeMetricFamily
 
@@ -179,12 +180,16 @@ def run(
     profile: str,
     job: str,
     instance: str,
+    board: str,
     date: str | None = None,
     own_thresholds: Mapping[str, float] | None = None,
     jobs: int = 1,
     most: int | None = None,
 ) -> int:
-    """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; 0. Raises `UsageError`."""
+    """Write the logs as OpenMetrics with times, for `promtool tsdb create-blocks-from openmetrics`; return 0. Raises `UsageError`.
+
+    Prints where `board`, the address of a server's board in Grafana, shows them.
+    """
     if profile not in PROFILES:
         raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
     for flag, value in (("--job", job), ("--instance", instance)):
@@ -193,15 +198,23 @@ def run(
     read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs, most=most)
     _check_output(output, read)
     night = Night(read, PROFILES[profile].with_thresholds(own_thresholds or {}), _shift(read, date))
+    begin: float | None = None
+    end = 0.0
     try:
         with OpenMetricsFile(output, {"job": job, "instance": instance}) as file:
             for at, families in _progress(night.moments(), read):
+                begin = at if begin is None else begin
+                end = at
                 file.add(families, at)
     except OSError as error:
         raise UsageError(
             f"--output={shown(str(output))}: {error.strerror or error}; give a file that can be written"
         ) from None
     sys.stderr.writelines(f"sglang-tuning-exporter: {clean(note)}\n" for note in read.notes)
+    if begin is not None:
+        range_ = {"from": int(1000 * begin), "to": int(1000 * end)}
+        shows = urlencode({"var-job": job, "var-instance": instance, **range_})
+        sys.stdout.write(f"Once Prometheus has these metrics, Grafana shows them at {board}?{shows}\n")
     return 0
 
 

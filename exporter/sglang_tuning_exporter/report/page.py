@@ -13,6 +13,7 @@ from sglang_tuning_exporter.report.wording import (
     CHANGES,
     ENDINGS,
     PHASES,
+    after_the_end,
     confidence,
     duration,
     figure,
@@ -25,6 +26,7 @@ from sglang_tuning_exporter.report.wording import (
     sentence,
     span_words,
     summary,
+    verdict_time,
 )
 from sglang_tuning_exporter.serve.pages.page import WORDS, flags, pieces
 from sglang_tuning_exporter.serve.pages.page import sentence as as_sentence
@@ -86,6 +88,8 @@ def render(document: Document, analysis: Analysis) -> str:
         span_words=span_words(document),
         judged_words=judged_words(document),
         part=part,
+        verdict_time=verdict_time(document),
+        after_the_end=after_the_end(document),
         no_alert=no_alert(document),
         model=analysis.state.facts.model_name,
         findings=[finding for finding in findings if not BY_ID[finding["diagnosis"]].is_chance],

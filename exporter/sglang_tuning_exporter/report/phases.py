@@ -27,6 +27,12 @@ OWN_WARM_UP_LINES = 20
 _SAME_START_SECONDS = 600.0
 _KEPT = 100  # of the first and of the last: a server that crashes in a loop may start without end
 
+_DIED = {
+    "process_died": "a process of the server died",
+    "scheduler_exception": "the scheduler raised an exception",
+    "launch_failed": "the server could not be started",
+}
+
 PhaseKind: TypeAlias = Literal["start_up", "load", "idle", "crash", "stop", "silence"]
 Ending: TypeAlias = Literal["crash", "stop", "silence", "log_ends"]
 _Item = TypeVar("_Item")
@@ -243,17 +249,16 @@ class Course:
         """Memory was exhausted: if the server ends now, that is why."""
         self._out_of_memory = phase
 
-    def died(self, now: float, what: str) -> None:
-        """A process of the server ended, or could not be started."""
+    def died(self, now: float, what: str, crash: str = "") -> None:
+        """Take the end of a process of the server, or a start that failed; `crash` says which process ended and how."""
         if self._kind == "crash":
+            # The line that names the process often follows an exception, and says more than that one died.
+            if crash and self._detail.startswith(_DIED["process_died"]):
+                self._detail = self._detail.replace(_DIED["process_died"], crash, 1)
             return
         self._end_load(now)
         self._end_phase(now)
-        words = {
-            "process_died": "a process of the server died",
-            "scheduler_exception": "the scheduler raised an exception",
-            "launch_failed": "the server could not be started",
-        }.get(what, what)
+        words = crash or _DIED.get(what, what)
         after = f", after running out of memory in {self._out_of_memory}" if self._out_of_memory else ""
         self._enter("crash", now, words + after)
 

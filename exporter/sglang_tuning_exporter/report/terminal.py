@@ -12,6 +12,7 @@ from sglang_tuning_exporter.report.wording import (
     CHANGES,
     ENDINGS,
     PHASES,
+    after_the_end,
     confidence,
     duration,
     figure,
@@ -24,6 +25,7 @@ from sglang_tuning_exporter.report.wording import (
     sentence,
     span_words,
     summary,
+    verdict_time,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ def _head(document: Document, style: Style) -> str:
     verdict = document["verdict"]
     tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
     sure = confidence(document)
-    grade = f" (confidence: {sure})" if sure else ""
+    graded = [f"confidence: {sure}" if sure else "", verdict_time(document)]
+    grade = f" ({'; '.join(filter(None, graded))})" if any(graded) else ""
     lines = [f"{style.paint(tone, sentence(document))}{grade}", span_words(document)]
     lines += [line for line in (judged_words(document), in_part(document)) if line]
     lines += [f"Note: {note}" for note in document["notes"]]
@@ -144,14 +147,15 @@ def _command(document: Document, style: Style) -> str:
 
 def _alerts(document: Document, style: Style) -> str:
     alerts = document["alerts"]
+    after = after_the_end(document)
     if not alerts:
-        fired = "No alert would have fired. " if document["span"]["seconds"] else ""
-        return (fired + no_alert(document)).strip()
+        fired = "No alert would have fired." if document["span"]["seconds"] else ""
+        return " ".join(filter(None, (fired, after or no_alert(document))))
     lines = [_heading("Alerts that would have fired", style)]
     for alert in alerts:
         when = f"{moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
         lines.append(f"   {style.paint(alert['severity'], alert['alert'])} {when}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([style.indented(after)] if after else [])])
 
 
 def _phases(document: Document, style: Style) -> str:

@@ -14,6 +14,7 @@ from sglang_tuning_exporter.diagnosis.findings import (
     STARTING,
     confidence_of,
 )
+from sglang_tuning_exporter.diagnosis.promql import duration as parsed_duration
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.state.journal import START
@@ -123,6 +124,25 @@ def in_part(document: Document) -> str:
     names = sorted({BY_ID[alert["diagnosis"]].summary.rstrip(".") for alert in alerts})
     more = f", and {len(names) - 2} more" if len(names) > 2 else ""
     return f"But for a part of the time alerts would have fired: {'; '.join(names[:2])}{more}."
+
+
+def verdict_time(document: Document) -> str:
+    """Say of which moment the verdict is: the end of the log, or of the start that it is about."""
+    judged, starts = document["judged"], document["starts"]
+    if not document["span"]["seconds"]:
+        return ""
+    is_last = judged["run"] is None or not starts or judged["run"] == starts[-1]["run"]
+    end = moment({"start": judged["end"], "at": judged["at"] + judged["seconds"]})
+    return f"at {end}, the end of {'the log' if is_last else 'that start'}"
+
+
+def after_the_end(document: Document) -> str:
+    """Say which alert would have followed a log that ends with a crash: nothing scrapes a server there any more."""
+    if not document["phases"] or document["phases"][-1]["phase"] != "crash":
+        return ""
+    down = BY_ID["server_down"]
+    minutes = parsed_duration(down.hold) / 60
+    return f"The log ends with the crash; {down.alert} would have fired {minutes:.0f} minutes later."
 
 
 def no_alert(document: Document) -> str:

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch
-from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun, throughput
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import PrefillBatch
@@ -27,7 +27,7 @@ class DecodeSamples:
     __slots__ = ("_due", "_samples", "at", "batch")
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float, float]] = deque(maxlen=_KEPT)
+        self._samples: deque[tuple[float, float, float | bytes]] = deque(maxlen=_KEPT)  # a line is read when asked for
         self._due = -inf
         self.at = -inf  # time of the last line
         self.batch = 0.0  # of the last line, 0 where that was a prefill line
@@ -37,14 +37,17 @@ class DecodeSamples:
         self.at = at
         if not self.batch or at < self._due:
             return
+        first: float | bytes | None = None
         if isinstance(lines, BatchRun):
             first = lines.first_decode_of(int(self.batch))
-        else:
-            first = lines if isinstance(lines, DecodeBatch) and lines.running == self.batch else None
-        if first is not None and first.generation_throughput:
+        elif isinstance(lines, DecodeBatch) and lines.running == self.batch:
+            first = lines.generation_throughput
+        if first:
             self._due = at + SAMPLE_SECONDS
-            self._samples.append((at, self.batch, first.generation_throughput))
+            self._samples.append((at, self.batch, first))
 
     def since(self, begin: float) -> list[tuple[float, float]]:
         """Return batch and tokens per second of the samples from `begin` on."""
-        return [(batch, speed) for at, batch, speed in self._samples if at >= begin]
+        known = [(batch, first) for at, batch, first in self._samples if at >= begin]
+        read = [(batch, throughput(first) if isinstance(first, bytes) else first) for batch, first in known]
+        return [(batch, speed) for batch, speed in read if speed]

@@ -67,8 +67,9 @@ class Condition(ABC):
     # Bad by itself: a finding even where no advice is left. And the opposite: nothing without advice.
     is_event: ClassVar[bool] = False
     is_only_advice: ClassVar[bool] = False
-    # Its rule cannot fire while none of its `counted` events happened: a report asks it only then.
-    fires_on_events_alone: ClassVar[bool] = False
+    # What must have happened in the window for its rule to fire: one of its `counted` events, or a second in a state of its
+    # `traces`. A report evaluates it only then.
+    fires_on: ClassVar[Literal["anything", "events", "states"]] = "anything"
     # Its advice may be to leave everything as it is (`guide.sizing.tolerated`): then it is no finding.
     can_be_tolerated: ClassVar[bool] = False
     # A flag that cures it leaves nothing else to look for; late answers can have more causes than one.

@@ -42,7 +42,7 @@ class Failures(Condition):
     spares = "memory"
     figure = COUNT
     is_event = True
-    fires_on_events_alone = True
+    fires_on = "events"
     needs = "a log"
 
     phases: tuple[OutOfMemoryPhase, ...]

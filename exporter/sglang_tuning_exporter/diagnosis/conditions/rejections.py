@@ -34,7 +34,7 @@ class Rejections(Condition):
     traces = (REJECTION, ABORTED)
     figure = RATE
     is_event = True
-    fires_on_events_alone = True
+    fires_on = "events"
     needs = "load"
 
     times: float = LATE_TIMES

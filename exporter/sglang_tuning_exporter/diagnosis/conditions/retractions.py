@@ -35,7 +35,7 @@ class RetractionRate(Condition):
     spares = "requests"
     figure = RATE
     is_event = True
-    fires_on_events_alone = True
+    fires_on = "events"
     can_be_tolerated = True
 
     capped: bool = False

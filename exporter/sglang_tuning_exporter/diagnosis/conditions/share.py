@@ -80,6 +80,7 @@ class Share(Condition):
 
     figure = PERCENT
     figure_of = "of the time"
+    fires_on = "states"
 
     signal: Signal
     states: tuple[str, ...]

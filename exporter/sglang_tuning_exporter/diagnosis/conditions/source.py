@@ -29,7 +29,7 @@ class SourceTrouble(Condition):
     traces = ENDS
     kind = "remark"
     is_event = True
-    fires_on_events_alone = True
+    fires_on = "events"
     is_advice_fixed = True
     has_figure = False
 

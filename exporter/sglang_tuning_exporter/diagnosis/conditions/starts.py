@@ -24,7 +24,7 @@ class Starts(Condition):
     traces = (START,)
     figure = COUNT
     is_event = True
-    fires_on_events_alone = True
+    fires_on = "events"
     needs = "a log or metrics"
 
     at_least: int

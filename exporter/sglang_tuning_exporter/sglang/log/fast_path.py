@@ -28,6 +28,7 @@ _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
 _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _BATCH = len(b"Decode batch, #running-req: ")
+_THROUGHPUT = b"gen throughput (token/s): "
 _NO_GRAPH: _Graph = (None, None)
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
@@ -128,6 +129,11 @@ def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
     return event
 
 
+def throughput(line: bytes) -> float:
+    """Read the tokens per second of a decode line in its usual layout."""
+    return float(line[line.index(_THROUGHPUT) + len(_THROUGHPUT) :].partition(b",")[0])
+
+
 def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
     """Read a prefill line in its usual layout, from behind its prefix on."""
     match = _PREFILL_FIGURES.match(body)
@@ -213,11 +219,11 @@ class BatchRun(NamedTuple):
     def __repr__(self) -> str:
         return f"BatchRun({self.time}, {self.rank}, decode={self.decode}, prefill={self.prefill})"
 
-    def first_decode_of(self, running: int) -> DecodeBatch | None:
-        """The first line, if it is a decode line of a batch of `running`."""
+    def first_decode_of(self, running: int) -> bytes | None:
+        """Return the first line, if it is a decode line of a batch of `running`."""
         line, start = self.lines[0], len(self.prefix)
         is_of_batch = line.startswith(b"%d," % running, start + _BATCH) and line.startswith(b"Decode", start)
-        return decode_batch(line[start:], self.time, self.rank) if is_of_batch else None
+        return line if is_of_batch else None
 
     @property
     def decode(self) -> DecodeBatch | None:
