@@ -331,7 +331,7 @@ def test_a_raw_message_before_the_crash_makes_the_lines_after_it_suspect_in_a_ro
         rotated.unlink()
     place.log.touch()
     with place.reader() as (book, state):
-        assert (events(state), state.witness.suspicious["retraction"]) == (0, 1)
+        assert (events(state), state.forgeries.suspicious["retraction"]) == (0, 1)
         assert book.lines["retraction"] == 1
 
 
