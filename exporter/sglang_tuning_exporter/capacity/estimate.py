@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 # Student's t for a two-sided interval of 95 %, by degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 _T_MANY = 1.96
+# Standard error of a figure measured some minutes later, relative to it: the machine and the mix of requests have changed by then, which
+# windows of the same ten minutes cannot show (docs/capacity.md).
+BETWEEN = 0.07
 
 
 class Estimate(NamedTuple):
@@ -24,6 +27,13 @@ class Estimate(NamedTuple):
     def half_width(self) -> float:
         """Half of the interval, relative to the figure."""
         return (self.high - self.low) / 2 / abs(self.value) if self.value else float("inf")
+
+    @property
+    def later(self) -> Estimate:
+        """The same figure as a prediction: the interval in which it is measured some minutes later."""
+        value, drift = self.value, _T_MANY * BETWEEN * self.value
+        low, high = sqrt((value - self.low) ** 2 + drift**2), sqrt((self.high - value) ** 2 + drift**2)
+        return Estimate(value, max(value - low, 0.0), value + high)
 
     def times(self, factor: float) -> Estimate:
         """Return the figure in another unit; `factor` is positive."""

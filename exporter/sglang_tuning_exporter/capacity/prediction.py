@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.capacity.model import RankCapacity
 
 
+LEAST_OF_PREFILL = 0.1  # of the measured speed: the lower end of its interval may lie below zero
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """All schedulers together with `requests` running at once.
@@ -36,9 +39,11 @@ def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
     speed = rank.decode_speed(batch)
     if speed is None:
         return None
-    prefill, mix = rank.prefill.tokens_per_second, rank.prefill_per_token
-    beside = mix / prefill.value if prefill is not None and mix else 0.0
-    return Estimate(*(1 / (1 / each + beside) for each in speed))
+    prefill, mix = rank.prefill.tokens_per_second, rank.prefill_per_token or 0.0
+    if prefill is None or not mix:
+        return speed
+    ends = zip(speed, (prefill.value, max(prefill.low, LEAST_OF_PREFILL * prefill.value), prefill.high), strict=True)
+    return Estimate(*(1 / (1 / generated + mix / computed) for generated, computed in ends))
 
 
 def predict(ranks: Sequence[RankCapacity], times: float = 1.0) -> Prediction | None:

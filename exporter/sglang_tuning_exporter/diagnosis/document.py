@@ -152,4 +152,5 @@ def _expected(expected: Expected) -> Document:
 
 
 def _predicted(now: Estimate, then: Estimate) -> Document:
-    return {"now": number(now.value), "value": number(then.value), "interval": [number(then.low), number(then.high)]}
+    low, high = then.later.low, then.later.high
+    return {"now": number(now.value), "value": number(then.value), "interval": [number(low), number(high)]}

@@ -44,7 +44,7 @@ class Expected:
 
     @property
     def gain_interval(self) -> tuple[float, float]:
-        """Return the ends of the gain's interval."""
+        """Return the ends of the gain's interval, were the change made now: on a machine and with requests as they are."""
         now, then = self.now.tokens_per_second.value, self.then.tokens_per_second
         return then.low / now - 1.0, then.high / now - 1.0
 

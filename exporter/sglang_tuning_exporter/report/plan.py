@@ -125,7 +125,8 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _estimate(figure: Estimate) -> dict[str, Any]:
-    return {"value": number(figure.value), "interval": [number(figure.low), number(figure.high)]}
+    _, low, high = figure.later
+    return {"value": number(figure.value), "interval": [number(low), number(high)]}
 
 
 def _text(document: dict[str, Any]) -> str:
