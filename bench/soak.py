@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.reference import Server, serve
-from sglang_tuning_exporter.state.forgeries import BASE_SECONDS
+from sglang_tuning_exporter.state.retraction_account import BASE_SECONDS
 
 GROWTH_KIB = 2 << 10
 AHEAD_LINES = 400_000

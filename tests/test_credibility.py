@@ -23,8 +23,9 @@ from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.state.confirmation import DECIDE_SECONDS
-from sglang_tuning_exporter.state.forgeries import BASE_SECONDS, MOST_PENDING
+from sglang_tuning_exporter.state.forgeries import MOST_PENDING
 from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.retraction_account import BASE_SECONDS
 from sglang_tuning_exporter.state.server import ServerState
 
 POOL = 1_040_384
@@ -702,7 +703,7 @@ def native(retracted: int, passes: int = 40) -> bytes:
 def test_a_real_retraction_shows_on_the_page_whose_scrape_confirms_it_and_a_forged_one_does_not(
     tmp_path: Path, sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_tuning_exporter.state.forgeries.BASE_SECONDS", 0.0)  # not to wait five seconds
+    monkeypatch.setattr("sglang_tuning_exporter.state.retraction_account.BASE_SECONDS", 0.0)  # not to wait five seconds
     sglang.answers["/metrics"] = reply(native(7))
     log = tmp_path / "server.log"
     log.write_text("")

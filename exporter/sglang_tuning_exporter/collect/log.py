@@ -16,7 +16,7 @@ from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.state.forgeries import counts
+from sglang_tuning_exporter.state.saved import counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

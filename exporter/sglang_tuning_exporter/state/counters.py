@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import Scrape
     from sglang_tuning_exporter.state.totals import Totals
 
-# Reasons: docs/decisions.md, "How long an observation holds".
+# Reasons: docs/decisions.md, "Constants by name".
 PREFILL_PROGRESS = 1024.0
 DECODE_PROGRESS = 40.0
 _KEPT_BY_LOG = ("retraction_events", "log_retracted_requests", "retracted_requests")

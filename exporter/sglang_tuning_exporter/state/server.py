@@ -19,11 +19,11 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
 )
 from sglang_tuning_exporter.state.counters import ServerCounters, gained
-from sglang_tuning_exporter.state.forgeries import counts
 from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
 from sglang_tuning_exporter.state.looks import Looks
+from sglang_tuning_exporter.state.saved import counts, mappings
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -253,7 +253,7 @@ class ServerState(LoggedServer):
         Restored counts go on in the counters; none of them belongs to the window.
         """
         then = now - ago
-        for entry in _dicts(saved.get("ranks")):
+        for entry in mappings(saved.get("ranks")):
             dp = entry.get("dp")
             if dp is None or (isinstance(dp, int) and 0 <= dp < MOST_RANKS):
                 self.rank(dp, now).restore(counts(entry.get("counts")))
@@ -271,7 +271,3 @@ class ServerState(LoggedServer):
         self.forgeries.restore(saved.get("witness"), then)
         self.unconfirmed.restore(saved.get("claims"), then)
         self.begin_window(now)
-
-
-def _dicts(saved: object) -> list[dict[str, Any]]:
-    return [entry for entry in saved if isinstance(entry, dict)] if isinstance(saved, list) else []
