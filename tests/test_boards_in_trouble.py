@@ -338,6 +338,20 @@ def test_of_two_that_are_as_urgent_the_exporters_own_word_is_shown(tmp_path: Pat
     assert [labels["verdict"] for labels, _ in answer(tmp_path, series, query("fleet", FLEET[1]))] == ["queue_too_long"]
 
 
+@pytest.mark.parametrize(("spent", "words"), [("idle", "replayed"), ("eager", "not covered")])
+def test_cuda_graphs_are_judged_by_batches_under_load_and_not_by_health_checks_of_an_idle_server(
+    spent: str, words: str, tmp_path: Path
+) -> None:
+    place = 'job="sglang",instance="a:1"'
+    series = server("a:1") | {
+        f"sglang_tuning_cuda_graph_coverage_ratio{{{place}}}": "0x240",
+        f'sglang_tuning_threshold{{{place},signal="cuda_graph",bound="lower"}}': "0.5x240",
+        f'sglang_tuning_state_seconds_total{{{place},signal="cuda_graph",state="{spent}"}}': "0+15x240",
+    }
+    [(labels, _)] = answer(tmp_path, series, query("server", "CUDA graphs used", instance="a:1"))
+    assert labels["verdict"] == words
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 

@@ -246,23 +246,26 @@ def _usage() -> Json:
 def _graphs() -> Json:
     ratio = ranked("sglang_tuning_cuda_graph_coverage_ratio")
     covered = f"avg({known(ratio)})"
-    # Not the state of this moment: that is idle when nothing runs.
-    without = {
-        state: ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state="{state}"')
-        for state in ("disabled", "unsupported")
-    }
+    lower = threshold("cuda_graph", "lower")
+
+    def was(states: str) -> str:
+        """Ask in the time shown, and not at this moment: now it may be idle."""
+        seconds = ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state=~"{states}"')
+        return f"(sum(increase({seconds}[$__range])) > 0)"
+
+    decoded = was("replayed|beyond_captured|eager")  # the tokens of health checks on an idle server are not judged
     return _figure(
         "CUDA graphs used",
         words(
             while_there(f"avg({shown(ratio)})", ""),
-            (f"{covered} >= {threshold('cuda_graph', 'lower')}", "covered"),
-            *((f"sum(increase({seconds}[$__range])) > 0", STATE_WORDS[state][0]) for state, seconds in without.items()),
-            (f"{covered} < {threshold('cuda_graph', 'lower')}", "not covered"),
+            (f"{covered} >= {lower} and on () {decoded}", "covered"),
+            *((was(state), STATE_WORDS[state][0]) for state in ("disabled", "unsupported")),
+            (f"{covered} < {lower} and on () {decoded}", "not covered"),
             otherwise="replayed",
         ),
         "Share of decode batches that replayed a captured graph. The guide wants nearly all; a batch"
-        " larger than the largest captured one runs without and slower. Whether graphs are disabled is"
-        " judged in the time shown.",
+        " larger than the largest captured one runs without and slower. An idle server is not judged; whether graphs are"
+        " disabled is looked up in the time shown.",
         "sglang_tuning_cuda_graph_coverage_ratio",
         unit="percentunit",
         decimals=0,
