@@ -126,10 +126,20 @@ def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(
     heads = [
         text
         for text in browser.texts()
-        if text.words in {"Rank", "Queued", "Running", "Limit", "Signal", "State", "Share"}
+        if text.words in {"Rank", "Queued", "Running", "Limit", "Serving time with", "Share"}
     ]
-    assert len(heads) == 7
+    assert len(heads) == 6
     assert [text for text in heads if text.bottom - text.top > 30] == []
+
+
+def test_the_share_of_each_reason_why_requests_waited_is_shown_in_words(
+    browser: Browser, scene: Callable[[str], Scene]
+) -> None:
+    browser.open(scene("retracting")[1])
+    words = {text.words for text in browser.texts()}
+    assert {"an empty queue", "a full KV cache and requests waiting"} <= words
+    browser.open(scene("down")[1])
+    assert "an empty queue" not in {text.words for text in browser.texts()}
 
 
 def test_text_alone_twice_as_large_is_not_cut(browser: Browser, address: str) -> None:

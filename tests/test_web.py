@@ -16,10 +16,11 @@ from markupsafe import escape
 from conftest import SERVING_WITH_DP_RANKS, FakeSGLang, config, hang, watched_retractions, web
 from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
 from sglang_tuning_exporter.diagnosis.evidence import Evidence
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.serve.pages.figures import span
-from sglang_tuning_exporter.serve.pages.page import SHARES, flags, headline, healthy, pieces
+from sglang_tuning_exporter.serve.pages.page import flags, headline, healthy, pieces
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Rank
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.signals import STATES
@@ -27,6 +28,8 @@ from sglang_tuning_exporter.state.signals import STATES
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from sglang_tuning_exporter.state.signals import Signal
 
 HEADLINE = BY_ID["server_down"].summary  # a recorded server is away when its recording ends
 FOUND = BY_ID["retracting_too_often"].summary
@@ -106,15 +109,15 @@ def test_a_hostile_model_name_is_text(name: str, tmp_path: Path) -> None:
     assert "<img" not in page
 
 
-def test_the_share_of_each_reason_why_requests_waited_is_told(address: str) -> None:
+def test_a_server_that_is_down_shows_no_shares_of_before(address: str) -> None:
     seen = text_of(requests.get(address + "/", timeout=10).text)
-    told = set(re.findall(r"admission ([a-z ]+?) \d+ %", seen))
-    assert told == {"held back", "recovering", "pool full"}
+    assert HEADLINE in seen
+    assert "Serving time with" not in seen
 
 
-def test_every_reason_why_requests_wait_has_its_line() -> None:
-    listed = {state for signal, state in SHARES if signal == "admission"}
-    assert listed == set(STATES["admission"]) - {"no_queue", "idle", "unknown"}
+@pytest.mark.parametrize("signal", ["queue", "admission", "cuda_graph"])
+def test_every_state_that_takes_serving_time_has_words_for_its_line(signal: Signal) -> None:
+    assert set(STATES[signal]) - {"idle", "unknown"} <= set(STATE_WORDS)
 
 
 def test_nothing_comes_from_elsewhere(address: str) -> None:
@@ -249,7 +252,7 @@ def test_how_far_back_a_line_goes_is_said(first: float, words: str) -> None:
 
 def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> None:
     page = text_of(page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),)))))
-    assert "It takes 20 s under load to judge it; 0 s in the last 10 minutes so far." in page
+    assert "A verdict needs 20 s under load; so far 0 s in the last 10 minutes." in page
 
 
 def test_a_figure_that_is_not_told_is_not_judged(tmp_path: Path) -> None:
@@ -292,3 +295,14 @@ def test_the_page_of_a_dead_server_has_nothing_green_and_no_figure_of_before(tmp
     assert values
     assert set(values) == {"not reported"}
     assert "Confidence" not in page
+
+
+def test_a_check_that_passed_shows_its_figure_or_no_and_never_what_is_seen_when_it_fails(address: str) -> None:
+    page = requests.get(address + "/", timeout=10).text
+    checks = re.findall(
+        r"<li><span class=\"mark\" aria-hidden=\"true\">✓</span>([^<]+): <span class=\"soft\">([^<]+)</span>", page
+    )
+    for name, figure in checks:
+        assert name == next(row.headline for row in BY_ID.values() if row.headline == name)
+        assert figure == "no" or ", healthy " in figure
+        assert "could not" not in figure
