@@ -46,7 +46,7 @@ def test_it_has_the_keys_of_the_report_but_the_sources_and_adds_the_checks(addre
 
 
 def test_the_advice_names_flag_values_cost_and_what_to_type(address: str) -> None:
-    (advice,) = finding(findings(address), "retracting_too_often")["advice"]
+    advice, *_ = finding(findings(address), "retracting_too_often")["advice"]
     assert (advice["flag"], advice["current"], advice["suggested"]) == ("--schedule-conservativeness", 0.1, 1.3)
     assert advice["typed"] == "--schedule-conservativeness 1.3"
     assert advice["cost"]
