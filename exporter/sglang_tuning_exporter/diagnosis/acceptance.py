@@ -1,4 +1,4 @@
-"""Whether a server's own release accepts a change: the one place that all advice goes through. Pure."""
+"""Whether a server's own release accepts a change. All advice is checked here. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-# One argument by its older and its newer name.
+# Older and newer name of one argument.
 _RENAMED = (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"),)
-# Without the release's name, what the last releases before this one lack is no reason to doubt a flag.
+# Without a known release, a flag that only the oldest releases lack is not doubted.
 _LONG_AGO = 7
 
 
 def settings(facts: ServerFacts) -> dict[str, object]:
-    """Give the flag values in force: what was typed, and what the server printed of the rest."""
+    """Return the flag values in force: those typed, and the rest as the server printed them."""
     values: dict[str, object] = dict(facts.args)
     for arg in ("schedule_conservativeness", "chunked_prefill_size"):
         if arg in values:
@@ -29,13 +29,13 @@ def settings(facts: ServerFacts) -> dict[str, object]:
 
 
 def objection_to(facts: ServerFacts, changes: Mapping[str, object]) -> Objection | None:
-    """Say what the server's release would object to; None for nothing, and where the release is not known."""
+    """Return the objection of the server's release; None if there is none, or the release is not known."""
     release = facts.release
     return None if release is None or not changes else objection(release, settings(facts), changes)
 
 
 def by_release(facts: ServerFacts, arg: str, value: str) -> str:
-    """Write a change for each release that spells or takes it differently; empty where the server's release is known, or all agree."""
+    """Return a change in the spelling of each release; empty if the server's release is known, or all agree."""
     if facts.release is not None or not arg:
         return ""
     names = next((pair for pair in _RENAMED if arg in pair), (arg,))

@@ -1,4 +1,4 @@
-"""From a diagnosis to what to turn: the exact flag, its present value, the value to try, and what that gains. Pure."""
+"""Advice for a diagnosis: the flag, its present value, the value to try, and the expected gain. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SWITCHED", "Advice", "Case", "advise"]
 
-SWITCHED = ("on", "off")  # what documents give as the value of a switch
+SWITCHED = ("on", "off")  # values of a switch in documents
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to turn.
+    """One change to make.
 
-    `flag` is as typed (`--mem-fraction-static`), empty when the advice is to people; values are flag values, words for
-    arguments that take words, 0 and 1 for switches. Where no value can be computed `suggested` is None and
-    `suggestion` says in words what to try.
+    `flag` is as typed (`--mem-fraction-static`), empty for advice to people. Values are flag values: numbers, words,
+    or 0 and 1 for switches. If no value can be computed, `suggested` is None and `suggestion` is in words.
     """
 
     flag: str
@@ -44,36 +43,36 @@ class Advice:
     direction: str = ""
     is_switch: bool = False
     expected: Expected | None = None  # by the measured step times
-    explains: bool = False  # the flag was set away from its default, and figures show that it is the cause
+    explains: bool = False  # the flag differs from its default, and figures show that it is the cause
 
     @property
     def raises(self) -> bool:
-        """Whether more of it is advised."""
+        """Whether the value becomes larger."""
         if isinstance(self.current, (int, float)) and isinstance(self.suggested, (int, float)):
             return self.suggested > self.current
         return self.direction == "raise"
 
     @property
     def removes(self) -> bool:
-        """Whether the flag is to be taken off the command line."""
+        """Whether the flag is removed from the command line."""
         dropped = self.direction == "drop" and self.current is not None and self.suggested is None
         return bool(self.flag) and ((self.is_switch and not self.suggested) or dropped)
 
     @property
     def is_set(self) -> bool:
-        """Whether it belongs to a command line: a flag that gets a value, or loses its own."""
+        """Whether it changes the command line: a flag gets a value, or is removed."""
         return bool(self.arg) and (self.suggested is not None or self.removes)
 
     @property
     def setting(self) -> object:
-        """The flag's new value for a command line: switches as truth, whole figures without their point."""
+        """The flag's new value for a command line: bool for switches, int for whole numbers."""
         return bool(self.suggested) if self.is_switch else whole(self.suggested)
 
     @property
     def typed(self) -> str:
-        """What to do to the command line, such as `--schedule-policy lpm` or `remove --disable-cuda-graph`.
+        """The change as typed, such as `--schedule-policy lpm` or `remove --disable-cuda-graph`.
 
-        The flag alone where the value is the operator's to choose, empty for people.
+        The flag alone if the operator must choose the value; empty for advice to people.
         """
         if self.removes:
             return f"remove {self.flag}"
@@ -83,26 +82,26 @@ class Advice:
 
     @property
     def takes_memory(self) -> bool:
-        """Whether the change takes GPU memory, as some do only when they raise a value."""
+        """Whether the change takes GPU memory, which some do only if the value becomes larger."""
         return (self.arg, "raise" if self.raises else self.direction) in TAKES_MEMORY
 
 
 def shown(value: float | str | None) -> str:
-    """Write a flag's value as it is typed."""
+    """Return a flag's value as it is typed."""
     if value is None:
         return ""
     return value if isinstance(value, str) else f"{value:.10g}"
 
 
 def whole(value: float | str | None) -> float | int | str | None:
-    """Write a whole figure without its point, as flags are."""
+    """Return a whole number as int."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def advise(diagnosis_id: str, case: Case) -> list[Advice]:
-    """Say what to turn for a diagnosis.
+    """Return the advice for a diagnosis.
 
-    Empty when the flag already has the value, or when turning it further would change nothing.
+    Empty if the flag already has the value, or a further change would have no effect.
     """
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
@@ -120,13 +119,13 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
 
 
 def _is_explained(case: Case) -> bool:
-    """Say whether a row that can be the verdict has a flag to set; late answers can have more causes than one."""
+    """Return whether a row that can be the verdict has a flag to set; late answers can have several causes."""
     limits = (row for row in case.held if BY_ID[row].is_limit and BY_ID[row].condition.is_whole_cause)
     return any(advice.flag for row in limits for advice in advise(row, case))
 
 
 def _suspects(named: list[Named], case: Case) -> list[Advice]:
-    """Write suspects as advice, without those whose flag this server's release does not have."""
+    """Return suspects as advice, without those whose flag this server's release does not have."""
     found = [advice for each in named if (advice := _suspect(each, case.facts)) is not None]
     accepted = [advice for advice in found if objection_to(case.facts, {advice.arg: advice.setting}) is None]
     return [with_expectation(advice, case) for advice in accepted]
@@ -157,9 +156,9 @@ def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
 
 
 def _accepted(row: Diagnosis, value: Value, case: Case) -> list[Advice]:
-    """Write a value, and what is set beside it, as advice; where this server's release objects, what it accepts instead.
+    """Return a value, and what is set beside it, as advice; if this server's release refuses it, an alternative.
 
-    Empty where it accepts nothing of the kind: it would not start again, or nothing would change.
+    Empty if the release accepts none of them: the server would not start, or nothing would change.
     """
     group = [advice for each in (value, *value.beside) if (advice := _advice(row, each, case)) is not None]
     flags = [advice for advice in group if advice.suggested is not None]
@@ -174,7 +173,7 @@ def _accepted(row: Diagnosis, value: Value, case: Case) -> list[Advice]:
 
 
 def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
-    """Say it for each release where the server's own is not known and they spell it differently."""
+    """Return the advice with one spelling for each release, if the server's own is not known and they differ."""
     words = by_release(facts, advice.arg, shown(advice.suggested) if not advice.is_switch else "")
     return (
         replace(advice, flag="", arg="", current=None, suggested=None, suggestion=words, is_switch=False)
@@ -184,7 +183,7 @@ def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
 
 
 def _advice(row: Diagnosis, value: Value, case: Case) -> Advice | None:
-    """Write one value as advice; None where this server's release has no such flag."""
+    """Return one value as advice; None if this server's release has no such flag."""
     figures = case.profile.figures
     turn = row.turn.filled(figures)
     arg = turn.arg if value.arg is None else value.arg
@@ -192,7 +191,7 @@ def _advice(row: Diagnosis, value: Value, case: Case) -> Advice | None:
     if flag is None:
         return None
     direction = _direction(value, turn.direction if arg == turn.arg else "set")
-    # Another spelling of the same argument is still the row's own.
+    # A release may spell the row's argument differently.
     own = (
         not value.variant
         and (arg == turn.arg or arg.startswith(turn.arg + "_"))

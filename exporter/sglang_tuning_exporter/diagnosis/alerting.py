@@ -1,4 +1,4 @@
-"""When the alert of a row holds: as PromQL for Prometheus, and evaluated over samples for a report. The two say the same."""
+"""When the alert of a row holds: as PromQL for Prometheus, and over the samples of a report. Both have the same meaning."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class JudgedSamples(Samples, Protocol):
-    """Samples of what the exporter found as well."""
+    """Samples, and what the exporter found."""
 
     def found(self, row: Diagnosis) -> bool:
-        """Whether a row was a finding within the window, or is none that the profile asks for."""
+        """Return whether a row was a finding within the window, or is not used with the profile."""
 
 
 def expression(row: Diagnosis) -> list[str]:
-    """Write what must hold, as lines."""
+    """Return the PromQL of the rule, as lines."""
     lines = row.condition.promql()
     if row.profiles:
         served = known(f"sglang_tuning_server_info{{{one_of('profile', row.profiles)}}}")
         lines.append(f"and {ON} {served}")
     if row.needs_advice:
-        # Where the flag stands at its best value already, or a more urgent finding turns it, there is nothing to notify of.
+        # If the flag already has its best value, or a more urgent finding changes it, there is nothing to notify.
         active = f'max_over_time(sglang_tuning_diagnosis_active{{diagnosis="{row.id}"}}[{WINDOW}])'
         lines.append(f"unless {ON} {active} == 0")
     excuses = dict.fromkeys(tuple(BY_ID[other].condition.excuse(row.condition)) for other in row.unless)
@@ -35,19 +35,19 @@ def expression(row: Diagnosis) -> list[str]:
 
 
 def query(row: Diagnosis, serving_seconds: float = SERVING_SECONDS) -> str:
-    """Write what must hold, as one text; `serving_seconds` is the least serving time that a share is taken of."""
+    """Return the PromQL of the rule; `serving_seconds` is the least serving time for a share."""
     return "\n".join(expression(row)).replace("SERVING_SECONDS", f"{serving_seconds:g}")
 
 
 def is_evaluated(row: Diagnosis, profile: str) -> bool:
-    """Say whether a log alone can ever say that it holds."""
+    """Return whether a log alone can show that it holds."""
     return row.condition.is_in_logs and (not row.profiles or profile in row.profiles)
 
 
 def fires(row: Diagnosis, samples: JudgedSamples) -> bool:
-    """Evaluate it over samples of a log."""
+    """Evaluate the rule over the samples of a log."""
     if not row.condition.fires(samples):
         return False
     if any(BY_ID[other].condition.excuses(row.condition, samples) for other in row.unless):
         return False
-    return not row.needs_advice or samples.found(row)  # a full judgement costs the most, so it is asked last
+    return not row.needs_advice or samples.found(row)  # a full judgement costs the most

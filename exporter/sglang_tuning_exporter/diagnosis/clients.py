@@ -1,6 +1,6 @@
-"""How many requests at once clients should send: what a server can run, and what may wait beside it. Pure.
+"""How many requests clients should send at once: what the server can run, and what may wait. Pure.
 
-Little's law both ways: as many run as fit into the pool, and as many may wait as are started within the wait that is allowed.
+As many run as fit into the KV cache, and as many may wait as SGLang starts within the allowed wait (Little's law).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.evidence import Past
 
-# Of the wait that breaks the objective: the mean wait of requests, some of which wait longer.
+# Share of the longest wait that the mean wait may take, because some requests wait longer.
 ALLOWED_SHARE = 0.5
 
 
 def at_least(past: Past) -> str:
-    """Say how many keep the batches full and the queue in its range; empty where that cannot be told.
+    """Return how many requests keep the batches full and the queue in its range; empty if not known.
 
-    What fits into the pool is what runs, stretched to the usage that the profile aims at; at most the limit of the server.
-    No more are asked to wait than the server lets wait.
+    As many run as fit at the profile's token usage, at most the running limit; no more wait than `--max-queued-
+    requests`.
     """
     running, lowest, fit = past.total("running"), past.profile.queue_lower, fitting(past)
     if not running or fit is None or lowest is None:
@@ -38,7 +38,7 @@ def at_least(past: Past) -> str:
 
 
 def fitting(past: Past) -> float | None:
-    """Return how many requests can run at once: what runs, stretched to the usage that the profile aims at, at most the limit."""
+    """Return how many requests can run at once, at the profile's token usage and within the running limit."""
     running, usage, facts = past.total("running"), past.recent.mean("usage"), past.facts
     if not running or not usage:
         return None
@@ -49,7 +49,7 @@ def fitting(past: Past) -> float | None:
 
 
 def at_most(past: Past) -> str:
-    """Say how many wait no longer than the profile allows; empty where that cannot be told."""
+    """Return how many requests wait no longer than the profile allows; empty if not known."""
     running, queued, profile = past.total("running"), past.total("queued"), past.profile
     started = past.started_requests
     if running is None or not queued or past.served_seconds <= 0:

@@ -1,18 +1,15 @@
 """The whole new command line: the running server's own arguments with the advice in them. Pure.
 
-A server prints its arguments resolved: what it was not told it has filled in, and some of what it was told it has
-multiplied. Written back as they stand, such arguments would be multiplied again. So the flag values are found first:
+SGLang prints its arguments after it has filled in defaults and multiplied some of them. So the typed values are found first:
 
-* Left out: what equals the release's default; what the server takes from another argument (`tokenizer_path`,
-  `served_model_name`); a drawn `random_seed`; `device` where it is the usual one; lists of graph sizes that follow from
-  the largest; and what it fills in alike at nearly every start (`_USUAL`).
-* Written although the server may have filled it in, because tuning turns on it and a later change must not move it
-  unseen: `mem_fraction_static`, `chunked_prefill_size`, `max_running_requests`, `attention_backend`, `page_size`,
-  `cuda_graph_max_bs` (up to 0.5.13), a graph that is off. Nobody can tell these from an operator's own choice.
-* Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks (by
-  2 up to 0.4.3; srt/server_args.py, srt/arg_groups/parallel_hook.py).
+* Left out: what equals the release's default; what SGLang takes from another argument (`tokenizer_path`, `served_model_name`); a drawn
+  `random_seed`; the usual `device`; lists of graph sizes that follow from the largest; what SGLang fills in at nearly every start (`_USUAL`).
+* Written although SGLang may have filled them in, because tuning depends on them: `mem_fraction_static`, `chunked_prefill_size`,
+  `max_running_requests`, `attention_backend`, `page_size`, `cuda_graph_max_bs` (up to 0.5.13), a graph that is off.
+* Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks (by 2 up to 0.4.3;
+  srt/server_args.py, srt/arg_groups/parallel_hook.py).
 
-Secrets are not among the arguments. Environment variables and wrappers around the server are not known here.
+Secrets are not among the arguments. Environment variables and wrappers are not known here.
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.facts import ServerFacts
 
 _PROGRAM = ("python3", "-m", "sglang.launch_server")
-# Seeds are drawn from 0 to 2**30 (srt/server_args.py): one this small was given.
+# SGLang draws seeds from 0 to 2**30 (srt/server_args.py): one this small was typed.
 _GIVEN_SEED_BELOW = 100_000
-# What the server fills in alike at nearly every start, whatever the machine and the model.
+# What SGLang fills in at nearly every start, on any machine and for any model.
 _USUAL: dict[str, tuple[object, ...]] = {
     "boundary_reduction": ("rs+rsv",),
     "dcp_comm_backend": ("ag_rs",),
@@ -51,21 +48,19 @@ _USUAL: dict[str, tuple[object, ...]] = {
     "mm_feature_transport": ("cpu",),
     "page_size": (1,),
     "prefill_decode_interval": (0,),
-    "sampling_backend": ("flashinfer",),  # the one that is taken wherever it is there
+    "sampling_backend": ("flashinfer",),  # taken wherever it is installed
     "speculative_moe_runner_backend": ("auto",),
     "swa_full_tokens_ratio": (0.8,),
 }
 _DECODE_GRAPH_OFF = ("disable_cuda_graph", "disable_decode_cuda_graph")
-_PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, when not told
-_GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory and TP, when not told
+_PREFILL_BACKENDS = ("breakable", "tc_piecewise")  # by platform and release, if not set
+_GRAPH_SIZES_BY_MACHINE = (8, 16, 24, 32, 48, 80, 160, 256, 512)  # by memory and TP size, if not set
 _OFF = "disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One argument that the new command line gives another value. Values are flag values, as text; `old` is `not set`
-    where the server was left to choose and has not said what.
-    """
+    """One argument with a new value. Values are flag values, as text; `old` is `not set` if SGLang chose a value and did not print it."""
 
     arg: str
     flag: str
@@ -80,26 +75,26 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A server's command line. `text` is for a shell; `words` are the program's arguments, placeholders as `$NAME`."""
+    """A server's command line. `text` is for a shell; `words` are the program's arguments, with placeholders as `$NAME`."""
 
     release: str  # whose flags these are
     text: str
     words: tuple[str, ...]
     changes: tuple[Change, ...]
-    left_out: tuple[str, ...] = ()  # arguments of the advice that this release has no flag for
-    secrets: tuple[str, ...] = ()  # flags that were not read because their values are secrets; whether set is unknown
+    left_out: tuple[str, ...] = ()  # advised arguments without a flag in this release
+    secrets: tuple[str, ...] = ()  # secret flags: not read, so it is not known whether they are set
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """What the command line is made from."""
+    """The printed arguments and the release that they are of."""
 
     args: Mapping[str, object]
     release: str
-    is_listed: bool  # its release is not newer than those whose flags are known
+    is_listed: bool  # the release's flags are known
 
     def flag(self, arg: str) -> Flag | None:
-        """Give the flag of an argument that this server has."""
+        """Return the flag of an argument in this server's release; None if it has none."""
         found = flag_of(arg, self.release)
         if found is None and arg in self.args:
             found = nearest_flag(arg, self.release)
@@ -108,21 +103,21 @@ class _Launch:
         return found if found is not None and found.flag else None
 
     def whole(self, arg: str) -> int:
-        """Give a count among the arguments, 1 where there is none."""
+        """Return a count among the arguments; 1 if there is none."""
         value = self.args.get(arg)
         return value if isinstance(value, int) and value > 0 else 1
 
     @property
     def attention_ranks(self) -> int:
-        """Ranks of attention data parallelism; 1 without it."""
+        """Ranks of DP attention; 1 without it."""
         return attention_ranks(self.args)
 
 
 def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command | None:
-    """Write the command line that starts the same server with `changes` applied.
+    """Return the command line that starts the same server with `changes`; None if the arguments are not known.
 
-    `changes` maps arguments to flag values (numbers, words, switches): what is typed, not what the server makes of it.
-    An argument that the release renamed may have either name. None where the server's arguments are not known.
+    `changes` maps arguments to flag values as typed (numbers, words, switches). An argument that the release renamed
+    may have either name.
     """
     release = facts.release
     if release is None or not isinstance(facts.args.get("model_path"), str):
@@ -130,7 +125,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
     server = _Launch(facts.args, release, release != releases()[-1])
     given = _given(server)
     wanted = _renamed(changes, server)
-    told, left_out = [], []
+    changed, left_out = [], []
     for arg, value in wanted.items():
         flag = server.flag(arg)
         if flag is None:
@@ -138,7 +133,7 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
             continue
         old = given.get(arg, flag.default)
         if typed(flag, old) != typed(flag, value):
-            told.append(Change(arg, flag.flag, shown(old), shown(value)))
+            changed.append(Change(arg, flag.flag, shown(old), shown(value)))
         given[arg] = value
     words = [(word, word) for word in _PROGRAM]
     for arg, value in given.items():
@@ -148,14 +143,14 @@ def command_line(facts: ServerFacts, changes: Mapping[str, object]) -> Command |
         release=release,
         text=" ".join(shown for _, shown in words),
         words=tuple(word for word, _ in words),
-        changes=tuple(told),
+        changes=tuple(changed),
         left_out=tuple(left_out),
         secrets=tuple(_secret_flags(server, given)),
     )
 
 
 def typed_args(facts: ServerFacts) -> dict[str, object] | None:
-    """Give the arguments that somebody must have typed to get this server's, by name; None where they are not known."""
+    """Return the arguments that were typed to get this server's, by name; None if they are not known."""
     release, known = facts.release, facts.typed
     if release is None or not isinstance(facts.args.get("model_path"), str):
         return None
@@ -166,7 +161,7 @@ def typed_args(facts: ServerFacts) -> dict[str, object] | None:
 
 
 def _given(server: _Launch) -> dict[str, object]:
-    """Give the arguments that the command line must hold, by name, the model first; values are flag values."""
+    """Return the arguments of the command line, by name, the model first; values are flag values."""
     args = server.args
     given: dict[str, object] = {"model_path": args["model_path"]}
     for arg, value in args.items():
@@ -175,18 +170,16 @@ def _given(server: _Launch) -> dict[str, object]:
             given[arg] = value
     _undo_dp_attention(server, given)
     _undo_graph_config(server, given)
-    if "ssl_certfile" in given:  # SGLang takes none without the key
+    if "ssl_certfile" in given:  # SGLang requires both
         given["ssl_keyfile"] = REDACTED
     return given
 
 
 def _is_left_out(server: _Launch, flag: Flag, value: object) -> bool:
     arg = flag.arg
-    if (
-        value is None or _same(value, flag.default) or arg == "cuda_graph_config"
-    ):  # that one is written as flags of its own
+    if value is None or _same(value, flag.default) or arg == "cuda_graph_config":  # written as flags of its own
         return True
-    explicitly = server.args.get(f"_{arg}_explicitly_set")  # the server's own note (0.5.20 on), of a few arguments
+    explicitly = server.args.get(f"_{arg}_explicitly_set")  # SGLang's own note (0.5.20 on), of a few arguments
     if isinstance(explicitly, bool):
         return not explicitly
     if _is_empty(value) and _is_empty(flag.default) and flag.kind != "either":
@@ -196,12 +189,12 @@ def _is_left_out(server: _Launch, flag: Flag, value: object) -> bool:
 
 
 def _same(value: object, default: object) -> bool:
-    """Say whether a value is the default; 0 is not off, and 1 is not on."""
+    """Return whether a value is the default; 0 is not off, and 1 is not on."""
     return isinstance(value, bool) is isinstance(default, bool) and value == default
 
 
 def _is_empty(value: object) -> bool:
-    """Say whether there is nothing to type; a zero is a value."""
+    """Return whether there is nothing to type; zero is a value."""
     return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
@@ -244,23 +237,23 @@ def _undo_dp_attention(server: _Launch, given: dict[str, object]) -> None:
             given.pop(arg, None)
     of_old = is_before(server.release, (0, 4, 4))
     if of_old:
-        given.pop("dp_size", None)  # always set to tp_size
+        given.pop("dp_size", None)  # always tp_size
     if flag_of("attn_dp_size", server.release) is not None:
-        # The old pair of flags is deprecated where the new one is there.
+        # The new flag replaces the old pair, which is deprecated.
         given.pop("enable_dp_attention", None)
         if given.pop("dp_size", None) is not None or "attn_dp_size" in given:
             given["attn_dp_size"] = ranks
 
 
 def _undo_graph_config(server: _Launch, given: dict[str, object]) -> None:
-    """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON itself would fix every size list that follows from others."""
+    """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON would fix every list of sizes."""
     config = server.args.get("cuda_graph_config")
-    if not isinstance(config, dict) or server.args.get("device") == "cpu":  # a CPU server has no graphs to tell of
+    if not isinstance(config, dict) or server.args.get("device") == "cpu":  # a CPU server has no CUDA graphs
         return
     all_off = bool(server.args.get("disable_cuda_graph"))
     for phase in ("decode", "prefill"):
         settings = config.get(phase)
-        # a server that only decodes switches the prefill graph off by itself
+        # a decode-only server disables the prefill graph by itself
         is_off = all_off or (phase == "prefill" and server.args.get("disaggregation_mode") == "decode")
         if isinstance(settings, dict):
             _undo_graph_phase(server, given, phase, settings, is_off=is_off)
@@ -285,9 +278,9 @@ def _undo_graph_phase(
 
 
 def _follows_from_its_largest(sizes: list[object]) -> bool:
-    """Say whether SGLang would list these sizes by itself, told only the largest.
+    """Return whether SGLang lists these sizes by itself for the largest one.
 
-    Its lists start 1, 2 (decode) or 4, 8 (prefill) and leave out no multiple of 8 or of 16 among the first.
+    Its lists start with 1, 2 (decode) or 4, 8 (prefill), and have every multiple of 8 or 16 among the first.
     """
     figures = [size for size in sizes if isinstance(size, int)]
     step = 8 if figures[:2] == [1, 2] else 16 if figures[:2] == [4, 8] else None
@@ -297,17 +290,17 @@ def _follows_from_its_largest(sizes: list[object]) -> bool:
 
 
 def _follows_from_the_chunk(server: _Launch, most: object) -> bool:
-    """Say whether the most tokens of a prefill graph is what SGLang takes when it is not told."""
+    """Return whether this is SGLang's default for the largest prefill graph."""
     chunk, pool = server.args.get("chunked_prefill_size"), server.args.get("max_total_tokens")
     limits = {limit for limit in (chunk, pool) if isinstance(limit, int) and limit > 0}
     return most in limits | {2048, 4096, 8192}
 
 
 def _follows_from_the_machine(server: _Launch, most: object) -> bool:
-    """Say whether the largest decode batch of a graph is one that SGLang chooses by the GPU's memory and TP, or a cap.
+    """Return whether SGLang chooses this largest decode graph by GPU memory and TP size, or caps it there.
 
-    From 0.5.14 on what was given by a flag stands beside it, so this only concerns what came by the JSON. Written out, a
-    cap at `--max-running-requests` would outlive the limit that it followed.
+    From 0.5.14 on typed flags stand beside it, so this is only about values from the JSON. A cap at `--max-running-
+    requests`, written out, would outlive that limit.
     """
     requests = server.args.get("max_running_requests")
     share = requests // server.attention_ranks if isinstance(requests, int) else None
@@ -315,26 +308,26 @@ def _follows_from_the_machine(server: _Launch, most: object) -> bool:
 
 
 def _renamed(changes: Mapping[str, object], server: _Launch) -> dict[str, object]:
-    """Give the changes under the names that the release has, with what else must change for them to act."""
+    """Return the changes under the release's names, with what else must change for them to take effect."""
     wanted = dict(changes)
     for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
         name, other = (new, old) if flag_of(new, server.release) is not None else (old, new)
         if other in wanted:
             wanted.setdefault(name, wanted.pop(other))
         if name in wanted and "max_bs" in name and _was_given(server, name.replace("_max", "")):
-            wanted.setdefault(name.replace("_max", ""), None)  # a list of sizes would win over the largest
+            wanted.setdefault(name.replace("_max", ""), None)  # a list of sizes has priority over the largest size
     if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):
         _switch_decode_graphs_on(server, wanted)
     if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", server.release) is not None:
         del wanted["enable_dp_attention"]
         wanted["attn_dp_size"] = wanted.pop("dp_size", None) or server.whole("dp_size")
         if server.whole("dp_size") > 1 and server.attention_ranks == 1:
-            wanted["dp_size"] = 1  # replicas and attention ranks together are refused
+            wanted["dp_size"] = 1  # SGLang refuses replicas together with attention ranks
     return wanted
 
 
 def _switch_decode_graphs_on(server: _Launch, wanted: dict[str, object]) -> None:
-    """Take away whichever of the off-switches is there."""
+    """Remove whichever switch disables decode graphs."""
     for arg in _DECODE_GRAPH_OFF:
         wanted.pop(arg, None)
         if server.args.get(arg):
@@ -368,7 +361,7 @@ def _secret_flags(server: _Launch, given: Mapping[str, object]) -> list[str]:
     return [flag.flag for flag in flags if flag is not None]
 
 
-# Arguments that the server takes from others, or draws, when they are not given.
+# Arguments that SGLang takes from others, or draws, if they are not set.
 _FOLLOWS: dict[str, Callable[[_Launch, object], bool]] = {
     "tokenizer_path": _is_the_model,
     "served_model_name": _is_the_model,

@@ -1,4 +1,4 @@
-"""Findings as plain JSON, the same live (`/api/v1/findings`) and offline (`report --format json`): docs/report.schema.json. Pure."""
+"""Findings as JSON, the same live (`/api/v1/findings`) and offline (`report --format json`): docs/report.schema.json. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 
 def iso(time: float | None) -> str | None:
-    """Write unix seconds as `2025-11-20T11:40:00Z`; `None` where no date was printed."""
+    """Return unix seconds as `2025-11-20T11:40:00Z`; None if the log has no dates."""
     if time is None or time < FIRST_DATED_SECOND:
         return None
     try:
@@ -36,14 +36,14 @@ def iso(time: float | None) -> str | None:
 
 
 def number(value: float | None) -> float | None:
-    """Write a whole figure without its point; None for what JSON cannot hold."""
+    """Return a whole number as int; None for what JSON cannot hold."""
     if value is None or not math.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else round(value, 6)
 
 
 def plain(value: object, depth: int = _DEPTH) -> Any:
-    """Turn a printed argument into what JSON can hold."""
+    """Return a printed argument as JSON can hold it."""
     if isinstance(value, dict):
         return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "…"
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -56,18 +56,18 @@ def plain(value: object, depth: int = _DEPTH) -> Any:
 
 
 def shares(totals: Totals) -> Document:
-    """Give the share of serving time in each state; empty without any."""
+    """Return the share of serving time in each state; empty without any."""
     if totals.serving_seconds() <= 0:
         return {}
-    told: Document = {}
+    known: Document = {}
     for signal in SIGNALS:
         found = {state: totals.share(signal, state) for state in STATES[signal] if state not in {IDLE, UNKNOWN}}
-        told[signal] = {state: round(share, 6) for state, share in found.items() if share is not None}
-    return told
+        known[signal] = {state: round(share, 6) for state, share in found.items() if share is not None}
+    return known
 
 
 def finding_document(finding: Finding, first: float | None, last: float | None) -> Document:
-    """Write a finding; `first` and `last` are when it was seen, unix seconds."""
+    """Return a finding; `first` and `last` are when it was seen, in unix seconds."""
     return {
         "diagnosis": finding.diagnosis.id,
         "summary": finding.summary(last),
@@ -83,7 +83,7 @@ def finding_document(finding: Finding, first: float | None, last: float | None) 
 
 
 def checks_document(judgement: Judgement) -> list[Document]:
-    """Write every row that was looked at: what passed is as good to know as what failed."""
+    """Return every row that was checked, passed or not."""
     return [
         {
             "diagnosis": check.diagnosis.id,
@@ -95,7 +95,7 @@ def checks_document(judgement: Judgement) -> list[Document]:
 
 
 def command_document(judgement: Judgement, facts: ServerFacts) -> Document | None:
-    """Write the whole new command line; None where nothing is advised that is typed, or the arguments are not known."""
+    """Return the new command line; None if no flag is advised, or the arguments are not known."""
     changes = judgement.changes
     command = command_line(facts, changes) if changes else None
     if command is None or not command.changes:
@@ -140,7 +140,7 @@ def _advice(advice: Advice) -> Document:
 
 
 def _expected(expected: Expected) -> Document:
-    """Write what a change is expected to bring: each figure now and after it, with its interval, and the basis of all."""
+    """Return the expected effect of a change: each figure before and after, with its interval, and the basis."""
     return {
         "tokens_per_second": _predicted(expected.now.tokens_per_second, expected.then.tokens_per_second),
         "inter_token_p50_seconds": _predicted(

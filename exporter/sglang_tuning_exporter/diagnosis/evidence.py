@@ -1,4 +1,4 @@
-"""What the table's conditions look at, and what they find there: a past, and a figure against its threshold. Pure."""
+"""What the conditions of the table measure: a past, and figures against their thresholds. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 WATCHDOG: LivenessKind = "watchdog_timeout"
 RESERVE, UNRECOGNISED = "reserve", "unrecognised"
 LOOP_SECONDS = 1800.0
-CONSTANT = 0.8  # of the time with one batch size: a limit holds it there, since requests come and end
-# What did not happen for this long is over, and told in the past tense: the rules' short window.
+CONSTANT = 0.8  # of the time with one batch size; docs/decisions.md
+# What was not seen for so long is reported in the past tense: the rules' short window.
 OVER_SECONDS = 120.0
-# Other ranks go on for this long after one of them failed.
+# Other ranks continue for so long after one of them failed.
 AFTERLIFE_SECONDS = 10.0
-# What the log says of a server's end, by `LivenessKind`.
+# How the log shows that a server ended, by `LivenessKind`.
 _ENDED = {
     "process_died": "its log says that one of its processes died",
     "scheduler_exception": "its log says that an exception ended its scheduler",
@@ -39,7 +39,7 @@ _ENDED = {
 
 
 def ended(how: str, crash: str = "") -> dict[str, str]:
-    """Say how the log says that the server ended, as words of that trouble; nothing where it may run."""
+    """Return how the server ended, by its log, as words of the trouble `server_down`; empty while it may run."""
     if how not in _ENDED:
         return {}
     return {"server_down": f"its log says that {crash}" if crash else _ENDED[how]}
@@ -47,11 +47,11 @@ def ended(how: str, crash: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A figure against its threshold; `below`: it is bad to lie below it. `unit` is share, ratio, per_minute, GB, seconds or count.
+    """A figure against its threshold. `unit` is share, ratio, per_minute, GB, seconds or count.
 
-    `good` is what is healthy, where that is not yet the threshold: nothing judges what lies between. Of a failure
-    `last_seen` is when it last happened; of a state that a failure can cause, `since` is when it began at the earliest. Both
-    are seconds on the state's clock.
+    `below`: it is bad to be below the threshold. `good`: the healthy bound where it differs from the threshold;
+    nothing judges what lies between. `last_seen`: when a failure last happened. `since`: the earliest time at which a
+    state began that a failure can cause. Both are seconds on the state's clock.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Evidence:
     last_seen: float | None = None
     since: float | None = None
     good: float | None = None
-    text: str = ""  # what is said in place of the value, where a figure says too little
-    headline: str = ""  # what is said in place of the row's summary, where more is known
-    times: float | None = None  # how often, of what is a rate
+    text: str = ""  # replaces the value, where a figure says too little
+    headline: str = ""  # replaces the row's summary, where more is known
+    times: float | None = None  # the count behind a rate
 
     @property
     def holds(self) -> bool:
-        """Whether the figure lies on the bad side of its threshold."""
+        """Whether the figure is on the bad side of its threshold."""
         return self.value < self.threshold if self.below else self.value > self.threshold
 
     def words(self, figure: float | None = None) -> str:
-        """Write the value, or another `figure` of its kind, as a person does."""
+        """Return the value, or another `figure` of its unit, in words."""
         if self.text and figure is None:
             return self.text
         value = self.value if figure is None else figure
@@ -109,23 +109,22 @@ def full_cache(past: Past) -> list[Evidence]:
 
 
 def _never(what: Hashable) -> float | None:
-    """Nothing is known of when anything was seen."""
+    """Return None: nothing was recorded of when anything was seen."""
     del what
     return None
 
 
-@dataclass(frozen=True, eq=False)  # no slots: `cached_property` needs a place
+@dataclass(frozen=True, eq=False)  # no slots, because of `cached_property`
 class Past:
-    """What the conditions look at: the window's totals, what happened in it, and how many seconds of it were watched.
+    """What the conditions look at: the totals of a window and what happened in it.
 
-    `recent` adds up the schedulers of a server with DP ranks, so its seconds may be a multiple of those watched;
-    `by_rank` has them apart. `marks` counts the window's failures by phase and what the log told of life and death,
-    `starts` the starts of the last half hour. `troubles` are the ids of `SourceTrouble` rows that the exporter itself sees.
-    `longest_answer` are the tokens that 99 % of the answers that ended in it end within, `fixed_answer` those of an answer where
-    nearly all are of one length. `last_seen` gives when an event, by
-    its name, or a state, by signal and state, was last seen; `now` is on the same clock. `knows_waits`: it is known how fast
-    requests start, and so whether those that wait do it for too long. `left_in_vain`: requests were given up, and nothing
-    has come out since.
+    `recent` is the sum over the schedulers (DP ranks), so its seconds may be a multiple of `watched_seconds`;
+    `by_rank` has each. `marks` counts failures by phase and liveness events, `starts` the starts of the last half
+    hour. `troubles` are ids of `SourceTrouble` rows that the exporter sees. `longest_answer` is the 99th percentile
+    of answer tokens, `fixed_answer` the length where nearly all answers have the same. `last_seen` returns when an
+    event (by name) or a state (by signal and state) was last seen, on the clock of `now`. `knows_waits`: the rate at
+    which requests start is known, and so the wait. `left_in_vain`: clients gave up requests, and no output has come
+    since.
     """
 
     recent: Totals
@@ -143,28 +142,28 @@ class Past:
     now: float = 0.0
     last_seen: Callable[[Hashable], float | None] = _never
     knows_waits: bool = False
-    watchdog: str = ""  # the stage whose watchdog spoke last
-    words: Mapping[str, str] = field(default_factory=dict)  # what is known of a trouble, by its id
-    starting: bool = False  # it is not there yet
-    serves: bool = False  # at this moment
+    watchdog: str = ""  # the stage of the last watchdog timeout
+    words: Mapping[str, str] = field(default_factory=dict)  # details of a trouble, by its id
+    starting: bool = False  # the server is not up yet
+    serves: bool = False  # now
     left_in_vain: bool = False
-    crash: str = ""  # which process crashed, and how, where the log's last word of the server is that
-    capacities: Callable[[], Sequence[RankCapacity]] = tuple  # what each scheduler can do, as far as was measured
+    crash: str = ""  # which process crashed and how, if the log ends with that
+    capacities: Callable[[], Sequence[RankCapacity]] = tuple  # what each scheduler can do, as far as it was measured
 
     @property
     def stage(self) -> str:
-        """The stage that hangs; empty where none does. A server that takes connections and answers nothing hangs at its tokenizer."""
+        """The stage that hangs; empty if none does. If a server accepts connections and answers nothing, it is the tokenizer."""
         return self.hang.stage if self.hang is not None else "tokenizer" if "hung" in self.troubles else ""
 
     @property
     def hung(self) -> bool:
-        """Whether the server hung within the window, or may do so now: what was late or given up had that reason."""
+        """Whether the server hung within the window, or may hang now. Then late and abandoned requests have no other cause."""
         last = self.last_seen(HUNG)
         return self.left_in_vain or (last is not None and self.now - last <= self.profile.window_seconds)
 
     @cached_property
     def served_seconds(self) -> float:
-        """Seconds in which any scheduler served: those of several that served at once count once."""
+        """Seconds in which any scheduler served; overlapping seconds count once."""
         if len(self.by_rank) < 2:
             return min(self.recent.serving_seconds(), self.watched_seconds)
         longest = max(totals.serving_seconds() for totals in self.by_rank.values())
@@ -172,53 +171,53 @@ class Past:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds in which no scheduler had anything to do."""
+        """Seconds in which no scheduler had requests."""
         each = self.by_rank.values() if len(self.by_rank) > 1 else (self.recent,)
         return min(totals.seconds["activity", "idle"] for totals in each)
 
     @property
     def serving_ranks(self) -> float:
-        """How many schedulers served at once, in the mean over the time in which any did: an idle one does not count."""
+        """The mean number of schedulers that served at once, while any did."""
         return max(self.recent.serving_seconds() / self.served_seconds, 1.0) if self.served_seconds > 0 else 1.0
 
     def total(self, figure: str) -> float | None:
-        """Give `queued` or `running` of all schedulers together, in the mean over the time in which any served."""
+        """Return the mean of `queued` or `running` over all schedulers together, while any served."""
         mean = self.recent.mean(figure)
         return None if mean is None else mean * self.serving_ranks
 
     @cached_property
     def enough(self) -> bool:
-        """Whether there was load enough to judge it: 20 s of serving time and 10 observations; see docs/decisions.md."""
+        """Whether there was enough load to judge: 20 s of serving time and 10 observations (docs/decisions.md)."""
         seen = self.recent.counts["observations"]
         return self.served_seconds >= self.profile.enough_serving_seconds and seen >= self.profile.enough_observations
 
     @property
     def started_requests(self) -> float | None:
-        """Requests that got their first token, streamed or not; None where the server does not tell.
+        """Requests that got their first token, streamed or not; None if the server does not expose it.
 
-        A prefill server of a disaggregated pair gives no tokens: there it is what left the queue.
+        A prefill server of a disaggregated pair generates no tokens: there it is the requests that left the queue.
         """
-        told, queue = self.recent.counts.get("started_requests"), self.latency.get("queue")
-        return queue.observations if told is None and queue is not None else told
+        started, queue = self.recent.counts.get("started_requests"), self.latency.get("queue")
+        return queue.observations if started is None and queue is not None else started
 
     @property
     def fullest_pool(self) -> str:
-        """The pool beside the main one for which requests waited longest; `full`, the main one, where they waited for neither."""
+        """The second pool for which requests waited longest; `full`, the main pool, if they waited for none."""
         waited = {pool: self.recent.counts.get(f"{pool}_pool_seconds", 0.0) for pool in ("swa", "mamba")}
         pool = max(waited, key=waited.__getitem__)
         return pool if waited[pool] > 0 else "full"
 
     @property
     def finished_requests(self) -> float | None:
-        """Requests that ended, also by a client that went away while they ran; None where the server does not tell."""
+        """Requests that ended, including those that a client aborted while they ran; None if the server does not expose it."""
         return self.recent.counts.get("finished_requests")
 
     @property
     def good_queues(self) -> tuple[str, ...]:
-        """The states of the queue in which nothing is wrong with it.
+        """The states of a healthy queue.
 
-        For throughput the guide's range, and what lies between it and an empty queue; where latency counts, a queue whose wait
-        is known to be short.
+        For throughput: the guide's range and below. For latency: an empty queue, or one whose wait is known to be
+        short.
         """
         if self.profile.queue_lower is not None:
             return ("empty", "below_range", "in_range")
@@ -226,15 +225,15 @@ class Past:
 
     @property
     def queue_wait_seconds(self) -> float | None:
-        """The estimated wait in the queue: mean queued requests over requests started per second; None where not known."""
+        """The estimated wait in the queue: mean queued requests over requests started per second; None if not known."""
         queued, started = self.total("queued"), self.started_requests or self.recent.counts["new_sequences"]
         return queued * self.served_seconds / started if queued is not None and started else None
 
     @property
     def given_up_share(self) -> float | None:
-        """Part of the requests that their clients gave up, 0-1; None where the server does not count them, or none came.
+        """Share of the requests that clients aborted, 0-1; None if the server does not count them, or there were none.
 
-        A server that counts them and shows no count of started ones has started none.
+        A server that counts them and has no count of started requests has started none.
         """
         given_up, started = self.recent.counts.get("aborted_requests"), self.started_requests or 0.0
         if given_up is None or not given_up + started:
@@ -243,39 +242,38 @@ class Past:
 
     @property
     def new_token_ratio(self) -> float | None:
-        """Return its mean at admission's balance (see `at_balance`): after a start or a retraction it falls for minutes."""
+        """Its mean while requests were held back (`at_balance`): after a start or a retraction it falls for minutes."""
         for name in ("held_back_new_token_ratio", "new_token_ratio"):
-            told = self.recent.counts[f"{name}_told"]
-            if told:
-                return self.recent.counts[name] / told
+            count = self.recent.counts[f"{name}_told"]
+            if count:
+                return self.recent.counts[name] / count
         return None
 
     def at_balance(self, figure: Literal["usage", "running"]) -> float | None:
-        """Return the mean of a figure while requests were held back; over all serving time where they never were.
+        """Return the mean of a figure while requests were held back, else over all serving time.
 
-        Only while a request waits does the free KV cache say what SGLang keeps free. A quiet time in the same window would make
-        the KV cache look emptier than it was when requests waited.
+        Only while a request waits does the free KV cache show what SGLang reserves.
         """
         held_back = self.recent.mean(f"held_back_{figure}")
         return self.recent.mean(figure) if held_back is None else held_back
 
     @property
     def retractions(self) -> float:
-        """Retractions; requests where only the metrics tell."""
+        """Retractions; retracted requests where only the metrics are available."""
         return self.recent.counts["retraction_events"] or self.recent.counts["native_retracted_requests"]
 
     @property
     def retractions_per_minute(self) -> float:
-        """Retractions over the serving time watched."""
+        """Retractions per minute of serving time."""
         return self.per_minute(self.retractions)
 
     def per_minute(self, count: float) -> float:
-        """Spread a count over the serving time; less than a minute of it is judged as a minute: one burst is no rate."""
+        """Return a count per minute of serving time. Less than a minute counts as a minute: one burst is no rate."""
         return 60.0 * count / max(self.served_seconds, 60.0)
 
     @property
     def waited_by_rank(self) -> dict[int | None, float]:
-        """Share of the time watched in which requests waited, for each scheduler, idle time included."""
+        """Share of the time in which requests waited, for each scheduler, idle time included."""
         shares = {}
         for dp, totals in self.by_rank.items():
             known = sum(s for (signal, state), s in totals.seconds.items() if signal == "queue" and state != "unknown")
@@ -296,9 +294,9 @@ def past_of(
     half_read: bool = False,
     measured: Measured | None = None,
 ) -> Past:
-    """Give what the conditions look at of the last `seconds` before `now` (the profile's window unless told).
+    """Return the past of the last `seconds` before `now` (default: the profile's window).
 
-    `half_read`: more of the log's past is to come, so an end in it need not be the last word.
+    `half_read`: the log is not read to its end, so an end in it need not be the last event.
     """
     died = "" if half_read else state.died
     profile = state.profile.for_edition(first=state.facts.is_first_edition)
@@ -330,10 +328,10 @@ def past_of(
 
 
 def explained(past: Past) -> Past:
-    """Give the past with the waits explained that a moment alone does not explain.
+    """Return the past with the waits explained that one moment alone cannot explain.
 
-    What looks free and is promised to those that run, who will use it, is no room: the KV cache is full. And where the running
-    limit is not known, a batch that is nearly always of one size is at a limit that nobody has named.
+    If all free KV cache is reserved for running requests that will use it, the KV cache is full. If the running limit
+    is not known, a batch of nearly constant size is at a limit.
     """
     if is_reserved_in_full(past):
         return _instead_of_held_back(past, "pool_full")

@@ -1,7 +1,7 @@
-"""What a change would bring, by the measured step times: throughput and inter-token latency before and after. Pure.
+"""The expected effect of a change, by the measured step times: throughput and inter-token latency. Pure.
 
-Which batch a change leads to is in `BATCHES`, by the argument, or by the direction of advice to people. A change that is not there,
-or a server whose step time is not known, has no figure.
+`BATCHES` computes the batch after a change, by its argument, or by the direction of advice to people. Other changes,
+and servers without known step times, have no figure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
 WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
-# Times the largest batch that was seen: the closed loop predicted no further (docs/capacity.md).
+# Times the largest batch that was seen: predictions further away were not tested (docs/capacity.md).
 MOST_TIMES = 8.0
 DOUBLED = 2.0  # an FP8 KV cache holds twice the tokens of a 16-bit one
 MINUTE = 60.0
@@ -31,7 +31,7 @@ MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the model predicts for a change, and on what ground."""
+    """The predictions before and after a change, and their basis."""
 
     now: Prediction
     then: Prediction
@@ -39,18 +39,18 @@ class Expected:
 
     @property
     def gain(self) -> float:
-        """Return the relative change of throughput: 0.39 is 39 % more."""
+        """The relative change of throughput: 0.39 is 39 % more."""
         return self.then.tokens_per_second.value / self.now.tokens_per_second.value - 1.0
 
     @property
     def gain_interval(self) -> tuple[float, float]:
-        """Return the ends of the gain's interval, were the change made now: on a machine and with requests as they are."""
+        """The ends of the gain's interval, on the machine and with the requests of now."""
         now, then = self.now.tokens_per_second.value, self.then.tokens_per_second
         return then.low / now - 1.0, then.high / now - 1.0
 
     @property
     def words(self) -> str:
-        """Write it in one sentence: throughput and inter-token latency now and then, and the basis."""
+        """The prediction in one sentence."""
         now, then = self.now.tokens_per_second.value, self.then.tokens_per_second.value
         before, after = self.now.inter_token_p50_seconds.value, self.then.inter_token_p50_seconds.value
         return (
@@ -60,12 +60,12 @@ class Expected:
 
 
 def expected(advice: Advice, case: Case) -> Expected | None:
-    """Return what following `advice` would bring; None where nothing tells."""
+    """Return the expected effect of `advice`; None if not known."""
     batch_of = BATCHES.get(advice.arg or advice.direction)
     times = None if batch_of is None or case.facts.micro_batches > 1 else batch_of(advice, case)
     if times is None or times <= 0:
         return None
-    ranks = case.past.capacities()  # costs more than all the rest: nobody asks without need
+    ranks = case.past.capacities()  # expensive, so only on demand
     now, then = (predict(ranks), predict(ranks, times)) if ranks else (None, None)
     if now is None or then is None or any(_is_too_far(rank, times) for rank in ranks):
         return None
@@ -73,13 +73,13 @@ def expected(advice: Advice, case: Case) -> Expected | None:
 
 
 def _is_too_far(rank: RankCapacity, times: float) -> bool:
-    """Return whether `times` the present batch lies too far beyond the batches that were seen for a prediction."""
+    """Return whether `times` the present batch lies too far beyond the batches that were seen."""
     seen = rank.running or 0.0 if rank.step is None else max(rank.step.largest_seen, rank.running or 0.0)
     return times * (rank.running or 0.0) > MOST_TIMES * seen
 
 
 def _basis(steps: Sequence[StepTime], case: Case) -> str:
-    """Say where the figures come from."""
+    """Return where the figures come from."""
     if any(step.source == "log" for step in steps):
         return "the step times of the log's decode lines, prefill left out"
     age = max((step.line_age_seconds for step in steps), default=0.0)
@@ -89,7 +89,7 @@ def _basis(steps: Sequence[StepTime], case: Case) -> str:
 
 
 def with_expectation(advice: Advice, case: Case) -> Advice:
-    """Return the advice with what it is expected to bring; where that is hardly more throughput, words that say so instead."""
+    """Return the advice with its expected effect; advice to change nothing if throughput would hardly rise."""
     found = expected(advice, case)
     if found is None:
         return advice
@@ -118,13 +118,13 @@ def _runs_more(advice: Advice) -> bool:
 
 
 def _wanted(case: Case) -> float | None:
-    """Return how many times the running requests would run if all that wait were let in."""
+    """Return the factor by which the batch would grow if all waiting requests ran."""
     running, queued = case.past.total("running"), case.past.total("queued")
     return None if not running or queued is None else (running + queued) / running
 
 
 def _room(case: Case) -> float | None:
-    """Return how many times the running requests fit into the KV cache, up to the usage that the profile aims at."""
+    """Return the factor by which the batch can grow in the KV cache, up to the profile's token usage."""
     usage = case.recent.mean("usage")
     return None if not usage else max(case.profile.token_usage_target / usage, 1.0)
 
@@ -135,7 +135,7 @@ def _least(*bounds: float | None) -> float | None:
 
 
 def _other_limit(advice: Advice, case: Case) -> float | None:
-    """A running limit: the batch follows it up to what fits and what waits, and down where it is larger."""
+    """Return the factor for a running limit: up to what fits and what waits, or down to the limit."""
     suggested, running = advice.suggested, case.recent.mean("running")
     if not isinstance(suggested, float) or not running:
         return None
@@ -144,7 +144,7 @@ def _other_limit(advice: Advice, case: Case) -> float | None:
 
 
 def _less_careful(advice: Advice, case: Case) -> float | None:
-    """A lower conservativeness: as many as the balance of admission lets in with so much less kept free."""
+    """Return the factor for a lower conservativeness, by the balance of admission with less reserved."""
     asking, ratio, running = demand(case.past), case.past.new_token_ratio, case.past.at_balance("running")
     current, suggested = advice.current, advice.suggested
     pools = case.facts.kv_pool_tokens.values()
@@ -161,7 +161,7 @@ def _less_careful(advice: Advice, case: Case) -> float | None:
 
 
 def _larger_pool(advice: Advice, case: Case) -> float | None:
-    """A larger KV cache: as many times the requests as it has tokens, up to the running limit and to what waits."""
+    """Return the factor for a KV cache with more tokens, up to the running limit and what waits."""
     times = DOUBLED
     if isinstance(advice.current, float) and isinstance(advice.suggested, float):
         times = advice.suggested / advice.current
@@ -172,7 +172,7 @@ def _larger_pool(advice: Advice, case: Case) -> float | None:
 
 
 def _more_at_once(_: Advice, case: Case) -> float | None:
-    """Clients that send more at once: as many as fit and may run."""
+    """Return the factor for clients that send more at once, up to what fits and may run."""
     running, fit = case.past.total("running"), fitting(case.past)
     return None if not running or fit is None else fit / (running * case.facts.micro_batches)
 

@@ -29,23 +29,23 @@ STARTING = "starting"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A diagnosis that holds, with what it rests on and what to set. The first evidence is what it was found by."""
+    """A diagnosis that holds, with its evidence and advice. The first evidence is the one that decided."""
 
     diagnosis: Diagnosis
     evidence: tuple[Evidence, ...]
     confidence: Confidence
     advice: tuple[Advice, ...]
-    because: tuple[str, ...] = ()  # the findings whose consequence it is
-    ago: float | None = None  # seconds since what it rests on was last seen
+    because: tuple[str, ...] = ()  # ids of the findings that cause it
+    ago: float | None = None  # seconds since its evidence was last seen
     profile: Profile = PROFILES[DEFAULT_PROFILE]
 
     @property
     def is_over(self) -> bool:
-        """Whether it has not been seen for so long that it is told in the past tense."""
+        """Whether it was not seen for so long that it is reported in the past tense."""
         return bool(self.diagnosis.summary_past) and self.ago is not None and self.ago > OVER_SECONDS
 
     def summary(self, last: float | None) -> str:
-        """Say it in a sentence; `last` is when it was last seen, unix seconds as printed."""
+        """Return one sentence; `last` is when it was last seen, in unix seconds."""
         if not self.is_over or last is None:
             return self.headline
         times = self.evidence[0].times
@@ -53,7 +53,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """What is seen, with its figure."""
+        """What was seen, with its figure."""
         return self.diagnosis.sentence(self.evidence[0].words(), self.profile.figures)
 
     @property
@@ -64,20 +64,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One row looked at. `evidence` is None where this server does not tell, or too little was seen to judge."""
+    """One row that was checked. `evidence` is None if the server does not expose it, or too little was seen."""
 
     diagnosis: Diagnosis
     evidence: Evidence | None
 
     @property
     def passed(self) -> bool | None:
-        """Whether nothing is wrong; None where it cannot be said."""
+        """Whether nothing is wrong; None if not known."""
         return None if self.evidence is None else not self.evidence.holds
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything the table says about one past, each row looked at once."""
+    """The result of all rows for one past."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -86,13 +86,13 @@ class Judgement:
 
     @property
     def changes(self) -> dict[str, object]:
-        """All that is advised together, argument → flag value. Mere chances are left out: they are tried one at a time."""
+        """All changes advised together, argument → flag value, without chances: those are tried one at a time."""
         advised = (a for found in self.findings if not found.diagnosis.is_chance for a in found.advice)
         return {a.arg: a.setting for a in advised if a.is_set}
 
     @property
     def severity(self) -> str:
-        """How bad the verdict is, or the worst of what follows from it: `critical`, `warning`, `info` or `none`."""
+        """The severity of the verdict, or the worst of its consequences: `critical`, `warning`, `info` or `none`."""
         if self.verdict not in BY_ID:
             return "none"
         follow = (found.diagnosis for found in self.findings if self.verdict in found.because and not found.is_over)
@@ -100,13 +100,13 @@ class Judgement:
 
 
 def time_of_day(moment: float) -> str:
-    """Write a moment, unix seconds, as `07:33`."""
+    """Return a moment, unix seconds, as `07:33`."""
     minutes = int(moment // 60) % (24 * 60)
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def judge(past: Past) -> Judgement:
-    """Look at every row that the profile asks for."""
+    """Evaluate every row that the profile uses."""
     past = explained(past)
     checks = tuple(
         Check(row, row.condition.measure(past))
@@ -121,9 +121,9 @@ def judge(past: Past) -> Judgement:
 
 
 def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
-    """Give the rows that hold and explain this one, most urgent first.
+    """Return the rows that hold and cause this one, most urgent first.
 
-    Where this one began at a moment, only a failure that came at it or later can be its cause.
+    If this one began at a known moment, only a failure at that moment or later can be its cause.
     """
     since = held[row].since
     possible = [cause for cause in held if cause in BY_ID[row].causes]
@@ -133,23 +133,23 @@ def causes_of(row: str, held: Mapping[str, Evidence]) -> list[str]:
 
 
 def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
-    """Give the diagnoses that hold, causes first; none that another explains better, no flag set two ways."""
+    """Return the diagnoses that hold, causes first, without those that another row explains better. No flag is set two ways."""
     found: dict[str, Finding] = {}
     turned: dict[str, float | str | None] = {}
-    changes: dict[str, object] = {}  # of all that is advised together
+    changes: dict[str, object] = {}  # all changes advised together
     case = Case(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
-    # Chances last: a flag that cures what is wrong is said there, and belongs to the combined command line.
+    # Chances last: a flag that cures a fault is named with the fault, and belongs to the combined command line.
     for row_id in sorted(in_order, key=lambda row: BY_ID[row].is_chance):
         row, evidence = BY_ID[row_id], held[row_id]
         if not held.keys().isdisjoint(row.unless) or row.repeats in found:
             continue
         if row.condition.can_be_tolerated and tolerated(case):
-            continue  # nobody is called for what is best left as it is
+            continue  # the best advice is to change nothing
         because = tuple(cause for cause in causes_of(row_id, held) if cause in found)
         advice = _borrowed(row, [found[cause] for cause in because])
         if not advice:
-            # Where a row would ask people for less, the flag that cures may be said again.
+            # A row that would ask people to send less may repeat the flag of its cause.
             again = turned.items() if row.borrows else ()
             advice = tuple(
                 a
@@ -158,19 +158,19 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
             )
             advice = advice if row.is_chance else _accepted_beside(changes, advice, case)
         turned.update((a.arg, a.suggested) for a in advice if a.arg)
-        # Without advice the flag is where the guide wants it, or a more urgent finding sets it: nothing to say, unless
-        # what was seen is bad by itself.
+        # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing
+        # to report, unless the evidence is a fault in itself.
         if advice or not row.needs_advice:
             seen = (evidence, *row.condition.supporting(past))
             last = row.condition.last_seen(past)
             ago = None if last is None else past.now - last
             found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
-    # What goes on now before what is over, and chances last.
+    # Present findings before past ones, and chances last.
     return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
 
 
 def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:
-    """Give the advice that the release accepts beside the changes so far, and add it to them."""
+    """Return the advice that the release accepts beside `changes`, and add it to them."""
     accepted = []
     flags = {a.arg: a.setting for a in advice if a.is_set}
     together = objection_to(case.facts, {**changes, **flags}) is None
@@ -184,7 +184,7 @@ def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], cas
 
 
 def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
-    """Give the advice of the first cause with a flag to set, or of the first with any, where the row itself asks people for less."""
+    """Return the advice of the first cause with a flag to set, else of the first with any; empty if the row does not borrow."""
     if not row.borrows:
         return ()
     given = [cause.advice for cause in causes if cause.advice and not cause.diagnosis.is_chance]
@@ -193,10 +193,10 @@ def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
 
 
 def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
-    """Say whether the advice may stand beside what else holds.
+    """Return whether the advice may stand beside what else holds.
 
-    After an OOM nothing takes more memory. While requests are taken back, or each step takes too long because of
-    those that run, no more of them are let in.
+    After an out-of-memory failure nothing takes more memory. While requests are retracted, or a large batch slows
+    each step, nothing lets more requests run.
     """
     if advice.takes_memory and _is_spared("memory", held, case):
         return False
@@ -204,7 +204,7 @@ def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
 
 
 def _is_spared(what: Resource, held: dict[str, Evidence], case: Case) -> bool:
-    """Say whether something holds that spares it; a row that is nothing without advice must have some."""
+    """Return whether a row holds that spares this resource; a row that needs advice must have some."""
     sparing = (BY_ID[other] for other in held if BY_ID[other].condition.spares == what)
     return any(not row.needs_advice or advise(row.id, case) for row in sparing)
 
@@ -216,20 +216,21 @@ def _lets_more_run(advice: Advice) -> bool:
 
 
 def confidence_of(served: float) -> Confidence:
-    """Say how sure a judgement over so many seconds of serving time is."""
+    """Return the confidence in a judgement over so many seconds of serving time."""
     return "high" if served >= 120 else "medium" if served >= 60 else "low"
 
 
 def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Verdict:
-    """Say in one word what limits the server: the first finding that can, else an honest reason for none."""
+    """Return what limits the server: the first finding that can be a limit, else the reason why there is none."""
     for finding in found:
-        # A server that is not there yet is limited by nothing; what keeps it from coming up is said all the same.
+        # While the server starts, only what keeps it from starting is its limit.
         if finding.diagnosis.is_limit and not (past.starting and finding.diagnosis.severity != "critical"):
             return finding.diagnosis.id
     if past.starting:
         return STARTING
     if past.enough:
-        # A condition that holds and has no advice left is no health; where it is only a hint, if it holds for the most part.
+        # A condition that holds without advice left is not healthy; one of severity info, only if it holds most of
+        # the time.
         pressed = (
             any(setting.needed for setting in differing(past))
             or waits_beside_room(past)
@@ -240,6 +241,6 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         )
         fine = past.recent.share_of("queue", past.good_queues) or 0.0
         return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK
-    # Load that is too little to judge is no idleness.
+    # Too little load to judge is not idle.
     idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds and not past.serves
     return IDLE if idle and past.served_seconds < past.profile.enough_serving_seconds else NOT_ENOUGH_DATA

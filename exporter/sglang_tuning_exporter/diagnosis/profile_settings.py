@@ -1,4 +1,4 @@
-"""The settings that SGLang's guide has for a profile, where this server is set otherwise. Pure."""
+"""The guide's settings for a profile, where this server differs. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def differing(past: Past) -> list[Setting]:
-    """Give the settings that the profile needs, and those that can cure what is wrong, where the server has others."""
+    """Return the settings that differ and that the profile needs, or that can cure the trouble seen."""
     facts, seen = past.facts, troubles(past)
     found = []
     for setting in past.profile.settings:
@@ -34,7 +34,7 @@ def differing(past: Past) -> list[Setting]:
 
 
 def how_many_differ(past: Past) -> Evidence | None:
-    """Count them; None where the server's arguments are not known."""
+    """Count the settings that differ; None if the server's arguments are not known."""
     if not past.facts.args:
         return None
     return Evidence("settings that differ from the guide's for this profile", float(len(differing(past))), 0.0, "count")

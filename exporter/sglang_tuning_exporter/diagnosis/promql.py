@@ -1,8 +1,8 @@
-"""What a rule may ask of Prometheus, so that one missed scrape changes nothing. Pure text.
+"""PromQL for rules, such that one missed scrape changes nothing. Pure text.
 
-A failed scrape marks every series of its target as stale: a plain selector then finds nothing, and a pending alert starts
-anew. So a gauge is asked as it was last known, an earlier value as the largest of some minutes, a count over a window that
-is widened where too few scrapes came.
+A failed scrape marks every series of its target as stale: a plain selector then returns nothing, and a pending alert
+starts again. So a gauge is queried by its last known value, an earlier value as the largest of some minutes, and a
+count over a window that is widened if it has too few samples.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import re
 from functools import cache
 
 SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
-# As long as Prometheus itself would go on with a value (its look-back), had no scrape failed.
+# Prometheus' own look-back: as long as a value lasts without a failed scrape.
 KNOWN = "5m"
-# An excuse is asked for a shorter time: what hid an alert must not hide it for minutes after it is gone.
+# Excuses use a shorter window: they must end soon after their reason has gone.
 EXCUSED = "2m"
 ON = "on (job, instance)"
-# The windows of a share and of a rate: long enough to mean something, and lately enough to say that it goes on. The next
-# one is taken where one has fewer than two samples: scrapes two minutes apart, or missed ones.
+# Windows of shares and rates: a long one, and a short one that shows that it continues. The next one is used if one
+# has fewer than two samples, because scrapes are two minutes apart or were missed.
 LONG = ("10m", "20m")
 LATELY = ("2m", "5m", "10m")
 SHORT = ("5m", "10m")
-# An event that happened longer ago is no news, even where its counter has only now been scraped.
+# An event that happened longer ago does not notify, even if its counter was scraped only now.
 NEWS_SECONDS = 1800
 NEWS = "10m"
 REMEMBERED = "6h"
-# Whether something was there at all is asked over a longer time than an exporter is usually away.
+# Longer than an exporter is usually down.
 WHILE = "20m"
-# The longest time that a rule asks back, for whether a target was an exporter at all.
+# The longest look-back of a rule: whether a target was an exporter at all.
 EVER = "24h"
 
 
 @cache
 def duration(text: str) -> float:
-    """Read a duration of the table, such as `5m`, in seconds."""
+    """Return a duration such as `5m` in seconds."""
     match = re.fullmatch(r"(\d+)([smh])", text)
     if match is None:
         raise ValueError(f"{text!r} is no duration such as 5m")
@@ -41,64 +41,64 @@ def duration(text: str) -> float:
 
 
 def one_of(label: str, values: tuple[str, ...]) -> str:
-    """Write the matcher of a label: a pattern only where there is a choice."""
+    """Return the matcher of a label: a regular expression only for several values."""
     return f'{label}="{values[0]}"' if len(values) == 1 else f'{label}=~"{"|".join(values)}"'
 
 
 def known(series: str, window: str = KNOWN) -> str:
-    """Write a gauge as it was last known."""
+    """Return the last known value of a gauge."""
     return f"last_over_time({series}[{window}])"
 
 
 def before(series: str, ago: str, window: str = KNOWN) -> str:
-    """Write the largest value that was known some time ago, within `window` before that."""
+    """Return the largest value some time ago, within `window` before that."""
     return f"max_over_time({series}[{window}] offset {ago})"
 
 
 def threshold(signal: str, bound: str) -> str:
-    """Write a threshold in force as it was last known (a recorded series)."""
+    """Return the last known value of a threshold in force (a recorded series)."""
     return f'instance:sglang_tuning_threshold:last5m{{signal="{signal}", bound="{bound}"}}'
 
 
 def argument(arg: str) -> str:
-    """Write an argument of the server as it was last known (a recorded series)."""
+    """Return the last known value of a server argument (a recorded series)."""
     return f'instance:sglang_tuning_server_arg:last5m{{arg="{arg}"}}'
 
 
 def above(limit: str) -> str:
-    """Write the comparison with a figure that each server has one of."""
+    """Return the comparison with a series that has one sample for each server."""
     return f"> {ON} group_left () {limit}"
 
 
 def asked(metric: str, comparison: str = "", *, newest: bool = False, **labels: str) -> str:
-    """Write the query of a template, about the server of an alert."""
+    """Return the query of a template about the server of an alert."""
     fixed = "".join(f", {name}='{value}'" for name, value in labels.items())
     series = known(f"{metric}{{job=%q, instance=%q{fixed}}}")
     return f'printf "{f"topk(1, {series})" if newest else series}{comparison}" $labels.job $labels.instance | query'
 
 
 def otherwise(query: str, found: str, words: str) -> str:
-    """Write what a template says where a query has found something, and else."""
+    """Return a template: `found` if the query has a result, else `words`."""
     return f"{{{{ with {query} }}}}{found}{{{{ else }}}}{words}{{{{ end }}}}"
 
 
 def firing(alert: str) -> str:
-    """Write that an alert of the same server fired when the rules were evaluated last."""
+    """Return the selector for an alert of the same server that fired at the last evaluation."""
     return f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
 
 
 def widened(expression: str, windows: tuple[str, ...]) -> list[str]:
-    """Write an expression over the first of the windows that has samples enough; `{window}` stands for it, `{minutes}` for its length."""
+    """Return an expression over the first window that has enough samples; `{window}` and `{minutes}` are its placeholders."""
     lines = [expression.replace("{window}", window).replace("{minutes}", window.rstrip("m")) for window in windows]
     return [lines[0], *("or " + line for line in lines[1:])]
 
 
 def risen(counter: str, age: str, of: str) -> list[str]:
-    """Write that something happened within the last minutes; the value is how often.
+    """Return an expression that holds if something happened within the last minutes; its value is how often.
 
-    Told as well: what happened while nobody scraped, and what a counter was born with, where its exporter was known before or
-    says that it is fresh. Not told: what it says happened long ago, such as the events of a log read from its start. `age` is
-    its gauge for that, `of` the label by which events are told apart.
+    Counted as well: what happened while nobody scraped, and the first value of a new counter if its exporter was
+    known before or its `age` gauge is recent. Not counted: old events, such as those of a log read from its start.
+    `of` is the label of the kind of event.
     """
     last, on_event = known(counter), f"on (job, instance, {of})"
     earlier = f"last_over_time({counter}[{REMEMBERED}] offset {NEWS})"

@@ -1,4 +1,4 @@
-"""Each finding's first advice in the words of a notification, and since when it has been given in these words. Pure."""
+"""The main advice of each finding in the words of a notification, and since when it has been the same. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_SET, SET = "not set", "set"
 
 
 class Recommendation(NamedTuple):
-    """What to do about one diagnosis; `flag` is empty where the advice is to people."""
+    """What to do about one diagnosis; `flag` is empty for advice to people."""
 
     diagnosis: str
     flag: str
@@ -40,27 +40,27 @@ HARDLY_CHANGED = 0.1
 
 
 def recommendations(judgement: Judgement) -> dict[Recommendation, Expected | None]:
-    """Return one for each finding that has advice, in the order of the findings, with what it is expected to bring."""
+    """Return one for each finding with advice, in the order of the findings, with what it is expected to bring."""
     facts = judgement.past.facts
     return {recommendation(found, facts): main_advice(found).expected for found in judgement.findings if found.advice}
 
 
 def recommendation(finding: Finding, facts: ServerFacts) -> Recommendation:
-    """Write the finding's main advice."""
+    """Return the finding's main advice."""
     advice = main_advice(finding)
     suggested = advice.direction if advice.is_switch else shown(advice.suggested) or advice.suggestion
     return Recommendation(finding.diagnosis.id, advice.flag, _current(advice, facts), suggested, advice.direction)
 
 
 def main_advice(finding: Finding) -> Advice:
-    """Give the advice on the row's own argument where there are several, else the first.
+    """Return the advice on the row's own argument if there are several, else the first.
 
-    A flag that figures show to be the cause stands before the row's own and is the main advice.
+    A flag that figures show to be the cause is first, and is the main advice.
     """
     first, own = finding.advice[0], finding.diagnosis.turn.arg
     if first.explains or not own:
         return first
-    # One argument has other names in other releases: cuda_graph_max_bs_decode.
+    # Releases rename arguments: cuda_graph_max_bs_decode.
     return next((each for each in finding.advice if each.arg == own or each.arg.startswith(f"{own}_")), first)
 
 
@@ -98,7 +98,7 @@ def _current(advice: Advice, facts: ServerFacts) -> str:
 
 
 def _is_default(arg: str, facts: ServerFacts) -> bool:
-    """Whether a value in force was not typed; False where the arguments are not known."""
+    """Return whether a value in force was not typed; False if the arguments are not known."""
     typed = typed_args(facts)
     if typed is not None:
         return arg not in typed

@@ -1,8 +1,9 @@
-"""Whether to tune a server or to add another: its demand over what it can do, and whether a replica would help. Pure.
+"""Whether to tune a server or to add a replica: its demand over its capacity, and whether a replica helps. Pure.
 
-Demand is the greatest of what the server is asked for, each over what it gives within its objectives: prefill, tokens a second, tokens in time, KV
-cache. Tokens a second grow in proportion to the requests that come; running requests and the KV cache grow faster near the limit, so that a fleet
-scaled by them alone shrinks too far. Whether a replica helps is read off the verdict by the row's `scale_out`: most limits are a flag's first.
+Demand is the largest of prefill, tokens per second, inter-token latency and KV cache, each over what the server can
+do within its objectives. Tokens per second grow in proportion to the requests; running requests and KV cache grow
+faster near the limit, so a fleet scaled by these alone shrinks too far. Whether a replica helps is in the verdict's
+row (`scale_out`).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
 
-DEMAND_SECONDS = 120.0  # demand is of now, unlike what is wrong: a fleet should follow it
+DEMAND_SECONDS = 120.0  # of the present, unlike a diagnosis: a fleet should follow it
 LEAST_KNOWN_SHARE = 0.5  # of those seconds
 
-# Verdicts without a row that another replica does not help.
+# Verdicts without a row for which a replica does not help.
 _NO_HELP = (HEALTHY, IDLE, NO_CLEAR_BOTTLENECK)
 
 
 class Demand(NamedTuple):
-    """One kind of demand over what the server can do of it: 1 is all it can."""
+    """One kind of demand over the server's capacity: 1 is all it can do."""
 
     of: Literal["prefill", "generation", "inter_token", "kv_cache"]
     ratio: float
 
 
 def scale_out_helps(judgement: Judgement) -> bool | None:
-    """Return whether another replica would take load off this server; None where that is not known."""
+    """Return whether another replica would take load off this server; None if not known."""
     if is_away(judgement.past):
         return None
     if judgement.verdict in _NO_HELP:
@@ -47,15 +48,15 @@ def scale_out_helps(judgement: Judgement) -> bool | None:
 
 
 def is_away(past: Past) -> bool:
-    """Say whether the server is down, stuck or starting: then its demand is not known, and no replica cures it."""
+    """Return whether the server is down, stuck or starting: then its demand is not known, and no replica helps."""
     return past.starting or bool(past.stage) or "server_down" in past.troubles
 
 
 def demands(past: Past) -> list[Demand]:
-    """Return each demand that is known of the last `past` seconds; an idle server's is nothing, an absent one's is not known."""
+    """Return each demand that is known of the past; all are 0 for an idle server."""
     known = past.recent.seconds["activity", "idle"] + past.recent.serving_seconds()
-    told = known + past.recent.seconds["activity", "unknown"]
-    if is_away(past) or not known or known < LEAST_KNOWN_SHARE * told:
+    seconds = known + past.recent.seconds["activity", "unknown"]
+    if is_away(past) or not known or known < LEAST_KNOWN_SHARE * seconds:
         return []
     busy = past.recent.serving_seconds() / known
     found = [_kv_cache(past, busy)]
@@ -65,12 +66,12 @@ def demands(past: Past) -> list[Demand]:
 
 
 def capacity_ratio(past: Past) -> float | None:
-    """Return the greatest demand over what this server can do within its objectives; None where none is known."""
+    """Return the largest demand over capacity; None if none is known."""
     return max((each.ratio for each in demands(past)), default=None)
 
 
 def _kv_cache(past: Past, busy: float) -> Demand | None:
-    """What runs and waits, if all of it held as much as a running request does, over the KV cache."""
+    """KV cache needed if waiting requests held as much as running ones, over the KV cache."""
     if not busy:
         return Demand("kv_cache", 0.0)
     usage, running, queued = (past.recent.mean(figure) for figure in ("usage", "running", "queued"))
@@ -80,7 +81,7 @@ def _kv_cache(past: Past, busy: float) -> Demand | None:
 
 
 def _prefill(past: Past, busy: float) -> Demand | None:
-    """The longest backlog of prompts over the objective for first tokens."""
+    """The longest prefill backlog over the objective for the first token."""
     objective = past.profile.time_to_first_token_seconds
     backlogs = [each.backlog_seconds for each in past.capacities()]
     longest = max((each.value for each in backlogs if each is not None), default=None)
@@ -88,7 +89,7 @@ def _prefill(past: Past, busy: float) -> Demand | None:
 
 
 def _generation(past: Past, busy: float) -> Demand | None:
-    """Tokens a second now over those with as many requests as fit, may run and get their tokens in time, by the step times."""
+    """Tokens per second over those with as many requests as fit, may run and meet the objective, by the step times."""
     ranks, objective = past.capacities(), past.profile.inter_token_seconds
     running = [past.by_rank[rank.dp].mean("running") if rank.dp in past.by_rank else None for rank in ranks]
     most: list[float] = []
@@ -104,7 +105,7 @@ def _generation(past: Past, busy: float) -> Demand | None:
 
 
 def _inter_token(past: Past, busy: float) -> Demand | None:
-    """Time between tokens over its objective: the server's own mean, else the model's at the present batch."""
+    """Mean inter-token latency over its objective: the server's own, else the model's at the present batch."""
     objective, recent = past.profile.inter_token_seconds, past.latency.get("inter_token")
     seconds = None if recent is None else recent.mean_seconds
     if seconds is None:

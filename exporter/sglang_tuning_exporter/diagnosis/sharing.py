@@ -1,7 +1,7 @@
-"""How much of the prompts is shared with other requests: told from requests that come back to what they computed before. Pure.
+"""How much of the prompts is shared between requests, without what retracted requests find of their own. Pure.
 
-A request that was retracted, or preempted by one of higher priority, starts again and may find its own tokens in the cache.
-They look like a shared prefix and are none.
+A request that was retracted, or preempted by one of higher priority, starts again and may find its own tokens in the
+cache. They look like a shared prefix.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from sglang_tuning_exporter.sglang.args.flags import is_before
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.evidence import Past
 
-# From here on cached_tokens_total leaves out requests that start again (retracted_stain, srt/managers/schedule_batch.py).
+# From here on cached_tokens_total omits requests that start again (retracted_stain, srt/managers/schedule_batch.py).
 COUNTED_ONCE = (0, 5, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Shares of all prompt tokens: from the cache, and of these at most from requests that came back; None where no bound is known."""
+    """Shares of all prompt tokens: from the cache, and at most this part from requests that started again (None: not known)."""
 
     cached: float
     returned: float | None
 
     @property
     def proven(self) -> float | None:
-        """At least this share is of prefixes that other requests computed; None where nothing proves it."""
+        """The least share of prefixes that other requests computed; None if not known."""
         return None if self.returned is None else max(self.cached - self.returned, 0.0)
 
 
 def sharing(past: Past) -> Sharing | None:
-    """Read it off the requests that ended, or off the log's prefill lines; None without prompts or without a radix cache."""
+    """Return it for the requests that ended, else for the log's prefill lines; None without prompts or radix cache."""
     if past.facts.arg("disable_radix_cache"):
         return None
     counts, release = past.recent.counts, past.facts.release
@@ -54,12 +54,12 @@ def sharing(past: Past) -> Sharing | None:
 
 
 def _came_back(past: Past) -> float | None:
-    """Give how many requests started again, at most; None where nothing counts them."""
+    """Return how many requests started again, at most; None if nothing counts them."""
     counts, facts = past.recent.counts, past.facts
     retracted = max(counts["log_retracted_requests"], counts["native_retracted_requests"])
     if not facts.arg("enable_priority_scheduling") or facts.arg("disable_priority_preemption"):
         return retracted
-    # Neither line nor counter tells of a preemption: more requests were prefilled than were started.
+    # Preemptions are neither logged nor counted: more requests were prefilled than started.
     started = past.started_requests
     if started is None or not counts["new_sequences"]:
         return None
@@ -67,7 +67,7 @@ def _came_back(past: Past) -> float | None:
 
 
 def _length(past: Past) -> float | None:
-    """Give the tokens that a request may find of its own: its prompt and what it had answered, as the KV cache held it."""
+    """Return the tokens that a request may find of its own: prompt and answer so far, as the KV cache held them."""
     counts, facts = past.recent.counts, past.facts
     lengths = []
     if (prompt := mean_prompt(past)) is not None:

@@ -1,4 +1,4 @@
-"""A flag and its value as words: for the server's argument parser, for a shell, and for people. Pure."""
+"""A flag and its value as words: for SGLang's argument parser, for a shell, and for people. Pure."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ _PLAIN_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def placeholder(flag: Flag) -> list[tuple[str, str]]:
-    """Write a variable of the shell in the place of a value that is not shown."""
+    """Return a shell variable in place of a secret value."""
     name = "$" + flag.arg.upper()
     return [(name, f'"{name}"')]
 
 
 def spelled(flag: Flag, value: object) -> list[tuple[str, str]]:
-    """Spell one argument: its words for a program and, beside each, for a shell."""
+    """Return the words of one argument: for a program and, beside each, for a shell."""
     if isinstance(value, str) and value == REDACTED:
         return [(flag.flag, flag.flag), *placeholder(flag)]
     words = typed(flag, value)
-    if not all(
-        map(str.isprintable, words)
-    ):  # a shell would be handed what nobody sees; whoever started it has the value
+    if not all(map(str.isprintable, words)):  # unprintable: the operator has the value
         return [(flag.flag, flag.flag), *placeholder(flag)]
     if len(words) == 2 and words[1].startswith("-") and not _PLAIN_FIGURE.fullmatch(words[1]):
-        words = ["=".join(words)]  # by itself it would be taken for a flag
+        words = ["=".join(words)]  # alone it would be parsed as a flag
     return [(word, shlex.quote(word)) for word in words]
 
 
 def typed(flag: Flag, value: object) -> list[str]:
-    """Give the words that set a flag to a value; none where there is nothing to set."""
+    """Return the words that set a flag to a value; none if there is nothing to set."""
     if value is None or (flag.kind == "switch" and not value):
         return []
     if flag.kind == "switch":
@@ -71,13 +69,13 @@ def _word(value: object) -> str:
         return str(value)
     if isinstance(value, (dict, list)):
         return json.dumps(value)
-    # A flag of whole numbers takes no `4096.0`; and 0.1 + 0.2 is meant as 0.3.
-    whole = isinstance(value, int) or value.is_integer()  # which infinity and NaN are not
+    # SGLang's integer flags refuse `4096.0`; 0.1 + 0.2 means 0.3.
+    whole = isinstance(value, int) or value.is_integer()  # false for infinity and NaN
     return str(int(value)) if whole else f"{value:.10g}"
 
 
 def shown(value: object) -> str:
-    """Write a value of a flag for people."""
+    """Return a flag's value for people."""
     if value is None:
         return "not set"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A flag that can limit throughput or latency when it is set: on which side of its default, and what it can cause."""
+"""A flag that can limit throughput or latency: on which side of its default, and what it can cause."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class On:
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A figure above this."""
+    """A number above this."""
 
     bound: float
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A figure above `least` and below this."""
+    """A number above `least` and below this."""
 
     bound: float
     least: float = 0.0
@@ -47,11 +47,11 @@ Side: TypeAlias = On | Above | Below | Among | Other
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A flag, the side on which it is a suspect, and what it can cause.
+    """A flag, the side on which it is suspicious, and what it can cause.
 
-    `proof` names the test in `suspects` that says whether figures of this server show it; `only_proven` where it is no
-    suspect without them. `suggested` is None for the release's default. `forced_by` are arguments (with these values, or
-    with any) beside which SGLang sets it by itself; `only_with` are counts that must be above 1.
+    `proof` names the test in `suspect_proofs`; without proof an `only_proven` one is no suspect. `suggested` None:
+    the release's default. `forced_by`: arguments (with these values, or any) for which SGLang sets the flag by
+    itself. `only_with`: counts that must be above 1.
     """
 
     arg: str
@@ -74,7 +74,7 @@ class Suspect:
         return isinstance(self.side, On)
 
     def suits(self, value: object) -> bool:
-        """Say whether a value lies on the suspicious side."""
+        """Return whether a value is on the suspicious side."""
         side = self.side
         if isinstance(side, On):
             return value is True
@@ -90,10 +90,10 @@ Place: TypeAlias = Literal["instead", "before"]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A suspect of this server with what to set it to; `suggested` None where dropping the flag is all there is to do.
+    """A suspect of this server with the value to set; `suggested` None: remove the flag.
 
-    `rows` are the diagnoses that figures show it to explain, empty where nothing shows it; `place` is where it stands beside their
-    own advice; `gain` has the figures.
+    `rows`: the diagnoses that it explains by figures. `place`: before their own advice, or instead of it. `gain`: the
+    figures.
     """
 
     suspect: Suspect
@@ -105,5 +105,5 @@ class Named:
 
     @property
     def words(self) -> str:
-        """What to do where there is no value to type."""
+        """What to do if there is no value to type."""
         return "start without it" if self.suspect.is_switch or self.suggested is None else ""

@@ -1,7 +1,7 @@
-"""The flags of SGLang 0.3.0 to 0.5.23 that can limit throughput or latency when they are set, most likely first.
+"""The flags of SGLang 0.3.0 to 0.5.23 that can limit throughput or latency, most likely first.
 
-All arguments of 0.4.9.post6 and 0.5.23 were gone through (srt/server_args.py; srt/arg_groups/fields/ in 0.5.23); those that
-are not here are never named. `source` is the module that acts on the flag in 0.5.23, or in the last release that has it.
+All arguments of 0.4.9.post6 and 0.5.23 were read (srt/server_args.py; srt/arg_groups/fields/ in 0.5.23); others are
+never named. `source` is the module that uses the flag in 0.5.23, or in the last release that has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_OVERLAP = (
     ("is_embedding", ()),
     ("device", ("cpu", "mps")),
 )
-# Attention backends that need pages of a size of their own (srt/arg_groups/overrides.py).
+# Attention backends that need their own page size (srt/arg_groups/overrides.py).
 PAGED_BACKENDS = (
     *("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "fa4", "ascend", "intel_amx", "dsa", "nsa", "aiter"),
     *("dsv4", "tokenspeed_mla"),

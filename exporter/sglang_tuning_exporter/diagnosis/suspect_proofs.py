@@ -1,6 +1,6 @@
-"""Whether figures of a server show that a flag, set away from its default, explains what is seen. Pure.
+"""Tests whether figures of a server show that a flag, set away from its default, explains the trouble. Pure.
 
-Reasons for the thresholds: docs/decisions.md, "Suspects".
+Thresholds: docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SHORT_PROMPT = 64.0
 SMALL_CHUNK = 1024.0
 USUAL_CHUNK = 4096.0
 LONG_PROMPT = 1024.0
-FEW_PROMPTS = 4.0  # that fit a prefill batch
+FEW_PROMPTS = 4.0  # in one prefill batch
 AIR = 0.25
-IN_FORCE = 0.95  # a pool is whole pages, so a little less than its cap
+IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
 CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
 PAGE_SIZES = (64, 32, 16, 1)
 AIR_ALLOWED = 0.1
 LARGE_BATCH = 32.0
-MOST_CONSERVATIVE = 1.3  # what the guide sets against retractions
+MOST_CONSERVATIVE = 1.3  # the guide's value against retractions
 
 _WANT_ROOM: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
 _WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
@@ -42,7 +42,7 @@ _PREFILL_ROWS = _WAITING_ROWS | {"prefill_bound", "admission_too_conservative", 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLoad:
-    """What a proof looks at: the past, the trouble in it, and what was typed."""
+    """What a test looks at: the past, the trouble in it, and the typed arguments."""
 
     past: Past
     seen: frozenset[Trouble]
@@ -50,7 +50,7 @@ class ObservedLoad:
 
 
 def usual(suspect: Suspect, release: str) -> float | str | None:
-    """Give what the flag is without being set; None where that is no value to type."""
+    """Return the flag's value if it is not set; None if that is no value to type."""
     if suspect.is_switch:
         return 0.0
     if suspect.suggested is not None:
@@ -63,12 +63,12 @@ def usual(suspect: Suspect, release: str) -> float | str | None:
 
 
 def admission_share(past: Past, *states: str) -> float:
-    """Give the share of the serving time in these states of admission."""
+    """Return the share of the serving time in these states of admission."""
     return past.recent.share_of("admission", states) or 0.0
 
 
 def _held_tokens(past: Past) -> float | None:
-    """Give the tokens of the pool that one running request takes; None where that is not known."""
+    """Return the KV cache tokens of one running request; None if not known."""
     running, usage = past.recent.mean("running"), past.recent.mean("usage")
     pools = past.facts.kv_pool_tokens.values()
     if not running or not usage or not pools:
@@ -77,7 +77,7 @@ def _held_tokens(past: Past) -> float | None:
 
 
 def _radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """Without the radix cache each request holds and computes its whole prompt, also what others share."""
+    """Without the radix cache each request computes and holds its whole prompt, shared or not."""
     prompt, held, seen = mean_prompt(load.past), _held_tokens(load.past), load.seen
     if prompt is not None and prompt < SHORT_PROMPT:
         return None
@@ -86,7 +86,7 @@ def _radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> 
     share = prompt / held if prompt is not None and held else None
     if "pool" in seen and (share is None or share >= PROMPTS_HELD):
         rows |= _POOL_ROWS
-        if share is not None and share < 1:  # shares above it are means of different moments
+        if share is not None and share < 1:  # larger shares mix means of different moments
             gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
     if "prefill" in seen or ("first_tokens" in seen and (prompt or 0.0) >= LONG_PROMPT):
         rows |= _PREFILL_ROWS - {"admission_too_conservative"}
@@ -95,14 +95,14 @@ def _radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> 
 
 
 def _prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """A prefill batch ends at this many tokens, so beside a larger chunk it is the limit."""
+    """A prefill batch ends at this many tokens, so it is the limit beside a larger chunk."""
     chunk = load.typed.get("chunked_prefill_size")
     default = usual(suspect, load.past.facts.release or "")
     if not isinstance(current, float) or not isinstance(default, float):
         return None
     wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
     prompt = mean_prompt(load.past)
-    # Where many prompts fit a batch, something else holds requests back or makes answers late.
+    # If many prompts fit into a batch, this limit is not the cause.
     fit = current / (SMALL_CHUNK if prompt is None else max(prompt, 1.0))
     late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
     if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
@@ -122,13 +122,13 @@ def _small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> 
     if prompt is not None and prompt <= chunk:
         return None
     gain = f"a mean prompt takes {ceil(prompt / chunk)} chunks" if prompt is not None else ""
-    # Running requests pause while a prompt goes through its chunks.
+    # Running requests pause while a prompt is computed in chunks.
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
     return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
 
 
 def _no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """Without chunks a long prompt is computed in one piece, and every running request waits for it."""
+    """Without chunks every running request waits for a long prompt to be computed in one piece."""
     prompt, seen = mean_prompt(load.past), load.seen
     if prompt is None or prompt < LONG_PROMPT or not ({"tokens", "prefill", "first_tokens"} & seen):
         return None
@@ -138,7 +138,7 @@ def _no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> Na
 
 
 def _ranks(typed: Mapping[str, object]) -> float:
-    """Give the ranks of attention data parallelism, over which SGLang divides the chunk."""
+    """Return the ranks of DP attention, by which SGLang divides the chunk."""
     for arg in ("attn_dp_size", "dp_size" if typed.get("enable_dp_attention") else ""):
         ranks = typed.get(arg)
         if isinstance(ranks, int) and ranks > 1:
@@ -147,17 +147,17 @@ def _ranks(typed: Mapping[str, object]) -> float:
 
 
 def air(page: float, request: float) -> float:
-    """Give the share of its pages that a request of so many tokens leaves empty, 0-1."""
+    """Return the share of its pages that a request of so many tokens leaves empty, 0-1."""
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
 
 def _pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     request = _request_tokens(load.past)
     wants_room = bool(_WANT_ROOM & load.seen)
-    # At the running limit a smaller page is what lets it be raised, once usage does not.
+    # At the running limit a smaller page helps only after the limit was raised.
     if not isinstance(current, float) or request is None or not (wants_room or "limit" in load.seen):
         return None
-    # Requests differ in length: the last page of each is half empty on average, and never less than half of one page.
+    # Lengths differ: the last page of a request is half empty on average.
     wasted = max(air(current, request), current / 2 / (request + current / 2))
     if wasted < AIR:
         return None
@@ -170,7 +170,7 @@ def _pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named 
 
 
 def _request_tokens(past: Past) -> float | None:
-    """Give the tokens that a running request has on average: its prompt, and half of its answer where that is known."""
+    """Return the mean tokens of a running request: its prompt, and half of its answer if known."""
     prompt, ended = mean_prompt(past), past.finished_requests
     answers = past.recent.counts.get("finished_answer_tokens")
     answer = answers / ended if answers and ended else 0.0
@@ -178,7 +178,7 @@ def _request_tokens(past: Past) -> float | None:
 
 
 def _pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """The pool is as large as the flag allows, and full: of tokens, or of what requests are going to use."""
+    """The KV cache is as large as the flag allows, and is full or reserved."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
     is_full = "pool" in load.seen or ("held" in load.seen and _is_promised(load.past))
     if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
@@ -187,13 +187,13 @@ def _pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Nam
 
 
 def _is_promised(past: Past) -> bool:
-    """Say whether what is kept free for those that run is what they will use, and no more than retractions call for."""
+    """Return whether running requests will use what is reserved for them, and the flag is at most 1.3."""
     kept, asking = past.facts.conservativeness, demand(past)
     return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
 
 
 def _adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """Requests of an adapter that has no slot wait, whatever room there is."""
+    """Requests of an adapter without a slot wait, whatever is free."""
     paths = load.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
     if not isinstance(current, float) or adapters + 1 <= current or not ({"held", "waiting"} & load.seen):
@@ -211,7 +211,7 @@ def _prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad
 
 
 def _decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """Between long prompts as many steps as the objective for tokens needs protect it, and are not the first to give up."""
+    """After long prompts the decode steps that the objective needs are not suspicious."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
     if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= steps_between(load.past.profile):
@@ -221,7 +221,7 @@ def _decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad)
 
 
 def _reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """Less is kept free only where nothing is retracted. Up to 1.3 it is what the guide sets against retractions."""
+    """A smaller reserve is advised only without retractions."""
     return None if load.past.retractions else Named(suspect, current, suspect.suggested)
 
 
@@ -232,10 +232,10 @@ def _padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
 
 
 def _queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    # While the running limit holds requests back, raising that one is what lets more be answered.
+    # While the running limit holds requests back, raising that limit helps more.
     if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
         return None
-    # Nothing else keeps requests waiting, so only bursts are refused: nobody sends too much.
+    # Nothing else keeps requests waiting, so only bursts are rejected.
     return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
 
 
@@ -246,13 +246,13 @@ def _watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> Nam
 
 
 def _speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """No row of its own: only a large batch makes it a suspect."""
+    """No row of its own: only a suspect in large batches."""
     running = load.past.recent.mean("running")
     return Named(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
 
 
 def _warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
-    """No row of its own: only the first requests after a start are slow for want of it."""
+    """No row of its own: only the first requests after a start are slow."""
     return Named(suspect, current, 0.0) if load.past.starts else None
 
 

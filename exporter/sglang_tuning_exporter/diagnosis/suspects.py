@@ -1,8 +1,8 @@
-"""Flags that the operator set away from SGLang's defaults, and what they can explain. Pure.
+"""Suspects: flags that the operator set away from SGLang's defaults, and what they can explain. Pure.
 
-A flag is a suspect where its value lies away from the default on the side that `suspect_flags` names. Where figures of this
-server show that it explains a finding, it is that finding's first advice. Where nothing explains the trouble, the suspects
-are named as a chance.
+A flag is a suspect if its value is on the side of the default that `suspect_flags` names. If figures show that it
+explains a finding, it is that finding's first advice. If nothing explains the trouble, suspects are named as a
+chance.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Trouble
 
 MOST_NAMED = 3
-OFTEN = 0.25  # of the serving time: a suspect may be named before its trouble is a finding
+OFTEN = 0.25  # of the serving time; less than for a finding
 
-# A latency is bad where this many times the budget of its objective is missed.
+# A latency is bad if this many times its error budget is missed.
 LATE_TIMES = 10.0
 
 
 def explaining(row: str, past: Past) -> list[Named]:
-    """Give the suspects that figures show to explain a row, most likely first."""
+    """Return the suspects that explain a row by its figures, most likely first."""
     return _instead([named for named in suspects(past, troubles(past)) if row in named.rows])
 
 
 def unexplained(past: Past) -> list[Named]:
-    """Give the suspects that can cause the trouble there is, most likely first; empty without trouble."""
+    """Return the suspects that can cause the trouble seen, most likely first; empty without trouble."""
     seen = troubles(past)
     if _is_served(past, seen):
         return []
@@ -47,14 +47,14 @@ def unexplained(past: Past) -> list[Named]:
 
 
 def _instead(named: list[Named]) -> list[Named]:
-    """Leave out what cannot work while another suspect is as it is."""
+    """Leave out suspects that have no effect while another one is set."""
     first = [each for each in named if each.rows and each.place == "instead"]
     return first or named
 
 
-@lru_cache(maxsize=2)  # asked for by every row of one judgement
+@lru_cache(maxsize=2)  # every row of a judgement asks
 def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
-    """Give every flag that was typed and lies away from its default on the suspicious side; `seen` is the trouble there is."""
+    """Return every flag that was typed with a suspicious value; `seen` is the trouble."""
     facts = past.facts
     typed = typed_args(facts)
     if typed is None or facts.release is None:
@@ -79,7 +79,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
 
 @lru_cache(maxsize=2)  # likewise
 def troubles(past: Past) -> frozenset[Trouble]:
-    """Name what can be seen of a load that is not served well."""
+    """Return what is wrong with the load."""
     seen: set[Trouble] = {"hang"} if past.marks.get(WATCHDOG) else set()
     if not past.enough:
         return frozenset(seen)
@@ -111,9 +111,9 @@ def troubles(past: Past) -> frozenset[Trouble]:
 
 
 def waits_beside_room(past: Past) -> bool:
-    """Say whether requests wait although more could run, where a flag limits how fast they start.
+    """Return whether requests wait although more could run, where a flag limits how fast they start.
 
-    What they wait for at a moment is not known there (`ServerFacts.waits_by`), so means of the window decide.
+    Their reason is not known at a moment (`ServerFacts.waits_by`), so means of the window decide.
     """
     running, usage = past.recent.mean("running"), past.recent.mean("usage")
     if not past.facts.starts_slowly or running is None or usage is None or usage >= past.profile.token_usage_target:
@@ -125,26 +125,26 @@ def waits_beside_room(past: Past) -> bool:
 
 
 def _is_served(past: Past, seen: frozenset[Trouble]) -> bool:
-    """Say whether nothing is wrong: a full KV cache with a healthy queue is what a well-loaded server looks like."""
+    """Return whether nothing is wrong: a full KV cache with a healthy queue is normal under load."""
     return not seen or (seen == {"pool"} and _unhealthy_queue(past) <= past.profile.frequent_share)
 
 
 def _unhealthy_queue(past: Past) -> float:
-    """Give the share of the time with a queue that the verdict does not call healthy."""
+    """Return the share of the time with a queue that is not healthy."""
     if not past.recent.serving_seconds("queue"):
         return 0.0
     return 1.0 - (past.recent.share_of("queue", past.good_queues) or 0.0)
 
 
 def how_many(past: Past) -> Evidence | None:
-    """Count the suspects for the trouble there is; None without trouble."""
+    """Count the suspects for the trouble seen; None without trouble."""
     if _is_served(past, troubles(past)):
         return None
     return Evidence("flags that differ from SGLang's defaults", float(len(unexplained(past))), 0.0, "count")
 
 
 def late_share(latency: Latency, past: Past, budgets: float = LATE_TIMES) -> Evidence | None:
-    """Give the share of a latency's observations beyond the objective against so many error budgets; None where it is not known."""
+    """Return the share of late observations against `budgets` error budgets; None if not known."""
     recent, profile = past.latency.get(latency), past.profile
     if recent is None or recent.breach_share is None or recent.observations < profile.enough_observations:
         return None
@@ -153,7 +153,7 @@ def late_share(latency: Latency, past: Past, budgets: float = LATE_TIMES) -> Evi
 
 
 def _is_forced(suspect: Suspect, facts: ServerFacts) -> bool:
-    """Say whether the server sets this by itself, so that dropping the flag changes nothing."""
+    """Return whether SGLang sets this by itself, so that removing the flag has no effect."""
     if suspect.gpu_only and facts.is_cpu:
         return True
     for arg, values in suspect.forced_by:

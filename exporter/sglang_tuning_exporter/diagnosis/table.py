@@ -1,7 +1,7 @@
-"""The table of diagnoses: what is seen, how often, which flag to change, what that costs, and when it will not help.
+"""The table of diagnoses: what is seen, how often, which flag to change, what it costs, and when it does not help.
 
-Alerts, recording rules, live findings, reports, notifications and runbooks come from it. The most urgent row is first.
-`guide` gives the advice of SGLang's hyperparameter tuning guide in our own words, with the section where it has a heading.
+Alerts, recording rules, live findings, reports, notifications and runbooks come from it. The most urgent row is
+first. `guide` summarises SGLang's tuning guide, with the section's heading where it has one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BY_ID: dict[str, Diagnosis] = {row.id: row for row in DIAGNOSES}
 
 
 def causes_first(rows: Iterable[str], causes_of: Callable[[str], Iterable[str]]) -> list[str]:
-    """Order rows as they come, but each after its causes."""
+    """Return rows in their order, but each after its causes."""
     order: dict[str, None] = {}
     begun: set[str] = set()
 

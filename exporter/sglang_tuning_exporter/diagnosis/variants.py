@@ -1,7 +1,6 @@
-"""What to say of a change that is not its row's own: why it helps, what it costs, and when it will not help. Data.
+"""Texts for changes of an argument that is not the row's own: why, cost, and when it does not help. Data.
 
-A row's `turn` speaks of the row's own argument. Advice for another argument, or to people, has its text here: by the argument
-and the direction, or by the name that the size gives.
+A row's `turn` is about the row's own argument. Other advice has its text here, by argument and direction, or by name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The text of one kind of change."""
+    """The texts of one kind of change."""
 
     why: str
     will_not_help_if: str
@@ -171,7 +170,7 @@ BY_NAME: dict[str, Variant] = {
     ),
 }
 
-# Changes that take GPU memory: none is made while the server runs out of it.
+# Changes that take GPU memory: never advised after an out-of-memory failure.
 TAKES_MEMORY: frozenset[tuple[str, str]] = frozenset(
     {
         ("mem_fraction_static", "raise"),
@@ -198,8 +197,8 @@ TAKES_MEMORY: frozenset[tuple[str, str]] = frozenset(
 
 
 def variant(arg: str, direction: str, name: str, figures: Mapping[str, str]) -> Variant | None:
-    """Give the text by its name, else by the argument and direction, with the thresholds in it; None where there is none."""
-    # `cuda_graph_max_bs_decode` is `cuda_graph_max_bs` by its newer name, `max_micro_batch_size` the older one of its kind.
+    """Return the text by its name, else by argument and direction, with the thresholds in it; None if there is none."""
+    # Other names of the same arguments.
     known = {"cuda_graph_max_bs_decode": "cuda_graph_max_bs", "max_micro_batch_size": "pp_max_micro_batch_size"}
     found = BY_NAME[name] if name else BY_CHANGE.get((known.get(arg, arg), direction))
     return None if found is None else Variant(*(text.format(**figures) for text in astuple(found)))

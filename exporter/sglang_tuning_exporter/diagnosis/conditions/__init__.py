@@ -1,6 +1,7 @@
-"""What must be seen for a diagnosis: one module for each kind, and everything that is known of the kind in it.
+"""The conditions of diagnoses: one module for each kind.
 
-May import the core (`state`, `sglang/`), and of `guide/` evidence, what prompts interrupt, profiles, PromQL and suspects; nothing here knows of rows.
+May import `state`, `sglang/` and, of `diagnosis/`, evidence, interruption, profile settings, PromQL and suspects; no
+rows.
 """
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Kind, Samples

@@ -1,4 +1,4 @@
-"""Failures that the log tells of: counted once they happened, whoever scraped meanwhile."""
+"""Failures in the log. They are counted when they happened, even if nobody scraped meanwhile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COUNT = '{{ $value | printf "%.0f" }}'
 
 
 def out_of_memory(*phases: OutOfMemoryPhase) -> list[str]:
-    """Write that memory ran out in one of these phases."""
+    """Return PromQL: memory ran out in one of these phases."""
     counter = f"sglang_tuning_out_of_memory_total{{{one_of('phase', phases)}}}"
     return risen(counter, "sglang_tuning_out_of_memory_age_seconds", "phase")
 
 
-def told(*events: LivenessKind) -> list[str]:
-    """Write that the log told of one of these events of life and death."""
+def logged(*events: LivenessKind) -> list[str]:
+    """Return PromQL: one of these liveness events was logged."""
     counter = f"sglang_tuning_liveness_events_total{{{one_of('event', events)}}}"
     return risen(counter, "sglang_tuning_liveness_event_age_seconds", "event")
 

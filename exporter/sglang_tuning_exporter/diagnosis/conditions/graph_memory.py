@@ -1,4 +1,4 @@
-"""CUDA graphs that do not fit, or leave no memory."""
+"""CUDA graphs that do not fit, or leave too little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAPTURE: OutOfMemoryPhase = "graph_capture"
 
 @dataclass(frozen=True, slots=True)
 class GraphMemory(Condition):
-    """Graph capture ran out of memory within the window, or almost nothing was left after it."""
+    """Graph capture ran out of memory within the window, or left almost nothing."""
 
     described = "failures in graph capture, or `available_gpu_memory_bytes` below `reserve_least_gb`"
     counted = ((_CAPTURE, WINDOW),)
@@ -42,7 +42,7 @@ class GraphMemory(Condition):
             *out_of_memory(_CAPTURE),
             f"or min without (dp_rank) ({MEMORY})",
             f"  < {memory_limit('least')}",
-            # Without graphs they cannot be what took it.
+            # Without CUDA graphs they cannot have taken the memory.
             f"  unless {ON} {known('sglang_tuning_cuda_graph_off')} == 1",
         ]
 

@@ -1,4 +1,4 @@
-"""Latencies that miss the profile's objective: seen by the exporter (`Slow`), and as a budget that burns (`BurnRate`)."""
+"""Latencies that miss the profile's objective: as the exporter sees them (`Slow`), and as an error budget (`BurnRate`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
 from sglang_tuning_exporter.state.journal import START
 
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
-# Fewer requests than this in the long window and one slow request is a large share of them. Not in the short one: a server
-# whose throughput collapses answers few. Tokens are no measure of how much there is to judge by: one request has thousands,
-# and all of them are slow when it is.
+# With fewer requests in the long window one slow request is a large share. Not required of the short window: a server
+# whose throughput collapses answers few. Tokens are not counted: one slow request has thousands of slow ones.
 ENOUGH_REQUESTS = 20
-# A budget of a tenth cannot be burnt 14.4 times too fast: where the objective is low, half of the observations are enough.
+# A budget of 10 % cannot burn 14.4 times too fast, so half of the observations are enough.
 MOST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Slow(Condition):
-    """More observations of a latency than `times` the budget lie above the profile's objective, and `because` says why."""
+    """More observations than `times` the error budget miss the objective, `because` of this."""
 
     is_whole_cause = False
 
@@ -43,17 +42,17 @@ class Slow(Condition):
     def measure(self, past: Past) -> Evidence | None:
         profile, recent = past.profile, past.latency.get(self.latency)
         late = late_share(self.latency, past, self.times)
-        # Not before what could be the cause can be judged; what was late while the server hung had no other reason.
+        # Only when the causes can be judged. While the server hung, late answers had no other cause.
         if past.hung or recent is None or late is None or not past.enough:
             return None
         empty = past.recent.share("queue", "empty")
         if empty is None and self.latency == "time_to_first_token":
             return None
         waited = empty is not None and 1.0 - empty > profile.frequent_share
-        # A large batch makes every step slow. Where some tokens are in time, something else comes between: prompts, most often.
+        # A large batch slows every step. If some tokens are in time, something else interrupts: most often prefill.
         usual = recent.p50_seconds if recent.quarter_seconds is None else recent.quarter_seconds
         prompts = (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
-        # Where chunks are mixed, each step may carry one, and so be late whatever the batch.
+        # With mixed chunks every step may have a chunk, and be slow whatever the batch.
         each = usual > (profile.inter_token_seconds or 0.0) and not (prompts and past.facts.arg("enable_mixed_chunk"))
         between = prompts and not each
         because = {"queue": waited, "prompts": not waited, "batch": each, "prefill": between}[self.because]
@@ -79,12 +78,12 @@ class Slow(Condition):
 
 @dataclass(frozen=True, slots=True)
 class BurnRate(Condition):
-    """An objective's error budget is used up `times` too fast over both windows of the rule.
+    """An error budget is used up `times` too fast over both windows of the rule.
 
-    The value is the share of observations of the `long` window that missed the objective, 0-1. `settled` is twice the
-    `short` one: what a server does in the first minutes after its start (kernels compiled, caches filled) is not judged,
-    nor by an exporter that has just come and cannot know of a start. The exporter measures its own window: a server
-    that misses its objective now is not healthy, whatever the hours before were like.
+    The value is the share of observations in the `long` window that missed the objective, 0-1. `settled` is twice the
+    `short` window: the first minutes after a start (kernels compiled, caches filled) are not judged, nor is a start
+    that a new exporter did not see. The exporter measures its own window: a server that misses its objective now is
+    not healthy.
     """
 
     described = "an objective's error budget, two windows"

@@ -1,4 +1,4 @@
-"""Requests that SGLang refuses, or that clients give up for a reason."""
+"""Requests that SGLang rejects, or that clients abandon for a reason."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _RATE = "instance:sglang_tuning_rejections:rate"
 
 @dataclass(frozen=True, slots=True)
 class Rejections(Condition):
-    """Requests were turned away more often than the profile tolerates, or too large a part was given up for a reason.
+    """SGLang rejected more requests than the profile tolerates, or clients abandoned too large a share for a reason.
 
-    A reason is that requests waited for too long, or that more than `times` the budget of first tokens came late.
+    A reason: requests waited too long, or more than `times` the error budget of first tokens came late.
     """
 
     described = "requests/min rejected or abandoned above `rejections_per_minute`, five minutes"
@@ -45,17 +45,17 @@ class Rejections(Condition):
             return None
         limit = profile.rejections_per_minute
         rejected, given_up = (past.per_minute(counts[name]) for name in ("rejected_requests", "aborted_requests"))
-        # Those who gave up on a server that hung had no other reason.
+        # While the server hung, clients had no other reason.
         many = not past.hung and rejected <= limit and (past.given_up_share or 0.0) > profile.aborted_share
         if many and self._has_reason(past):
             return Evidence("abandoned requests/min", given_up, limit, "per_minute")
         return Evidence("rejected requests/min", rejected, limit, "per_minute")
 
     def _has_reason(self, past: Past) -> bool:
-        """Whether the server gave its clients a reason to give up: people who stop an answer have none."""
+        """Return whether the server gave clients a reason: people who stop an answer on purpose have none."""
         profile, recent = past.profile, past.latency.get("time_to_first_token")
         waited = past.recent.share("queue", "above_range") or 0.0
-        if profile.queue_wait_seconds is None:  # no wait is too long for this profile, so any may be for its clients
+        if profile.queue_wait_seconds is None:  # any wait may be too long for the clients of a profile without a limit
             waited = 1.0 - (past.recent.share("queue", "empty") or 0.0)
         late = (recent.breach_share if recent is not None else None) or 0.0
         return waited > profile.frequent_share or late > profile.late_bound(self.times)
@@ -70,7 +70,7 @@ class Rejections(Condition):
         yield f'({_RATE}{WINDOW}{{kind="rejected"}} {above(limit)}'
         yield f'or {_RATE}{WINDOW}{{kind="given_up"}} {above(limit)}'
         yield f"  and {ON} (instance:sglang_tuning_given_up:ratio{WINDOW} {above(threshold('aborted_share', 'upper'))})"
-        # Why clients would give up: they waited (any wait, where the profile has no longest one), or first tokens came late.
+        # Reasons: requests waited (any wait, if the profile has no limit), or first tokens came late.
         yield f"  and {ON} ("
         yield f"    {share_of('queue', ('above_range',))} {above(OFTEN)}"
         empty = share_of("queue", ("empty",))
@@ -78,9 +78,9 @@ class Rejections(Condition):
         yield f"    or {late} {above(OFTEN)}"
         yield f"    or {late} {above(budget)}"
         yield "  )"
-        # Those who gave up on a server that hung had no other reason.
+        # While the server hung, clients had no other reason.
         yield f"  unless {ON} max by (job, instance) (max_over_time(sglang_tuning_stuck_stage[{WINDOW}])) == 1)"
-        # Still going on, as with retractions.
+        # It continues, as with retractions.
         yield f"and {_RATE}{RECENTLY} > 0"
 
     def fires(self, samples: Samples) -> bool:

@@ -1,4 +1,4 @@
-"""GPU memory that is left at start-up."""
+"""GPU memory that is left after the start."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MEMORY = known("sglang_tuning_available_gpu_memory_bytes")
 
 
 def memory_limit(bound: str) -> str:
-    """Write a threshold of this memory, beside series of any labels."""
+    """Return PromQL: a threshold of this memory, beside series of any labels."""
     return f"{ON} group_left () {threshold('available_gpu_memory_bytes', bound)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve(Condition):
-    """GPU memory left at start-up lies on this side of the profile's range."""
+    """GPU memory left after the start is on this side of the profile's range."""
 
     described = "`available_gpu_memory_bytes` against `reserve_lower_gb`, `reserve_upper_gb`"
     traces = (RESERVE,)

@@ -1,4 +1,4 @@
-"""Retractions that come too often."""
+"""Too many retractions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sglang_tuning_exporter.state.profiles import ONE_MORE
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
 
-# The admission ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag changes nothing (srt/managers/scheduler.py, since 0.3.6).
+# The new-token ratio starts at min(0.7 x conservativeness, 1): above 1 / 0.7 the flag has no effect
+# (srt/managers/scheduler.py, since 0.3.6).
 CONSERVATIVENESS_CEILING = 1.43
 RATE = '{{ $value | printf "%.1f" }}'
 _ARG = "schedule_conservativeness"
@@ -25,9 +26,9 @@ _LIMIT = threshold("retractions_per_minute", "upper")
 
 @dataclass(frozen=True, slots=True)
 class RetractionRate(Condition):
-    """Retractions came more often than the profile tolerates.
+    """There were more retractions than the profile tolerates.
 
-    `capped`: the admission ratio is at its cap already, so that raising --schedule-conservativeness changes nothing.
+    `capped`: the new-token ratio is at its maximum already, so a higher --schedule-conservativeness has no effect.
     """
 
     counted = ((RETRACTION, WINDOW),)
@@ -54,7 +55,7 @@ class RetractionRate(Condition):
         counts, target = past.recent.counts, past.profile.token_usage_target
         known = counts["retractions_with_usage"]
         before = counts["usage_before_retractions"] / known if known else 0.0
-        if before < target:  # not known, or of a line that was printed some steps earlier
+        if before < target:  # not known, or from a line that was printed some steps earlier
             return full_cache(past)
         name = f"token usage just before retractions, mean of {known:.0f} of {past.retractions:.0f}"
         return [Evidence(name, before, target, "ratio")]
@@ -62,8 +63,8 @@ class RetractionRate(Condition):
     def promql(self) -> list[str]:
         return [
             f"{_RATE}{WINDOW} {above(f'({_LIMIT} + {ONE_MORE:g})')}",
-            # Still going on, and not one burst alone. Not "> limit": at one and a half a minute every other two minutes hold two,
-            # and `for` would never end.
+            # It continues, and was not a single burst. Not "> limit": at 1.5 a minute every other window of two
+            # minutes has two, and `for` would never end.
             f"and {ON} {_RATE}{RECENTLY} > 0",
             f"and {ON} {before(_RATE + HALF, HALF)} > 0",
             *([f"and {ON} {_CAPPED}"] if self.capped else []),

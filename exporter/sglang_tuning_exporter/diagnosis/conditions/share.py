@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.signals import Signal
 
-# What a server does in each state, for readers: a name of a state is internal.
+# The states in words for users, because their names are internal.
 STATE_WORDS: dict[str, str] = {
     "above_range": "the queue longer than its limit",
     "empty": "an empty queue",
@@ -50,18 +50,18 @@ def often(profile: Profile) -> str:
 
 
 def share_of(signal: Signal, states: tuple[str, ...], window: str = WINDOW) -> str:
-    """Write the recorded share of each state."""
+    """Return PromQL: the recorded share of each state."""
     return f'instance:sglang_tuning_state:share{window}{{signal="{signal}", {one_of("state", states)}}}'
 
 
 def busy(signal: Signal) -> str:
-    """Write that the window has enough serving time to judge by."""
+    """Return PromQL: the window has enough serving time."""
     return f'and {ON} instance:sglang_tuning_serving_seconds:increase{WINDOW}{{signal="{signal}"}} > SERVING_SECONDS'
 
 
 @dataclass(frozen=True, slots=True)
 class OtherCause:
-    """More than `above` of a signal's serving time was spent in one of these states: then something else is the case."""
+    """Another cause: more than `above` of a signal's serving time was spent in one of these states."""
 
     signal: Signal
     states: tuple[str, ...]
@@ -76,7 +76,7 @@ class OtherCause:
 
 @dataclass(frozen=True, slots=True)
 class Share(Condition):
-    """More than the profile's frequent share of the window's serving time was spent in one of these states."""
+    """More than the profile's frequent share of the serving time was spent in one of these states."""
 
     figure = PERCENT
     figure_of = "of the time"
@@ -111,10 +111,10 @@ class Share(Condition):
         profile = past.profile
         if self.states == ("pool_full",):
             found = full_cache(past)
-        else:  # a queue that is too long says nothing about the KV cache
+        else:  # a long queue says nothing about the KV cache
             found = [] if self.states == ("above_range",) else mean_usage(past)
         queued, running = past.recent.mean("queued"), past.total("running")
-        by_length = profile.queue_wait_seconds is None  # else the limit of a queue is its estimated wait
+        by_length = profile.queue_wait_seconds is None  # otherwise the queue's limit is its estimated wait
         if by_length and queued is not None and self.signal in {"queue", "admission"}:
             lower = profile.queue_lower or 0.0
             lowest = queued < lower or self.states == ("empty",)
@@ -141,7 +141,7 @@ class Share(Condition):
         ]
 
     def fires(self, samples: Samples) -> bool:
-        # The long window alone ends most evaluations, so it is asked first.
+        # The long window alone decides most evaluations.
         if samples.busy(self.signal) <= SERVING_SECONDS:
             return False
         limit = samples.limits.frequent_share

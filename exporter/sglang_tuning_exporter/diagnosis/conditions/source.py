@@ -1,4 +1,4 @@
-"""Trouble with where the figures come from."""
+"""Troubles with the data sources."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceTrouble(Condition):
-    """Something is wrong with where the figures come from.
+    """A data source has a problem.
 
-    Prometheus knows by the expression. `trouble` is the exporter's word for it, if it can know; `words` what is seen, where
-    the exporter cannot say more. Where a log alone can know, `events` are what it counts then, within `window`.
+    Prometheus uses the expression. `trouble` is the exporter's word for it, if it can see it; `words` say what is
+    seen. `events` are what a log alone can count, within `window`.
     """
 
     described = "state of the data sources"

@@ -1,4 +1,4 @@
-"""Load that is spread badly over DP ranks."""
+"""Load that is unbalanced over DP ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spread(Condition):
-    """One DP rank has requests waiting for more than the frequent share of the time, another hardly ever."""
+    """Requests wait on one DP rank for more than the frequent share of the time, and hardly ever on another."""
 
     described = "share of the time with requests waiting: fullest DP rank above `frequent_share`, emptiest below a tenth; ten minutes"
     figure = PERCENT
@@ -30,7 +30,7 @@ class Spread(Condition):
             return None
         fullest, emptiest, bound = max(waited.values()), min(waited.values()), past.profile.frequent_share
         name = "share of the time with requests waiting on the fullest DP rank"
-        # A rank that has requests waiting itself is no room for those of another.
+        # A rank with a queue of its own has no capacity for another's requests.
         return Evidence(name, fullest if emptiest < self.hardly else min(fullest, bound), bound, "share")
 
     def promql(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A server that starts again and again."""
+"""A server that keeps restarting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOW = f"{LOOP_SECONDS / 60:.0f}m"
 
 @dataclass(frozen=True, slots=True)
 class Starts(Condition):
-    """The server started this often within half an hour."""
+    """The server started at least so many times within half an hour."""
 
     counted = ((START, _WINDOW),)
     traces = (START,)
@@ -34,10 +34,10 @@ class Starts(Condition):
         return Evidence("starts in 30 minutes", past.starts, self.at_least - 1, "count", since=since)
 
     def promql(self) -> list[str]:
-        """Write that the counter rose this often.
+        """Return PromQL: the counter rose at least so far.
 
-        `increase` extrapolates: where scrapes are missed it makes three of two. So the plain difference must say so as well,
-        except where the counter began anew: there it means nothing.
+        `increase` extrapolates: with missed scrapes it returns three for two starts. So the plain difference must
+        agree, unless the counter was reset.
         """
         counted, often = f"sglang_tuning_server_starts_total[{_WINDOW}]", f"> {self.at_least - 0.5:g}"
         rose = f"max_over_time({counted}) - min_over_time({counted})"

@@ -1,4 +1,4 @@
-"""A server in which nothing moves."""
+"""A server that makes no progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import WINDOW, Condition, Samples
-from sglang_tuning_exporter.diagnosis.conditions.failures import happened, told
+from sglang_tuning_exporter.diagnosis.conditions.failures import happened, logged
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.promql import ON, asked, firing, known, otherwise
 
@@ -19,7 +19,7 @@ _SPOKEN = "a watchdog saw no progress for --watchdog-timeout seconds"
 
 @dataclass(frozen=True, slots=True)
 class Stuck(Condition):
-    """Something runs or waits and nothing moves, or the server's own watchdog said so within the window."""
+    """Requests run or wait and nothing moves, or SGLang's own watchdog timed out within the window."""
 
     described = "`stuck_stage` of the tokenizer, scheduler or detokenizer, or a watchdog timeout in the log"
     counted = ((WATCHDOG, WINDOW),)
@@ -29,26 +29,26 @@ class Stuck(Condition):
     needs = "a log or metrics"
 
     def measure(self, past: Past) -> Evidence | None:
-        hang, spoken = past.hang, past.marks.get(WATCHDOG, 0)
+        hang, timed_out = past.hang, past.marks.get(WATCHDOG, 0)
         name, words, headline = "processes that hang, or whose watchdog timed out", "", ""
         if hang is not None:
             words = hang.sentence
             headline = f"{words[:1].upper()}{words[1:]}."
-        elif spoken:
+        elif timed_out:
             words = f"the watchdog of the {past.watchdog or 'scheduler'} saw no progress for --watchdog-timeout seconds"
         last = past.last_seen(WATCHDOG) if hang is None else None
         return Evidence(
-            name, float(hang is not None) + spoken, 0.0, "count", last_seen=last, text=words, headline=headline
+            name, float(hang is not None) + timed_out, 0.0, "count", last_seen=last, text=words, headline=headline
         )
 
     def promql(self) -> list[str]:
-        spoken, *rest = told(WATCHDOG)
-        # A server that hung and then died has not recovered: the alert stays until the one about the end takes over.
+        timed_out, *rest = logged(WATCHDOG)
+        # A server that hung and then died has not recovered: the alert fires until the one about its end does.
         fired = f"max without (alertname, alertstate, severity, diagnosis) ({firing('SGLangSchedulerStuck')})"
         died = f"{fired} and {ON} {known('sglang_tuning_up')} == 0"
         return [
             f"max without (stage) ({known('sglang_tuning_stuck_stage')}) == 1",
-            "or " + spoken,
+            "or " + timed_out,
             *rest,
             f"or ({died} unless {ON} {firing('SGLangServerDown')})",
         ]

@@ -1,6 +1,6 @@
-"""Changes of set-up that would suit a server: the kind of condition, and its tests. Pure.
+"""Changes of set-up that would suit a server: the condition, and its tests. Pure.
 
-Each test gives its evidence, or None where it does not apply to this server or what it needs is not told.
+Each test returns its evidence, or None if it does not apply to this server or a figure is not known.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sglang_tuning_exporter.diagnosis.suspects import late_share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Under fcfs, less than this of the prompts from the cache is no sharing worth ordering for, and more leaves nothing to gain.
+# Under fcfs: with less from the cache, ordering is not worth it; with more, nothing is left to gain.
 SHARING = (0.1, 0.9)
 NO_SHARING = 0.02
-SMALL_MODEL_GB = 20.0  # of weights, on all GPUs together
-SMALL_BATCH = 32.0  # --torch-compile-max-bs unless set
-ROOM_FOR_POOL = 0.3  # of a GPU's memory that must be left beside the weights for a pool worth having
-USUAL_FRACTION = 0.88  # of a GPU's memory for weights and pool together, unless set
-LARGE_WEIGHTS = 0.3  # of a GPU's memory: halving less gains little
+SMALL_MODEL_GB = 20.0  # of weights on all GPUs
+SMALL_BATCH = 32.0  # default of --torch-compile-max-bs
+ROOM_FOR_POOL = 0.3  # of a GPU's memory that the KV cache should have
+USUAL_FRACTION = 0.88  # default of --mem-fraction-static; docs/decisions.md
+LARGE_WEIGHTS = 0.3  # of a GPU's memory
 DP_ATTENTION_GPUS = 8
 _MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
 _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
@@ -38,7 +38,7 @@ _FROM_CACHE = "share of prompt tokens from the prefix cache"
 
 @dataclass(frozen=True, slots=True)
 class Suits(Condition):
-    """A change of set-up would suit what is known of this server: the test says so. `figures` are those that it was taken from."""
+    """A change of set-up would suit this server, by a test. `figures` returns what the test is based on."""
 
     described = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
     kind = "chance"
@@ -60,7 +60,7 @@ def _model(past: Past) -> str:
 
 
 def _sharing(past: Past) -> Sharing | None:
-    """Give what prompts share where requests wait in an order that could change it."""
+    """Return what prompts share, if requests wait in an order that matters."""
     empty = past.recent.share("queue", "empty")
     if not past.enough or empty is None or 1.0 - empty <= past.profile.frequent_share:
         return None
@@ -68,7 +68,7 @@ def _sharing(past: Past) -> Sharing | None:
 
 
 def shared_prefixes_unused(past: Past) -> Evidence | None:
-    """Prompts share prefixes, and the order of the queue does not use it."""
+    """Prompts share prefixes, and the queue's order does not use them."""
     shared = _sharing(past)
     if past.facts.args.get("schedule_policy") != "fcfs" or shared is None or shared.cached >= SHARING[1]:
         return None
@@ -81,15 +81,15 @@ def shared_prefixes_unused(past: Past) -> Evidence | None:
 def prefix_policy_wasted(past: Past) -> Evidence | None:
     """The queue is ordered by prefixes that prompts do not share."""
     shared = _sharing(past)
-    # A tuple, here and wherever an argument is looked up: what the server told may be a list, which no set can be asked for.
+    # A tuple, because an argument may be a list, which no set can look up.
     if past.facts.args.get("schedule_policy") not in ("lpm", "dfs-weight") or shared is None:
         return None
-    # Of all that came from the cache: what requests brought back themselves can only make the shared part smaller.
+    # Of all tokens from the cache: without what requests find of their own the share is even smaller.
     return Evidence(_FROM_CACHE, shared.cached, NO_SHARING, "share", below=True)
 
 
 def returned_prefixes(past: Past) -> list[Evidence]:
-    """Give what came from the cache, and how much of it requests that came back had left there themselves."""
+    """Return what came from the cache, and how much of it requests had left there themselves."""
     shared = _sharing(past)
     if shared is None or not shared.returned:
         return []
@@ -123,7 +123,7 @@ def router_candidate(past: Past) -> Evidence | None:
 
 
 def prefill_graph_candidate(past: Past) -> Evidence | None:
-    """First tokens are late and nothing waits: 0.5.3 to 0.5.9 have graphs for prefill, switched off."""
+    """First tokens are late with an empty queue: 0.5.3 to 0.5.9 have prefill graphs, disabled by default."""
     facts, empty = past.facts, past.recent.share("queue", "empty")
     if facts.is_cpu or facts.without_graph or facts.arg("enable_piecewise_cuda_graph") != 0:
         return None
@@ -145,7 +145,7 @@ def torch_compile_candidate(past: Past) -> Evidence | None:
 
 
 def _is_short(past: Past) -> bool:
-    """Whether the KV pool is too small for the load."""
+    """Return whether the KV cache is too small for the load."""
     full = past.recent.share("admission", "pool_full") or 0.0
     return past.enough and (
         full > past.profile.frequent_share or past.retractions_per_minute > past.profile.retractions_tolerated
@@ -153,9 +153,9 @@ def _is_short(past: Past) -> bool:
 
 
 def quantization_candidate(past: Past) -> Evidence | None:
-    """Weights take much of the memory that the KV cache lacks."""
+    """The weights take much of the memory that the KV cache lacks."""
     facts = past.facts
-    if facts.is_cpu or facts.args.get("quantization", "not told") is not None or _QUANTIZED.search(_model(past)):
+    if facts.is_cpu or facts.args.get("quantization", "not known") is not None or _QUANTIZED.search(_model(past)):
         return None
     if facts.weights_gb is None or not facts.memory_before_weights_gb or not _is_short(past):
         return None
@@ -164,7 +164,7 @@ def quantization_candidate(past: Past) -> Evidence | None:
 
 
 def expert_parallel_candidate(past: Past) -> Evidence | None:
-    """GPUs share every expert."""
+    """Each expert is split over all GPUs."""
     facts = past.facts
     if facts.is_cpu or not _MOE.search(_model(past)) or "tp_size" not in facts.args:
         return None

@@ -1,4 +1,4 @@
-"""Rows about what could be better with this model on these GPUs, and about slow answers: chances, not faults, so none of them has an alert."""
+"""Rows about better settings for this model, and about late answers. They are no faults, so they have no alert."""
 
 from __future__ import annotations
 

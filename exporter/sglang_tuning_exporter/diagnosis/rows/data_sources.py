@@ -1,4 +1,4 @@
-"""Rows about where the figures come from: metrics, log, and the exporter itself."""
+"""Rows about the data sources: metrics, log, and the exporter itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_tuning_exporter.diagnosis.promql import EVER, EXCUSED, KNOWN, ON, be
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
 from sglang_tuning_exporter.diagnosis.rows.liveness import disabled
 
-# Of half an hour's 15 at the longest interval that the rules hold for, two minutes.
+# Half an hour has 15 scrapes at two minutes, the longest interval that the rules support.
 FEWEST_SCRAPES = 14
 
 SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
@@ -31,14 +31,14 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the release is older than 0.3.5: it has no metrics",
         ),
         hold="10m",
-        keep_firing="5m",  # two missed scrapes that are two minutes apart
+        keep_firing="5m",  # two missed scrapes at two minutes
     ),
     Diagnosis(
         id="log_silent",
         alert="SGLangLogSilent",
         severity="warning",
         condition=SourceTrouble(
-            # Work that the metrics show long after the last batch line; of bursts, all but the first. It lasts until a line comes.
+            # Work that the metrics show long after the last batch line. It fires until a line comes.
             f"{known('sglang_tuning_log_up', EXCUSED)} == 0\nor {known('sglang_tuning_log_silent_seconds', EXCUSED)} > 60",
             trouble="log_silent",
             words="the log has no new batch lines",
@@ -53,7 +53,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "Without the log the exporter misses out-of-memory failures and cannot count retractions.",
             "the server runs with --log-level warning on purpose: then it logs retractions and failures, but no batch lines",
         ),
-        keep_firing="5m",  # an exporter that has just started begins to count anew
+        keep_firing="5m",  # a restarted exporter counts from zero
     ),
     Diagnosis(
         id="sources_disagree",
@@ -99,7 +99,8 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangTuningExporterDown",
         severity="critical",
         condition=SourceTrouble(
-            # Not `up == 0`: an exporter that answers every other time is as blind. Once told, until it answers again.
+            # Not `up == 0`: an exporter that answers every other scrape is useless too. It fires until the exporter
+            # answers again.
             f"avg_over_time(up[5m]) < 0.5\nand {ON} ({known('sglang_tuning_build_info', EVER)} or {firing('SGLangTuningExporterDown')})"
         ),
         summary="Prometheus cannot scrape the SGLang exporter.",
@@ -142,9 +143,9 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangScrapedTooSeldom",
         severity="info",
         condition=SourceTrouble(
-            # Failed scrapes count as well: this is about the interval.
+            # Failed scrapes count: this is about the interval.
             f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"
-            # The same target, with the same labels, as long as that.
+            # The same target with the same labels for as long.
             f"and {before('up', '30m')} >= 0\n"
             f"and {known('up', '10m')} >= 0\nand {ON} {known('sglang_tuning_build_info', EVER)}"
         ),

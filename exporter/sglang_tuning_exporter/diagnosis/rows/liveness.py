@@ -1,46 +1,46 @@
-"""Rows about whether the server serves at all. None is in the guide: a server that is away cannot be tuned."""
+"""Rows about whether the server is up. None is in SGLang's guide: a server must run before it can be tuned."""
 
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
-from sglang_tuning_exporter.diagnosis.conditions.failures import told
+from sglang_tuning_exporter.diagnosis.conditions.failures import logged
 from sglang_tuning_exporter.diagnosis.promql import EXCUSED, ON, WHILE, before, firing, known
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
 from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
-_TOLD = firing("SGLangServerDown")
-_SINCE_START = f"max_over_time({_UP}[1h]) == 1 unless {ON} increase(sglang_tuning_server_starts_total[1h]) > 0"
+_FIRED = firing("SGLangServerDown")
+_WITHOUT_RESTART = f"max_over_time({_UP}[1h]) == 1 unless {ON} increase(sglang_tuning_server_starts_total[1h]) > 0"
 
 
 def disabled(window: str) -> str:
-    """Write that a server runs without metrics.
+    """Return PromQL: the server runs without metrics.
 
-    Not where it had them within the hour and was not started since: a proxy answers 404 in its place.
+    Not if it had metrics within the hour and did not restart: then a proxy answers 404 in its place.
     """
     answers = known('sglang_tuning_scrape_error_info{reason="metrics_disabled"}', window)
-    return f"({answers} unless {ON} ({_SINCE_START}))"
+    return f"({answers} unless {ON} ({_WITHOUT_RESTART}))"
 
 
 _NOT_READY = known('sglang_tuning_scrape_error_info{reason="not_ready"}', EXCUSED)
-# A model is loaded within half an hour, as the exporter has it; a proxy answers 503 for ever.
+# The exporter allows a model half an hour to load; a proxy may answer 503 for ever.
 _LONGEST_START = "35m"
 _DOWN = (
     f"{known(_UP)} == 0",
-    # A target whose labels have changed was down under its old ones.
+    # After a relabelling the old labels still show a server that was down.
     f"unless {ON} {known(_UP)} == 1",
-    # Each excuse ends when the alert was told: it is over when the server answers again.
-    f"unless {ON} ({disabled(EXCUSED)} unless {ON} {_TOLD})",
-    # Being started: a model that is loaded is not down. A count of starts would also hide a start that failed.
+    # An excuse ends when the alert fired: then only an answer ends it.
+    f"unless {ON} ({disabled(EXCUSED)} unless {ON} {_FIRED})",
+    # A server that loads its model is not down. Counting starts would also hide a start that failed.
     f"unless {ON} (",
-    f"  {_NOT_READY} unless {ON} ({_TOLD} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {before(_UP, _LONGEST_START)} >= 0)",
+    f"  {_NOT_READY} unless {ON} ({_FIRED} or max_over_time({_UP}[{_LONGEST_START}]) == 0 and {ON} {before(_UP, _LONGEST_START)} >= 0)",
     ")",
-    # A start that was printed before the exporter's first scrape is no increase: a new exporter waits as long.
-    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0 or {_TOLD})",
-    # Nothing is known of it, for the exporter is away: what was told is not taken back.
-    f"or last_over_time({_UP}[1h]) == 0 and {ON} {_TOLD} unless {ON} {known(_UP)}",
+    # A start that was logged before the exporter's first scrape is no increase, so a new exporter waits as long.
+    f"and {ON} (max_over_time({_UP}[15m]) == 1 or {before(_UP, '15m')} >= 0 or {_FIRED})",
+    # While the exporter is down, an alert that fired is not resolved.
+    f"or last_over_time({_UP}[1h]) == 0 and {ON} {_FIRED} unless {ON} {known(_UP)}",
 )
-# In three pieces or more: one is told as a server that is down, two are somebody who tries a flag and takes it back.
+# Three outages or more: one is SGLangServerDown, two are somebody who tries a flag and reverts it.
 _OFTEN_DOWN = (
     f"1 - avg_over_time({_UP}[2h]) > 0.1\nand {ON} resets({_UP}[2h]) > 2.5\nand {ON} {before(_UP, '1h', WHILE)} >= 0"
 )
@@ -120,7 +120,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
             "the server is paused (/pause_generation): resume it; or the other server of a disaggregated pair is down: restart that one",
         ),
         hold="1m",
-        keep_firing="5m",  # an exporter that has just started cannot know it for a minute
+        keep_firing="5m",  # a restarted exporter needs a minute to see a hang
         scale_out="neither",
     ),
     Diagnosis(
@@ -128,7 +128,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         alert="SGLangCrashed",
         severity="warning",
         condition=SourceTrouble(
-            "\n".join(told(*ENDS)),
+            "\n".join(logged(*ENDS)),
             words="its log shows a scheduler exception, a dead process or a failed start",
             events=ENDS,
         ),

@@ -1,4 +1,7 @@
-"""Rows about GPU memory: total = weights + KV pool + CUDA graph buffers + activations; mem_fraction_static = (weights + KV pool) / capacity (the guide)."""
+"""Rows about GPU memory.
+
+GPU memory = weights + KV cache + CUDA graphs + activations; mem_fraction_static = (weights + KV cache) / GPU memory.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rows about latency objectives: multi-window, multi-burn-rate alerts on the share of observations that miss one.
+"""Rows about latency objectives: alerts on the burn rate of an error budget over two windows.
 
-The error budget is the share that may miss it (0.01 for an objective of 0.99). Burnt 14.4 times too fast, two per cent of a
-month's budget are gone in an hour; burnt six times too fast, five per cent in six hours. The short window, a twelfth of the
-long one, says that it is still going on, and lets the alert end soon after the trouble.
+The error budget is the share that may miss the objective (0.01 for 0.99). At 14.4 times the allowed rate 2 % of a
+month's budget are gone in an hour, at 6 times 5 % in six hours. The short window, a twelfth of the long one, shows
+that it continues, and ends the alert soon after the trouble.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
-# Rows that say why; none of them has an alert, so they hide nothing.
+# Their causes have no alert, so they hide nothing.
 FIRST_TOKEN_CAUSES = ("latency_queue", "latency_long_prompts")
 INTER_TOKEN_CAUSES = ("latency_batch_too_large", "latency_prefill_between")
 

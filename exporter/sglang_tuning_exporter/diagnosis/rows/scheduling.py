@@ -1,4 +1,4 @@
-"""Rows about the queue, the pool and what admission does between them."""
+"""Rows about the queue, the KV cache and admission."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="running_at_limit",
         alert="SGLangRunningAtLimit",
         severity="warning",
-        # With a full KV cache a higher limit would let no more run.
+        # With a full KV cache a higher limit would let no more requests run.
         condition=Share("admission", ("running_limit",), unless=(OtherCause("token_usage", ("at_target",), 0.5),)),
         summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
         summary_past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
@@ -334,7 +334,7 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Share(
             "queue",
             ("empty",),
-            # What has been reached limits in the meantime: more requests would only wait.
+            # At a limit more requests would only wait.
             unless=(
                 OtherCause("admission", ("running_limit", "pool_full", "hybrid_pool_full", "prefill_bound"), 0.1),
                 OtherCause("token_usage", ("at_target",), 0.5),

@@ -1,4 +1,4 @@
-"""Sizes for admission: `--schedule-conservativeness`, what requests ask for, and the pool that its own flag caps. Pure."""
+"""Values for admission: `--schedule-conservativeness`, `max_new_tokens`, and a capped KV cache. Pure."""
 
 from __future__ import annotations
 
@@ -19,53 +19,56 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
-RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = 1.3, 0.3, 1.0  # the guide's values to try
+RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = (
+    1.3,
+    0.3,
+    1.0,
+)  # the guide's values, and the default
 PEAKS = (
     "enlarge the KV cache ({flags}): it is full at peaks only (token usage is {usage:.2f}), and fewer"
-    " requests at once would cost more than what is computed again"
+    " requests at once would cost more than the retractions"
 )
 FEW = (
     "enlarge the KV cache ({flags}): {share:.0f} % of the requests are retracted, and fewer requests"
-    " at once would cost more than what is computed again"
+    " at once would cost more than the retractions"
 )
 CHEAP = (
     "enlarge the KV cache ({flags}): {share:.1f} retractions for each request, but of prompts of {prompt:.0f}"
-    " tokens it is cheap to compute them again, and fewer requests at once would cost more"
+    " tokens they cost little, and fewer requests at once would cost more"
 )
-# Retractions for each request that is started. Up to the first they are the price of a pool that is full: what is computed again
-# is a prefill, which costs a few per cent of the decoding it repeats. Below the second, running fewer costs more than it saves.
+# Retractions for each started request; docs/decisions.md.
 TOLERATED, OFTEN_TAKEN_BACK = 0.05, 0.5
-# On a real engine four retractions for each request with prompts of 24 tokens cost less than running a fifth fewer: a tenth of the
-# throughput, and first tokens 2.6 times as late. Of longer prompts nobody has measured it.
+# Tokens; docs/decisions.md.
 LONG_PROMPT = 1000.0
 RECOVERS = (
-    "admission was over-careful after retractions for {:.0f} % of the time: expect more throughput and shorter waits, but not"
+    "for {:.0f} % of the time requests waited because of earlier retractions: expect more throughput and shorter waits, not"
     " fewer retractions"
 )
 SMALLER_REQUESTS = (
-    "ask for {}: the flag is low enough, and a new request waits until all that it asks for fits beside what is kept for"
-    " those that run"
+    "ask for {}: the flag is low enough; a new request waits until its whole max_new_tokens fits beside what SGLang reserves"
+    " for running requests"
 )
 CAPPED = "or enlarge the KV cache: raise --max-total-tokens, now {:g}, to {:g}, or remove it"
 FEWER_TOKENS = "fewer max_new_tokens"
 TOKENS_ENOUGH = "at most {:,} max_new_tokens (now about {:,}{}; 99 % of the answers end within {:,.0f})"
 TOKENS_STEP = 64
-MOST_KEPT = 4096  # no more is kept free, whatever a request asks for
-# Of what is asked for: where answers need more, asking for less gains nothing that is worth an answer cut short.
+MOST_KEPT = 4096  # SGLang reserves no more for one request
+# Share of what is asked for. If answers need more, a smaller limit would truncate them.
 MOSTLY_NEEDED = 0.8
-# Above this queue `lpm` serves in order of arrival (WAITING_QUEUE_PREFIX_MATCH_MAX, srt/managers/schedule_policy.py, 0.4.1 on).
+# With a longer queue `lpm` serves in order of arrival (WAITING_QUEUE_PREFIX_MATCH_MAX,
+# srt/managers/schedule_policy.py, 0.4.1 on).
 MOST_SORTED = 128
 
 
 def _conservativeness(case: Case) -> tuple[float | None, float]:
-    """Give the flag's own value and the factor that the server multiplies it by."""
+    """Return the flag's own value and the factor by which SGLang multiplies it."""
     return case.flag("schedule_conservativeness"), case.factor("schedule_conservativeness")
 
 
 def retracting(case: Case) -> list[Value]:
-    """Raise conservativeness to 1.3; above the ceiling, advise what still helps."""
+    """Raise conservativeness to 1.3; above it, advise what still helps."""
     current, factor = _conservativeness(case)
-    # 4.33 x 0.3 is 1.299: who followed the advice is there.
+    # 4.33 x 0.3 is 1.299: that is 1.3 as advised.
     if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
         recovering = case.recent.share("admission", "recovering") or 0.0
         gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
@@ -73,17 +76,17 @@ def retracting(case: Case) -> list[Value]:
         capped = larger_pool(case)
         if capped is None or any(case.past.marks.get(phase) for phase in OUT_OF_MEMORY_PHASES):
             return [raised]
-        # In words: one flag is changed at a time.
+        # In words, because one flag is changed at a time.
         return [raised, person(CAPPED.format(capped.current, capped.suggested), "capped_pool")]
     return ineffective(case)
 
 
 def _why_not_fewer(case: Case) -> str:
-    """Say why running fewer at once would cost more than it saves; empty where it may help."""
+    """Return why fewer requests at once would cost more than they save; empty if they may help."""
     usage, share, prompt = case.recent.mean("usage"), _taken_back(case), mean_prompt(case.past)
     flags = larger_pool_flags(case)
     if usage is not None and usage < case.profile.token_usage_target:
-        # It would end what happens at peaks only, and then be itself what requests wait for.
+        # Fewer requests would prevent the peaks only, and wait for the limit instead.
         return PEAKS.format(flags=flags, usage=usage)
     if share is not None and share < OFTEN_TAKEN_BACK:
         return FEW.format(flags=flags, share=100 * share)
@@ -93,10 +96,10 @@ def _why_not_fewer(case: Case) -> str:
 
 
 def tolerated(case: Case) -> bool:
-    """Say whether retractions are the price of a full pool: hardly a request is taken back, and the flag is where advice put it.
+    """Return whether retractions are the price of a full KV cache: few requests are retracted, and the flag is as advised.
 
-    That is high enough already, or lowered to 0.3, whose cost a few retractions are said to be: raised again for them, it
-    would be lowered again for want of room.
+    Either it is high already, or it was lowered to 0.3 at the cost of a few retractions: raised again for them, it
+    would be lowered again for the queue.
     """
     current, factor = _conservativeness(case)
     share = _taken_back(case)
@@ -107,13 +110,13 @@ def tolerated(case: Case) -> bool:
 
 
 def _taken_back(case: Case) -> float | None:
-    """Give retractions for each request that is started; None where nothing tells of those."""
+    """Return retractions for each started request; None if not known."""
     started = case.past.started_requests
     return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
 
 
 def ineffective(case: Case) -> list[Value]:
-    """Advise what helps where more conservativeness changes nothing: a larger pool, or fewer requests at once."""
+    """Advise what helps if a higher conservativeness has no effect: a larger KV cache, or fewer requests at once."""
     if tolerated(case):
         return []
     larger = larger_pool(case)
@@ -130,16 +133,16 @@ def ineffective(case: Case) -> list[Value]:
 
 
 def too_conservative(case: Case) -> list[Value]:
-    """Lower conservativeness to 0.3; below that, shrink what requests ask for."""
+    """Lower conservativeness to 0.3; at or below it, smaller max_new_tokens."""
     current, factor = _conservativeness(case)
     target = round(LOWERED_CONSERVATIVENESS / factor, 2)
     if current is not None and current <= target:
-        # Whatever the flag, a request is admitted only where the whole of its max_new_tokens fits, 4096 at most
+        # With any flag a request is admitted only if its whole max_new_tokens fits, 4096 at most
         # (PrefillAdder.add_one_req, srt/managers/schedule_policy.py, 0.4.9 to 0.5.23).
         return _smaller_requests(case)
     asking = demand(case.past)
     if current is not None and asking is not None and asking.share > USED_LITTLE:
-        # They do not end early, which is what lowering is for. Above the ceiling the flag does nothing but mislead.
+        # They do not end early, so a lower flag would not help. Above the ceiling the flag has no effect.
         above = current * factor > CONSERVATIVENESS_CEILING
         usual = Value(round(USUAL_CONSERVATIVENESS / factor, 2), current, variant="above_the_ceiling")
         return [usual] if above else []
@@ -147,7 +150,7 @@ def too_conservative(case: Case) -> list[Value]:
 
 
 def _smaller_requests(case: Case) -> list[Value]:
-    """Say how many max_new_tokens are enough; nothing where clients ask for little more than they use."""
+    """Return how many max_new_tokens are enough; nothing if clients ask for little more than they use."""
     asking, longest = demand(case.past), longest_answer(case.past)
     if longest is None or asking is None or not asking.is_sharp:
         return people(SMALLER_REQUESTS.format(FEWER_TOKENS), "smaller_requests")
@@ -155,25 +158,25 @@ def _smaller_requests(case: Case) -> list[Value]:
     if enough > MOSTLY_NEEDED * asking.asked:
         return []
     asked = min(TOKENS_STEP * round(asking.asked / TOKENS_STEP), MOST_KEPT)
-    told = TOKENS_ENOUGH.format(enough, asked, " or more" if asked >= MOST_KEPT else "", longest)
-    return people(SMALLER_REQUESTS.format(told), "smaller_requests")
+    fewer = TOKENS_ENOUGH.format(enough, asked, " or more" if asked >= MOST_KEPT else "", longest)
+    return people(SMALLER_REQUESTS.format(fewer), "smaller_requests")
 
 
 def recovering(case: Case) -> list[Value]:
     """Go back to 1.0; above it, wait."""
     current, factor = _conservativeness(case)
     if current is not None and current * factor >= USUAL_CONSERVATIVENESS - 0.01:
-        return people("wait: it comes down by itself within minutes", "wait")
+        return people("wait: the new-token ratio falls within minutes", "wait")
     return [Value(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
 
 
 def at_once(words: Callable[[Past], str]) -> Callable[[Case], list[Value]]:
-    """Advise clients, with a figure where there is one."""
+    """Advise clients, with a figure if there is one."""
     return lambda case: people(words(case.past))
 
 
 def by_prefix(case: Case) -> list[Value]:
-    """Order by prefixes; nothing where so many wait that SGLang does not sort them."""
+    """Order by prefixes; nothing if so many wait that SGLang does not sort them."""
     queued = case.recent.mean("queued")
     if queued is not None and queued > MOST_SORTED:
         return []

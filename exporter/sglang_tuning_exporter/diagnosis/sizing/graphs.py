@@ -1,4 +1,4 @@
-"""Sizes for CUDA graphs. Pure."""
+"""Values for CUDA graphs. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USUAL_GRAPH_SIZES = (
     *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
     *(320, 384, 448, 512, 640, 768),
 )
-LARGEST_GRAPH = USUAL_GRAPH_SIZES[-1]  # beyond it the guide names none
+LARGEST_GRAPH = USUAL_GRAPH_SIZES[-1]  # the guide names no larger one
 BEYOND = (
     "leave it, or run at most {most} at once: 99 % of the time batches hold up to {batch} requests, and the guide calls CUDA graphs"
     " useful up to {most}; in larger batches the launches matter less"
@@ -23,12 +23,12 @@ BEYOND = (
 
 
 def usual_size(batch: float) -> float | None:
-    """Give the next usual size that covers a batch; None beyond the largest."""
+    """Return the next usual size that covers a batch; None above the largest."""
     return next((float(size) for size in USUAL_GRAPH_SIZES if size >= batch), None)
 
 
 def graphs_off(case: Case) -> list[Value]:
-    """Remove the switch that keeps graphs off; without one, ask for a backend that can be captured."""
+    """Remove the switch that disables CUDA graphs, else name a backend that can be captured."""
     backend = case.facts.args.get("attention_backend")
     name = backend if isinstance(backend, str) else None
     words = "one that can be captured" + (f" (now {name})" if name else "")
@@ -40,7 +40,7 @@ def graphs_off(case: Case) -> list[Value]:
 
 
 def graph_memory(case: Case) -> list[Value]:
-    """Less for the pool, in the guide's steps; and no graphs for batches that never run."""
+    """Less memory for the KV cache, and no graphs for batches that never run."""
     current = case.facts.arg("mem_fraction_static")
     suggested = None if current is None else max(round(current - 0.05, 2), 0.1)
     advised = [Value(suggested, current)]
@@ -54,13 +54,13 @@ def graph_memory(case: Case) -> list[Value]:
 
 
 def largest_covered(case: Case) -> float | None:
-    """Give the largest batch of one rank with a graph, as the flag allows; None when not known."""
+    """Return the largest batch of one rank with a CUDA graph; None if not known."""
     captured, flag = case.facts.largest_captured, case.facts.arg(case.facts.graph_flag_arg)
     return max(filter(None, (float(captured) if captured else None, flag)), default=None)
 
 
 def _larger_graph(case: Case) -> tuple[float | None, float | None, int | None]:
-    """Give the present and the next largest captured batch, and the batch that is not exceeded 99 % of the time."""
+    """Return the present and the next largest captured batch, and the 99th percentile of the batch."""
     facts = case.facts
     current = facts.arg(facts.graph_flag_arg) or (float(facts.largest_captured) if facts.largest_captured else None)
     batch = case.recent.running_quantile(0.99)
@@ -69,24 +69,24 @@ def _larger_graph(case: Case) -> tuple[float | None, float | None, int | None]:
     covering = usual_size(batch)
     half = case.recent.running_quantile(0.5)
     if covering is None and half is not None and half <= LARGEST_GRAPH:
-        covering = float(LARGEST_GRAPH)  # not all batches, but more than half of them
+        covering = float(LARGEST_GRAPH)  # covers more than half of the batches
     return current, covering, batch
 
 
 def graph_growth_gb(case: Case) -> float | None:
-    """Estimate the memory that larger graphs take beyond the present ones: in proportion to the largest batch."""
+    """Return the memory that larger graphs take in addition: in proportion to the largest batch."""
     current, suggested, _ = _larger_graph(case)
     return None if suggested is None or not current else growth_to(case, suggested / current)
 
 
 def growth_to(case: Case, times: float) -> float | None:
-    """Estimate the memory that graphs so many times as large take beyond the present ones; None when not known."""
+    """Return the memory that graphs `times` as large take in addition; None if not known."""
     taken = case.facts.graph_gb if case.facts.decode_graph_gb is None else case.facts.decode_graph_gb
     return None if taken is None else taken * max(times - 1.0, 0.0)
 
 
 def graphs(case: Case) -> list[Value]:
-    """The smallest usual size that covers the batch, and what its memory costs the pool where the reserve cannot pay for it."""
+    """Return the smallest usual size that covers the batch, with less KV cache if the memory left is not enough."""
     arg = case.facts.graph_flag_arg
     current, suggested, batch = _larger_graph(case)
     if batch is None:
@@ -111,17 +111,17 @@ def _paid_by_pool(case: Case) -> list[Value]:
     if fraction is None or left is None:
         return []
     if not profile.reserve_lower_gb <= left <= profile.reserve_upper_gb:
-        return []  # the finding of a reserve too small or too large accounts for the larger graphs
+        return []  # the finding about the memory left includes the larger graphs
     growth = graph_growth_gb(case)
     if growth is None or not capacity:
-        suggested, told = round(fraction - 0.01, 2), ""
+        suggested, gain = round(fraction - 0.01, 2), ""
     elif left - growth >= profile.reserve_lower_gb:
         return []
     else:
         suggested = floor((fraction - (profile.reserve_aim_gb - left + growth) / capacity) * 100 + 1e-6) / 100
-        told = (
+        gain = (
             f"the larger graphs take about {growth:.1f} GB; {tokens_gained(facts, (suggested - fraction) * capacity)}"
         )
     if not 0.1 <= suggested < fraction:
         return []
-    return [Value(suggested, fraction, told.removesuffix("; "), "mem_fraction_static", variant="graphs_take_memory")]
+    return [Value(suggested, fraction, gain.removesuffix("; "), "mem_fraction_static", variant="graphs_take_memory")]

@@ -1,4 +1,4 @@
-"""Over how many GPUs, ranks and experts a model is spread, and how their load is shared out. Pure."""
+"""How a model is spread over GPUs, ranks and experts, and how load is balanced over them. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sglang_tuning_exporter.sglang.args.flags import flag_of
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
-BY_LOAD = ("total_requests", "shortest_queue")  # the first that a release takes and has implemented
-ROUTER = "put a router in front that knows the ranks' load"
+BY_LOAD = ("total_requests", "shortest_queue")  # the first one that a release accepts and has implemented
+ROUTER = "put a router in front that balances by the load of the ranks"
 OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
 
 
 def balance(case: Case) -> list[Value]:
-    """Balance by load where this release can; else leave it to a router."""
+    """Balance by load if this release can, else by a router."""
     method = case.facts.args.get("load_balance_method")
     router = person(ROUTER, "router")
     if method not in ("round_robin", "auto"):
@@ -26,7 +26,7 @@ def balance(case: Case) -> list[Value]:
 
 
 def one_gpu(case: Case) -> list[Value]:
-    """Run one server on each GPU; nothing where ranks or experts are spread over the same GPUs."""
+    """Run one server on each GPU; nothing if ranks or experts are spread over the same GPUs."""
     facts, gpus = case.facts, case.facts.arg("tp_size")
     others = (facts.arg("dp_size"), facts.arg("ep_size"), facts.arg("moe_dense_tp_size"), float(facts.attention_ranks))
     if any((other or 1.0) > 1 for other in others) or facts.arg("enable_ep_moe"):
@@ -44,7 +44,7 @@ def behind_a_router(case: Case) -> list[Value]:
 
 
 def experts(case: Case) -> list[Value]:
-    """Spread whole experts over the GPUs, by the switch of the releases that have one."""
+    """Put whole experts on each GPU, by the flag of the release."""
     shards, release = case.facts.arg("tp_size"), case.facts.release
     own = person(OWN_EXPERTS)
     if _has(release, "enable_ep_moe"):
@@ -55,7 +55,7 @@ def experts(case: Case) -> list[Value]:
 
 
 def dp_attention(case: Case) -> list[Value]:
-    """Switch DP attention on with as many ranks as GPUs; nothing beside replicas, which it would replace."""
+    """Enable DP attention with as many ranks as GPUs; nothing beside replicas, which it would replace."""
     facts, gpus = case.facts, case.facts.arg("tp_size")
     replicas = facts.arg("dp_size") or 1.0
     if not gpus:

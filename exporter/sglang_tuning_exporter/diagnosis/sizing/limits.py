@@ -1,4 +1,4 @@
-"""Sizes for `--max-running-requests`: what is in force of it, and fewer at once. Pure."""
+"""Values for `--max-running-requests`: the limit in force, and fewer requests at once. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-LOWERED_LIMIT = 0.8  # of the batch that runs, where the pool is too small for it
+LOWERED_LIMIT = 0.8  # of the running batch, if the KV cache is too small for it
 SMALL_BATCH = 8
-LEAST_SHARE = 0.25  # of the batch, at once
+LEAST_SHARE = 0.25  # of the batch, in one step
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningLimit:
-    """`--max-running-requests`: its value as a flag, and what of it is in force, both for all that share it."""
+    """`--max-running-requests` as a flag, and what is in force, both for all ranks that share it."""
 
     flag: float | None
     in_force: float | None
@@ -27,22 +27,22 @@ class _RunningLimit:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the KV pool allows fewer than the flag asks for: then raising the flag changes nothing."""
+        """Whether the KV cache allows fewer than the flag: then a higher flag has no effect."""
         return self.flag is not None and self.in_force is not None and self.in_force + self.shared_by <= self.flag
 
 
 def running_limit(facts: ServerFacts) -> _RunningLimit:
-    """Give the limit as a flag, and what of it is in force."""
+    """Return the limit as a flag, and what is in force."""
     shared_by = facts.limit_shared_by
     flag = facts.arg("max_running_requests")
-    told = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
-    return _RunningLimit(flag, flag if told is None else told * shared_by, shared_by)
+    limit = max(filter(None, map(facts.running_limit, facts.running_limits)), default=None)
+    return _RunningLimit(flag, flag if limit is None else limit * shared_by, shared_by)
 
 
 def batch_within_objective(case: Case) -> float | None:
-    """Return the largest batch with which tokens come within the objective, by the measured step times; None where they are not known.
+    """Return the largest batch that meets the inter-token objective, by the measured step times; None if not known.
 
-    What the server's histogram has beyond the model's mean (output that waits, prompts between) is taken to stay in proportion.
+    What the server's histogram has beyond the model's mean (output that waits, prefill between) stays in proportion.
     """
     objective, ranks = case.profile.inter_token_seconds, case.past.capacities()
     now, recent = predict(ranks), case.past.latency.get("inter_token")
@@ -55,7 +55,7 @@ def batch_within_objective(case: Case) -> float | None:
 
 
 def run_fewer(case: Case, quantile: float, share: float) -> Value | None:
-    """Run only `share` of the batch that ran; None where one request for each that shares the limit is all there is."""
+    """Run only `share` of the batch; None if there is one request for each rank."""
     limit = running_limit(case.facts)
     ran = case.recent.running_quantile(quantile)
     known = [figure for figure in (limit.in_force, ran * limit.shared_by if ran else None) if figure]
@@ -72,10 +72,10 @@ def run_fewer(case: Case, quantile: float, share: float) -> Value | None:
 
 
 def smaller_batch(case: Case) -> list[Value]:
-    """Bring the step time to the objective: by the measured line where there is one, else as if it grew in proportion to the batch."""
+    """Lower the batch to meet the objective: by the measured step times, else in proportion to the batch."""
     batch = case.recent.running_quantile(0.5)
     if batch is not None and batch <= SMALL_BATCH:
-        return []  # it is not the batch that makes each step slow
+        return []  # a small batch does not slow the steps
     recent, objective = case.past.latency.get("inter_token"), case.profile.inter_token_seconds
     mean = None if recent is None else recent.mean_seconds
     share = 0.5 if not mean or not objective or mean <= objective else max(objective / mean, LEAST_SHARE)

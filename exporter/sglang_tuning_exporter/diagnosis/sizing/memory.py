@@ -1,4 +1,4 @@
-"""Sizes for `--mem-fraction-static`, and what is lowered after an out-of-memory failure. Pure."""
+"""Values for `--mem-fraction-static`, and what to lower after an out-of-memory failure. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
-FEWER_DECODING = 0.75  # of the batch that ran, after a failure in decode
-# The guide's Chinese edition calls 0.7 to 0.9 usual.
+FEWER_DECODING = 0.75  # of the running batch, after a failure in decode
+# The Chinese edition of SGLang's guide calls 0.7 to 0.9 usual.
 USUAL_MOST = 0.9
 UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
 
 
 def reserve(side: Literal["above", "below"]) -> Callable[[Case], list[Value]]:
-    """Move the memory fraction until the middle of the good range is left; `side` is where the reserve lies now."""
+    """Change the memory fraction until the middle of the good range is left; `side`: where the memory left is now."""
     return lambda case: _reserve(case, too_large=side == "above")
 
 
@@ -34,16 +34,16 @@ def _reserve(case: Case, *, too_large: bool) -> list[Value]:
     current = facts.arg("mem_fraction_static")
     if left is None or current is None:
         return [Value(None, current)]
-    # Larger graphs that are advised beside it take their memory first.
+    # Larger graphs that are advised as well take their memory first.
     growth = graph_growth_gb(case) if "cuda_graph_not_covering" in case.held else 0.0
     if growth is None and too_large:
         return []
-    # The user's own range may lie elsewhere than the guide's.
+    # The user's own range may differ from the guide's.
     aim = max(min(profile.reserve_aim_gb, profile.reserve_upper_gb), profile.reserve_lower_gb)
     capacity = facts.memory_before_weights_gb
     spare = left - (growth or 0.0) - aim
     step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
-    # Round away from OOM, in the guide's steps of 0.01; the small term undoes what binary fractions lose.
+    # Round away from out of memory, in the guide's steps of 0.01; 1e-6 corrects for binary fractions.
     suggested = min(max(floor((current + step) * 100 + 1e-6) / 100, LEAST_FRACTION), LARGEST_FRACTION)
     if (suggested <= current) if too_large else (suggested >= current):
         return []
@@ -53,13 +53,13 @@ def _reserve(case: Case, *, too_large: bool) -> list[Value]:
 
 
 def oom_prefill(case: Case) -> list[Value]:
-    """Lower the chunk; where it is small already, the memory fraction."""
+    """Lower the chunk; if it is small already, the memory fraction."""
     smaller = smaller_chunk(case)
     return oom_any(case) if smaller is None else [replace(smaller, otherwise=tuple(oom_any(case)))]
 
 
 def oom_decode(case: Case) -> list[Value]:
-    """Run three quarters of the batch that ran; where one request ran, lower the memory fraction."""
+    """Run three quarters of the batch; with one running request, lower the memory fraction."""
     fewer = run_fewer(case, 0.99, FEWER_DECODING)
     return oom_any(case) if fewer is None else [replace(fewer, otherwise=tuple(oom_any(case)))]
 

@@ -1,4 +1,4 @@
-"""Sizes for `--chunked-prefill-size`, in the flag's own unit: under DP attention the server divides it. Pure."""
+"""Values for `--chunked-prefill-size`, as a flag: with DP attention SGLang divides it by the ranks. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
-# Of one rank: the guide's sizes to fall back to where memory is short, and its largest. Reasons: docs/decisions.md.
+# For one rank: the guide's sizes, and SGLang's largest default. Reasons: docs/decisions.md.
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
-SHORT_PROMPT = 0.125  # of a chunk: with this mean at most one prompt in eight fills it
-SURELY = 0.5  # of the pace by estimate, which takes all chunks for full ones
-SMALLEST_CHUNK = 512  # below, each chunk costs about as much as one of this size
+SHORT_PROMPT = 0.125  # of a chunk: at most one prompt in eight fills it
+SURELY = 0.5  # of the estimated pace, which assumes full chunks
+SMALLEST_CHUNK = 512  # a smaller one takes about as long
 NO_SMALLER = "separate prefill and decode (disaggregation), or add a replica"
 ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
 
 
 def ranks_sharing(case: Case) -> int:
-    """Count the ranks that share the chunk."""
+    """Return the number of ranks that share the chunk."""
     return max(round(1 / case.factor("chunked_prefill_size")), 1)
 
 
 def chunks(case: Case) -> list[Value]:
-    """Double the chunk, up to 16384 for each rank, where memory allows."""
+    """Double the chunk, up to 16384 for each rank, if memory allows."""
     current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
     reserve = case.facts.reserve_gb
     elsewhere = person(ELSEWHERE, "prefill_elsewhere")
@@ -46,9 +46,9 @@ def chunks(case: Case) -> list[Value]:
 
 
 def smaller_chunk(case: Case) -> Value | None:
-    """Lower the chunk to 4096, then 2048 for each rank, then to the guide's flag values; None where it is that small."""
+    """Lower the chunk to 4096, then 2048 for each rank, then to the guide's flag values; None if it is that small."""
     current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
-    # -1 is no chunking at all.
+    # -1 disables chunks.
     if current is None or current <= 0:
         return Value(float(SMALL_CHUNK * ranks), current)
     steps = (
@@ -64,10 +64,10 @@ def smaller_chunk(case: Case) -> Value | None:
 
 
 def between(case: Case) -> list[Value]:
-    """Let decode steps come between the chunks of prompts.
+    """Let decode steps run between the chunks of prompts.
 
-    So many after each chunk that gaps with a chunk in them are few enough, where the release has the flag; else one with each,
-    and chunks that take no longer than a gap may.
+    With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare. In releases without it: one
+    with each chunk, and chunks that meet the objective.
     """
     elsewhere = person(NO_SMALLER, "decode_elsewhere")
     shorter = _chunk_within_objective(case)
@@ -83,7 +83,7 @@ def between(case: Case) -> list[Value]:
 
 
 def _chunk_within_objective(case: Case) -> Value | None:
-    """Give the largest power of two that is surely computed within a gap's objective; None where it is that small, or not known."""
+    """Return the largest power of two that is computed within the inter-token objective; None if the chunk is that small, or not known."""
     current, ranks, pace = case.flag("chunked_prefill_size"), ranks_sharing(case), prefill_pace(case.past)
     objective = case.profile.inter_token_seconds
     if current is None or pace is None or objective is None:
@@ -95,16 +95,16 @@ def _chunk_within_objective(case: Case) -> Value | None:
 
 
 def long_prompts(case: Case) -> list[Value]:
-    """Double the chunk where prompts are long enough to fill it."""
+    """Double the chunk if prompts are long enough to fill it."""
     chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
     if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
-        return []  # hardly one is as long as a chunk: a larger one would change nothing
+        return []  # hardly any prompt fills a chunk
     if case.facts.arg("enable_mixed_chunk") and "latency_prefill_between" in case.held:
-        return [person(NO_SMALLER, "decode_elsewhere")]  # of a larger chunk tokens would be later still
+        return [person(NO_SMALLER, "decode_elsewhere")]  # a larger chunk would delay tokens even more
     return chunks(case)
 
 
 def _whole_pages(case: Case, chunk: int, ranks: int) -> float:
-    """Round a chunk up so that each rank's share is whole pages: SGLang refuses others."""
+    """Round a chunk up to whole pages for each rank: SGLang refuses others."""
     page = max(int(case.facts.arg("page_size") or 1), 1)
     return float(-(-chunk // (page * ranks)) * page * ranks)

@@ -1,4 +1,4 @@
-"""A higher `--max-running-requests`: as far as the KV cache has room, and the largest CUDA graph with it. Pure."""
+"""A higher `--max-running-requests`: as far as the KV cache allows, and the largest CUDA graph with it. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sglang_tuning_exporter.sglang.args.flags import is_before
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.sizing.case import Case
 
-MOST_TIMES = 8.0  # at once: nobody has seen how so many more behave together
-WORTH_IT = 2.0  # times the present limit: so much is taken without larger graphs
+MOST_TIMES = 8.0  # in one step; larger ones were never measured
+WORTH_IT = 2.0  # times the present limit, without larger graphs
 
 
 def at_limit(case: Case) -> list[Value]:
-    """Raise the limit as far as the pool has room, and the largest graph with it."""
+    """Raise the limit as far as the KV cache allows, and the largest graph with it."""
     limit = running_limit(case.facts)
     current = limit.flag or limit.in_force
     usage = case.recent.mean("usage")
     if not current or usage is None:
         return [Value(None, current)]
-    # Usage grows with the requests that run.
+    # Token usage grows with the running requests.
     room = min(MOST_TIMES, case.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
     running, in_time = case.recent.mean("running"), batch_within_objective(case)
     if running and in_time is not None:
@@ -35,11 +35,11 @@ def at_limit(case: Case) -> list[Value]:
         gain = _room(usage, suggested / size, " of each micro batch")
         return [Value(suggested, size, gain, case.facts.micro_batch_arg)] if suggested > size else []
     suggested = float(_round_down(current * room))
-    # A limit that was lowered because of retractions leaves this much room, and is not to be raised again for it.
+    # A limit that was lowered because of retractions leaves this much free, and must not be raised again for it.
     if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
         return []
-    suggested, graph, told = _covered(case, suggested, current, limit.shared_by)
-    gain = _room(usage, suggested / current, "") + told
+    suggested, graph, note = _covered(case, suggested, current, limit.shared_by)
+    gain = _room(usage, suggested / current, "") + note
     return [Value(suggested, current, gain), *graph]
 
 
@@ -48,7 +48,7 @@ def _room(usage: float, times: float, of: str) -> str:
 
 
 def _covered(case: Case, suggested: float, current: float, shared_by: float) -> tuple[float, list[Value], str]:
-    """Keep the larger batch within the captured graphs, or raise those, too; say it where neither can be."""
+    """Keep the larger batch within the captured graphs, or raise those too; say so if neither is possible."""
     facts, batch = case.facts, ceil(suggested / shared_by)
     largest = largest_covered(case)
     if largest is None or batch <= largest or facts.without_graph or _graphs_follow(case, current, shared_by):
@@ -66,7 +66,7 @@ def _covered(case: Case, suggested: float, current: float, shared_by: float) -> 
 
 
 def _graphs_follow(case: Case, current: float, shared_by: float) -> bool:
-    """Say whether the largest graph was cut at the running limit, and so grows with it (0.5.14 on, where it is not typed)."""
+    """Return whether the largest graph follows the running limit (0.5.14 on, if it was not typed)."""
     release = case.facts.release
     if release is None or is_before(release, (0, 5, 14)) or case.facts.arg(case.facts.graph_flag_arg):
         return False
