@@ -35,7 +35,7 @@ class Given(NamedTuple):
     expected: Expected | None
 
 
-# Between two predictions of a gain: below it the one that was given stays, so that its words hold still over scrapes.
+# A predicted gain that changes by less keeps its words.
 HARDLY_CHANGED = 0.1
 
 
