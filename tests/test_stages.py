@@ -454,6 +454,19 @@ class TestASilentLog:
         server.serves(600)
         assert self.silent(server) >= 590
 
+    def test_it_is_not_silent_until_the_next_line_is_overdue(self, server: Server) -> None:
+        """As with --decode-log-interval 4000, or on a slow CPU."""
+        gaps = []
+        for _ in range(6):
+            server.logs = True
+            server.serves(STEP)
+            server.logs = False
+            server.serves(190)
+            gaps.append(self.silent(server))
+        assert gaps[2:] == [0] * 4
+        server.serves(200)
+        assert self.silent(server) > 300
+
     def test_bursts_make_it_grow_as_well(self, server: Server) -> None:
         server.serves(60)
         server.logs = False

@@ -309,6 +309,13 @@ class TestASilentLog:
         self.serves(beside, 600.0)
         assert self.found(beside) == ["no batch line has come from the log for 10 minutes, and tokens were generated"]
 
+    def test_it_is_found_after_two_minutes(self, beside: Beside) -> None:
+        beside.prints(DECODE.decode())
+        self.serves(beside, 105.0)
+        assert self.found(beside) == []
+        self.serves(beside, 30.0)
+        assert self.found(beside) == ["no batch line has come from the log for 2 minutes, and tokens were generated"]
+
     def test_the_level_of_the_log_is_named_where_it_is_why(self, beside: Beside) -> None:
         beside.sidecar.state.facts.args["log_level"] = "warning"
         self.serves(beside, 600.0)

@@ -50,8 +50,8 @@ FIRST_LOOK_SECONDS = 0.25
 SELF_SCRAPE_SECONDS = 20.0
 STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
 # First and longest pause: every /server_info leaves a line in the log that is being read.
-# A log has gone silent when the server was seen at work so long after its last batch line, and none has come for five minutes.
-LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 300.0
+# A log has gone silent when the server was seen at work so long after its last batch line, and none has come for two minutes.
+LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 120.0
 ROTATION_SECONDS = 60.0  # a log whose name is empty for so long is read on (`sources.tail`), and counts
 QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
 # Between two health checks of our own, made only while requests stand still; and how long one may take.

@@ -21,6 +21,8 @@ OVERDUE = 2.5  # times the interval to the next line; after that the server is i
 LEAST_SECONDS = 2.0  # printed times are whole seconds
 LEAST_ACTIVE_SECONDS = 0.5
 USUAL_STEP_SECONDS = 0.05  # of a decode step, until the log shows it
+SLOW_STEP_SECONDS = 1.5
+MOST_OVERDUE_SECONDS = 300.0
 USUAL_TOKENS_PER_SECOND = 1000.0  # of prefill, until the log shows it
 DRAFTED_TOKENS = 4.0  # that one speculative step may accept, where the arguments do not say
 # A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
@@ -152,6 +154,12 @@ class Cadence:
         """Say how long the last batch line speaks for."""
         due = self.interval * self._step_seconds() + self.prefill_seconds
         return max(OVERDUE * due, LEAST_SECONDS) + self._late
+
+    def overdue_seconds(self) -> float:
+        """Return how long after the last batch line a server at work has surely printed another one."""
+        if self._decode_line is None:
+            return min(self.interval * SLOW_STEP_SECONDS, MOST_OVERDUE_SECONDS)
+        return min(self.hold_seconds(), MOST_OVERDUE_SECONDS)
 
     def _step_seconds(self) -> float:
         """Read how long a decode step takes for each of its tokens.

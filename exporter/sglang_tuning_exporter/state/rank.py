@@ -324,6 +324,11 @@ class RankState(Gauges):
             self.time.see_before((states, 0.0, None, None), now)
             self.totals.counts["observations"] += 1
 
+    @property
+    def overdue_seconds(self) -> float:
+        """How long after its last batch line a scheduler at work has surely printed another one."""
+        return self._cadence.overdue_seconds()
+
     def _log_goes_on(self, now: float) -> bool:
         """Whether a prefill line was seen last, and the next line is not overdue."""
         if not self._seen_in_log or self._joined <= 0 or not self.time.serves:

@@ -158,9 +158,11 @@ class ServerState(LoggedServer):
 
     @property
     def log_silent_seconds(self) -> float:
-        """How long after the last batch line the server was still seen at work; 0 where it was not."""
+        """How long after the last batch line the server was still seen at work; 0 until the next line is overdue."""
         line = self.begun if self.stages.batch_at is None else max(self.stages.batch_at, self.begun)
-        return 0.0 if self._worked_at is None else max(self._worked_at - line, 0.0)
+        silent = 0.0 if self._worked_at is None else max(self._worked_at - line, 0.0)
+        overdue = max((rank.overdue_seconds for rank in self.schedulers), default=0.0)
+        return silent if silent > overdue else 0.0
 
     def hang(self, now: float) -> Hang | None:
         """Return which stage of the server hangs; None where none does."""

@@ -53,6 +53,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
             "Without the log the exporter misses out-of-memory failures and cannot count retractions.",
             "the server runs with --log-level warning on purpose: then it logs retractions and failures, but no batch lines",
         ),
+        hold="2m",
         keep_firing="5m",  # a restarted exporter counts from zero
     ),
     Diagnosis(
