@@ -185,8 +185,21 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                                 **_judgement(sidecar.judge(now)),
                             }
                         )
+                    if sources == "both":
+                        told[-1]["scaling"] = _scaling(sidecar)
         sidecar.stop()
     return {"times": told}
+
+
+def _scaling(sidecar: Any) -> dict[str, float]:
+    """Read the gauges for scaling off the exporter's page, as a scraper would; a gauge that is absent is left out."""
+    try:
+        from sglang_tuning_exporter.serve.metrics import page, registry  # noqa: PLC0415 - older revisions lack it
+    except ImportError:
+        return {}
+    samples = (line.split(" ") for line in page(registry(sidecar)).splitlines())
+    wanted = ("sglang_tuning_capacity_ratio", "sglang_tuning_scale_out_helps")
+    return {sample[0]: float(sample[1]) for sample in samples if sample[0] in wanted}
 
 
 def _judgement(judgement: Any) -> dict[str, Any]:

@@ -75,8 +75,11 @@ def _kv_cache(past: Past, busy: float) -> Demand | None:
     if not busy:
         return Demand("kv_cache", 0.0)
     usage, running, queued = (past.recent.mean(figure) for figure in ("usage", "running", "queued"))
-    if usage is None or not running or queued is None:
+    if usage is None or running is None or queued is None:
         return None
+    if not running:
+        # Only a prefill was seen, such as that of a health check: nothing was decoded, so what a request holds is not known.
+        return None if queued else Demand("kv_cache", 0.0)
     return Demand("kv_cache", busy * usage * (running + queued) / running)
 
 

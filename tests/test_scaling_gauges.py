@@ -1,0 +1,68 @@
+"""The gauges for scaling on the exporter's own page, while it watches real servers' captures: present where they are known, absent else.
+
+The captures are those of `tests/captures`; `closed_loop/rejudge.py` moves the exporter's clock and reads its page as a scraper does.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from closed_loop.keeping import archive_of, unpack
+from closed_loop.situations import BY_NAME
+from closed_loop.verdicts import judged
+
+EXPORTER = Path(__file__).parent.parent / "exporter"
+HELPS, RATIO = "sglang_tuning_scale_out_helps", "sglang_tuning_capacity_ratio"
+
+
+@cache
+def moments(name: str) -> list[dict[str, Any]]:
+    with TemporaryDirectory(prefix="capture-") as scratch:
+        capture = unpack(archive_of(name), Path(scratch))
+        times: list[dict[str, Any]] = judged(capture, EXPORTER, BY_NAME[name].profile)["both"]["times"]
+    return times
+
+
+def between(name: str, verdict: str) -> list[dict[str, float]]:
+    """The gauges at each moment at which the exporter gave that verdict."""
+    found = [moment["scaling"] for moment in moments(name) if moment["verdict"] == verdict]
+    assert found, f"{name} never was {verdict}"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("capture", "verdict", "helps"),
+    [
+        pytest.param("early-limit", "running_at_limit", 0.0, id="running limit: a flag first"),
+        pytest.param("pool-600-prompts-300", "queue_too_long", 1.0, id="full KV cache: a replica"),
+        pytest.param("early-limit", "idle", 0.0, id="clients idle: neither"),
+        pytest.param("healthy-probes", "idle", 0.0, id="nothing but health checks: neither"),
+    ],
+)
+def test_both_gauges_are_on_the_page_of_a_server_that_answers(capture: str, verdict: str, helps: float) -> None:
+    for gauges in between(capture, verdict):
+        assert gauges[HELPS] == helps
+        assert gauges[RATIO] >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("capture", "verdict"),
+    [
+        pytest.param("early-limit", "starting", id="starting"),
+        pytest.param("stop-scheduler", "scheduler_stuck", id="stuck"),
+        pytest.param("stop-main", "server_down", id="down: it answers nothing"),
+        pytest.param("sigterm-idle", "server_down", id="down: it has ended"),
+    ],
+)
+def test_no_gauge_is_on_the_page_of_a_server_that_is_away(capture: str, verdict: str) -> None:
+    assert all(gauges == {} for gauges in between(capture, verdict))
+
+
+def test_a_full_kv_cache_asks_for_more_than_one_server_and_an_idle_one_for_nothing() -> None:
+    assert min(gauges[RATIO] for gauges in between("pool-600-prompts-300", "queue_too_long")) > 1.0
+    assert max(gauges[RATIO] for gauges in between("healthy-probes", "idle")) == 0.0
