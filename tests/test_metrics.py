@@ -74,6 +74,7 @@ FAMILIES: dict[str, set[str]] = {
     "state_seconds": {"signal", "state"},
     "diagnosis_active": {"diagnosis"},
     "diagnosis_evidence": {"diagnosis", "unit"},
+    "recommended_setting_info": {"arg", "value", "diagnosis"},
     "recommended_arg": {"arg", "diagnosis"},
     "recommended_arg_current": {"arg", "diagnosis"},
     "recommendation_timestamp_seconds": {"diagnosis", "flag", "current", "suggested", "direction", "expected"},

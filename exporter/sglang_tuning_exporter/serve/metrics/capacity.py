@@ -1,4 +1,4 @@
-"""Families about what each scheduler can do: prefill and decode speed as measured, and what both predict."""
+"""Families about what each scheduler can do: measured speed of prefill and decode, and what follows from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 
 
 def capacity(sidecar: SidecarView, now: float) -> Iterable[Metric]:
-    """What was measured, for each scheduler; a figure that is not known has no series."""
+    """Return the measured figures of each scheduler; an unknown figure has no series."""
     has_ranks = sidecar.state.has_dp_ranks
     labels = ("dp_rank",) if has_ranks else ()
     found = sorted(

@@ -128,7 +128,7 @@ def _gains(judgement: Judgement) -> Metric:
 
 
 def _scaling(judgement: Judgement, lately: Past) -> Iterable[Metric]:
-    """Whether to tune or to scale; nothing of a server that is down, stuck or starting."""
+    """Return the families for autoscalers; without samples for a server that is down, stuck or starting."""
     ratio = gauge(
         "capacity_ratio",
         "Demand of the last 2 minutes over what this server can do within its objectives: the greatest of prefill backlog / first-token"

@@ -1,7 +1,7 @@
 """Prometheus families with our prefix, and their text.
 
-`generate_latest` of prometheus_client writes the same text; it spells the labels of every sample anew, which for a server
-of eight ranks takes longer than reading SGLang's own page. Labels stay the same from scrape to scrape, so theirs is kept.
+`generate_latest` of prometheus_client writes the same text, but writes the labels of every sample again at each scrape. For a
+server of eight ranks that takes longer than reading SGLang's own page. Here the text of labels is cached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Labels(dict[str, str]):
-    """The labels of a sample, shared by all that have them and never changed; `text` is how a page spells them."""
+    """The labels of a sample, shared by all samples that have them and never changed; `text` is their text on a page."""
 
     __slots__ = ("text",)
 
@@ -53,7 +53,7 @@ class _Counter(CounterMetricFamily):
         self,
         labels: Sequence[str],
         value: float,
-        created: float | None = None,  # noqa: ARG002 - the text format has no place for it
+        created: float | None = None,  # noqa: ARG002 - the text format has no field for it
         timestamp: Timestamp | float | None = None,
         exemplar: Exemplar | None = None,
     ) -> None:
@@ -71,30 +71,43 @@ def counter(name: str, words: str, *labels: str) -> CounterMetricFamily:
     return _Counter(PREFIX + name, words, labels)
 
 
+def single(name: str, words: str, value: float | None) -> Metric:
+    """Make a gauge with one sample; without samples where there is no value."""
+    return by_label(gauge(name, words), [("", value)])
+
+
+def by_label(family: Metric, samples: Iterable[tuple[str, float | None]]) -> Metric:
+    """Give a family of one label (or of none) its samples; those without a value are left out."""
+    for label, value in samples:
+        if value is not None:
+            family.add_metric([label] if family.names else [], value)  # type: ignore[attr-defined]  # one of ours
+    return family
+
+
 def info(name: str, words: str, values: dict[str, str]) -> InfoMetricFamily:
     """Make an info family with its one sample; `_info` is added to its name."""
     return InfoMetricFamily(PREFIX + name, words, value=values)
 
 
 def sound(text: str | None) -> str:
-    """Write words from outside as they may be shown; a lone surrogate in a name would cost the whole page."""
+    """Return words from outside without characters that would break the page, such as lone surrogates."""
     return clean(text or "")
 
 
 def brief(text: str | None) -> str:
-    """Write at most `LONGEST_LABEL` characters: a name of a megabyte costs the memory of everybody who keeps it."""
+    """Return at most `LONGEST_LABEL` characters: a very long name would cost memory in every Prometheus."""
     words = text or ""
     return sound(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")
 
 
 def spelled(labels: Mapping[str, str]) -> str:
-    """Write labels as the text format has them, in the order of their names; nothing where there is none."""
+    """Return labels in the text format, sorted by name; empty where there are none."""
     pairs = ",".join(f'{name}="{clean(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
     return f"{{{pairs}}}" if pairs else ""
 
 
 def text(families: Iterable[Metric]) -> str:
-    """Write gauges, counters and infos in Prometheus's text format 0.0.4."""
+    """Return gauges, counters and infos in Prometheus's text format 0.0.4."""
     lines: list[str] = []
     for family in families:
         lines.append(_head(family.name, family.type, family.documentation))
@@ -108,7 +121,7 @@ def _number(value: float) -> str:
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
-# Labels come from our own tables and from the server's ranks, arguments and files: of the latter any number may come.
+# Bounded: ranks, arguments and files come from outside, in any number.
 @lru_cache(maxsize=8192)
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> Labels:
     return Labels(dict(zip(names, values, strict=True)))

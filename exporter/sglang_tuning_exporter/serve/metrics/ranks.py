@@ -1,4 +1,4 @@
-"""Families about the schedulers, one series for each DP rank: queues, pools, batches, retractions, states."""
+"""Families about the schedulers, one series for each DP rank: queues, KV cache, batches, retractions, states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Schedulers:
-    """The schedulers of one moment, and how their samples are labelled."""
+    """The schedulers at one moment, and the labels of their samples."""
 
     def __init__(self, sidecar: SidecarView, now: float) -> None:
         self.state, self.now, self.has_log = sidecar.state, now, bool(sidecar.config.log_file)
@@ -55,7 +55,7 @@ def _place(rank: RankState) -> int:
 
 
 def schedulers(sidecar: SidecarView, now: float) -> Iterable[Metric]:
-    """Tell everything that each scheduler does and counts."""
+    """Return the families of each scheduler."""
     of = _Schedulers(sidecar, now)
     yield from _waiting(of)
     yield from _pools(of)

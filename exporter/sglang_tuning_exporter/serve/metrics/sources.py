@@ -1,11 +1,11 @@
-"""Families about the sources: the scrape of SGLang, its log, and whether they agree."""
+"""Families about the data sources: the scrape of SGLang, its log, and whether both agree."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, sound
+from sglang_tuning_exporter.serve.metrics.families import by_label, counter, gauge, info, single, sound
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
 
 if TYPE_CHECKING:
@@ -21,129 +21,70 @@ SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejectio
 
 
 def sources(sidecar: SidecarView) -> Iterable[Metric]:
-    """Tell where the figures come from, and how well."""
-    health, config = sidecar.health, sidecar.config
+    """Return the families about where the figures come from, and whether those sources work."""
+    health, config, is_scraped = sidecar.health, sidecar.config, sidecar.config.sglang_url is not None
     yield info("build", "The version of this exporter.", {"version": __version__})
-    words = {True: "yes", False: "no"}
     yield info(
         "sources",
         "Where the figures come from: SGLang's /metrics, its log, or both.",
-        {"metrics": words[config.sglang_url is not None], "log": words[bool(config.log_file)]},
+        {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
     )
-    up = gauge("up", "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url.")
-    error = gauge("scrape_error_info", "Why SGLang could not be scraped; only while sglang_tuning_up is 0.", "reason")
-    if config.sglang_url is not None:
-        up.add_metric([], float(health.up is True))
-        if health.up is False:
-            error.add_metric([health.reason], 1.0)
-    yield up
-    yield error
-    duration = gauge("scrape_duration_seconds", "Duration of the last scrape of SGLang in seconds.")
-    if health.scrape_seconds is not None:
-        duration.add_metric([], health.scrape_seconds)
-    yield duration
-    unknown = gauge("metrics_unrecognised_families", "SGLang families on the last page that no known release has.")
-    if health.up:
-        unknown.add_metric([], health.unrecognised)
-    yield unknown
-    capped = counter(
-        "capped",
-        "What was left out: lines of the server's page that are too many, too long or would have Prometheus refuse it, words of DP ranks beyond the most.",
-        "what",
-    )
-    for what in CAPPED:
-        capped.add_metric([what], sidecar.state.capped[what])
-    yield capped
-    errors = counter(
-        "thread_errors", "Unexpected errors in the exporter's own threads; each one was restarted.", "thread"
-    )
-    for thread, number in sorted(sidecar.threads.errors.items()):
-        errors.add_metric([thread], number)
-    yield errors
-    yield from _log(sidecar)
-
-
-def _log(sidecar: SidecarView) -> Iterable[Metric]:
+    words = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
+    yield single("up", words, float(health.up is True) if is_scraped else None)
+    words = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
+    error = gauge("scrape_error_info", words, "reason")
+    yield by_label(error, [(health.reason, 1.0)] if is_scraped and health.up is False else [])
+    words = "Duration of the last scrape of SGLang in seconds."
+    yield single("scrape_duration_seconds", words, health.scrape_seconds)
+    words = "SGLang families on the last page that no known release has."
+    yield single("metrics_unrecognised_families", words, health.unrecognised if health.up else None)
+    words = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
+    yield by_label(counter("capped", words, "what"), [(what, sidecar.state.capped[what]) for what in CAPPED])
+    words = "Unexpected errors in the exporter's own threads; each one was restarted."
+    yield by_label(counter("thread_errors", words, "thread"), sorted(sidecar.threads.errors.items()))
     if sidecar.log is not None:
         yield from _files(sidecar.log)
         yield from _lines(sidecar, sidecar.log)
-        problem = gauge("state_file_up", "Whether positions and counters can be saved in --state-file.")
-        if sidecar.log.state_file_problem is not None:
-            problem.add_metric([], float(not sidecar.log.state_file_problem))
-        yield problem
 
 
 def _files(log: LogView) -> Iterable[Metric]:
-    file_up = gauge("log_up", "Whether this log file is being followed.", "file")
-    for status in log.files:
-        file_up.add_metric([sound(status.path)], float(status.up))
-    yield file_up
-    past = gauge(
-        "log_reading_past",
-        "1 while what the log held at the exporter's start is still being read; the log's counters are absent until then.",
+    words = "Whether this log file is being followed."
+    yield by_label(gauge("log_up", words, "file"), [(sound(file.path), float(file.up)) for file in log.files])
+    words = (
+        "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )
-    past.add_metric([], float(log.reads_the_past))
-    yield past
-    left_out = gauge("log_files_left_out", "Files that match --log-file and are not followed: there are too many.")
-    left_out.add_metric([], log.left_out)
-    yield left_out
-    lost = counter(
-        "log_files_lost",
-        "Rotated or deleted files of the log that were gone before they had been read to their end, or may have been.",
-    )
-    lost.add_metric([], log.files_lost)
-    yield lost
-    overlong = counter("log_dropped_lines", "Lines of the log that were longer than 1 MiB, and not read.")
-    overlong.add_metric([], log.dropped_lines)
-    yield overlong
+    yield single("log_reading_past", words, float(log.reads_the_past))
+    words = "Files that match --log-file and are not followed: there are too many."
+    yield single("log_files_left_out", words, log.left_out)
+    words = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
+    yield by_label(counter("log_files_lost", words), [("", log.files_lost)])
+    words = "Lines of the log that were longer than 1 MiB, and not read."
+    yield by_label(counter("log_dropped_lines", words), [("", log.dropped_lines)])
+    problem, words = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
+    yield single("state_file_up", words, None if problem is None else float(not problem))
 
 
 def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Metric]:
-    last = gauge("log_last_line_timestamp_seconds", "When the last line of the log arrived, in unix seconds.")
-    if log.last_line_at is not None:
-        last.add_metric([], log.last_line_at)
-    yield last
-    silent = gauge(
-        "log_silent_seconds",
-        "How long after the last batch line of the log the server was still seen at work by its metrics, in seconds; 0 while lines come.",
-    )
-    if sidecar.log_silent_seconds is not None:
-        silent.add_metric([], sidecar.log_silent_seconds)
-    yield silent
-    lines = counter("log_lines", "Lines read from the log, by what they are.", "kind")
-    for kind in LINE_KINDS:
-        lines.add_metric([kind], log.lines[kind])
-    yield lines
-    unknown = counter(
-        "log_unrecognised",
-        "Log lines of a known head whose body or keys no known release prints: SGLang's format has drifted.",
-        "kind",
-    )
-    for kind in UNRECOGNISED_KINDS:
-        unknown.add_metric([kind], log.unrecognised[kind])
-    yield unknown
-    doubted = counter(
-        "log_suspicious",
-        "Lines that looked like an event of the server and were not counted, because nothing else bore them out.",
-        "kind",
-    )
-    for kind in SUSPICIOUS_KINDS:
-        doubted.add_metric([kind], sidecar.state.forgeries.suspicious[kind])
-    yield doubted
+    words = "When the last line of the log arrived, in unix seconds."
+    yield single("log_last_line_timestamp_seconds", words, log.last_line_at)
+    words = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
+    yield single("log_silent_seconds", words, sidecar.log_silent_seconds)
+    words = "Lines read from the log, by kind."
+    yield by_label(counter("log_lines", words, "kind"), [(kind, log.lines[kind]) for kind in LINE_KINDS])
+    words = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
+    unknown = counter("log_unrecognised", words, "kind")
+    yield by_label(unknown, [(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
+    words = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
+    suspicious = sidecar.state.forgeries.suspicious
+    yield by_label(counter("log_suspicious", words, "kind"), [(kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS])
 
 
 def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
-    """Compare what both sources tell."""
-    family = gauge(
-        "sources_disagree",
-        "1 while log and metrics report different values for a fact: another server's log, or missing lines.",
-        "fact",
-    )
+    """Return the family of facts that log and metrics report differently."""
     state = sidecar.state
-    counted = state.forgeries.disagrees(now) if state.log_is_read else None
-    told = {"kv_pool_tokens": state.facts.pools_disagree, "retracted_requests": counted}
-    if sidecar.log is not None:
-        for fact, differs in told.items():
-            if differs is not None:
-                family.add_metric([fact], float(differs))
-    yield family
+    facts = {
+        "kv_pool_tokens": state.facts.pools_disagree,
+        "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
+    }
+    words = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
+    yield by_label(gauge("sources_disagree", words, "fact"), facts.items() if sidecar.log is not None else [])
