@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 STALE_SECONDS = 120.0  # a scheduler whose last reading is older may do something else by now
 MOST_SCHEDULERS = 384
+MOST_FITS = 64  # of logs, kept until other lines come
 LEAST_SERVING_SECONDS = 20.0
 _NOT_MEASURED = Prefill(None, None)
 
@@ -186,5 +188,10 @@ def logged(rank: RankState, facts: ServerFacts, now: float) -> StepTime | None:
         return None
     if not rank.decode_samples(now - STALE_SECONDS):
         return None
-    lines = rank.decode_samples(now - rank.window_seconds)
+    return _fit_of_lines(tuple(rank.decode_samples(now - rank.window_seconds)))
+
+
+@lru_cache(maxsize=MOST_FITS)
+def _fit_of_lines(lines: tuple[tuple[float, float], ...]) -> StepTime | None:
+    """Return the fit of decode lines' batch and tokens per second: one page of metrics asks for the same one several times."""
     return fit([Moments.of_line(running, running / speed) for running, speed in lines], least=LEAST_LINES, source="log")

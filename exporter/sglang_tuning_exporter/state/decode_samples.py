@@ -47,7 +47,10 @@ class DecodeSamples:
             self._samples.append((at, self.batch, first))
 
     def since(self, begin: float) -> list[tuple[float, float]]:
-        """Return batch and tokens per second of the samples from `begin` on."""
-        known = [(batch, first) for at, batch, first in self._samples if at >= begin]
-        read = [(batch, throughput(first) if isinstance(first, bytes) else first) for batch, first in known]
-        return [(batch, speed) for batch, speed in read if speed]
+        """Return batch and tokens per second of the samples from `begin` on; each line is read once."""
+        for place, (at, batch, speed) in enumerate(self._samples):
+            if isinstance(speed, bytes):
+                self._samples[place] = (at, batch, throughput(speed))
+        return [
+            (batch, speed) for at, batch, speed in self._samples if at >= begin and isinstance(speed, float) and speed
+        ]
