@@ -1,13 +1,11 @@
 """Failures and starts that wait for what must follow them. Pure; times are seconds on the caller's clock.
 
-SGLang prints words of requests and of models raw, line ends included, so any line of a server that has served can be somebody else's.
-A server that had a fatal failure ends, and one that starts is not there for a while. So such a line is a claim until that is seen:
+SGLang prints text of requests and models raw, line ends included, so any line of a server that has served may be forged. A server that
+had a fatal failure ends, and one that starts is away for a while. So such a line waits until that is seen, and counts nothing meanwhile:
 
-- The server answers scrapes: it is asked again. It refuses the connection, or its counters began again: believed. It goes on working: refused.
-- Only the log tells: a line that stands behind nothing raw is believed at once. Any other one waits. A batch line of its scheduler refuses it,
-  and silence bears it out. A start is borne out by its own next lines, when they come later than it.
-
-A claim moves nothing while it waits.
+- With metrics: the server is scraped again. It refuses the connection, or its counters began again: confirmed. It works on: refused.
+- With the log alone: a line that no raw text can be counts at once. Any other waits. A batch line of its scheduler refuses it, silence
+  confirms it. A start is confirmed by its own next lines, if they come later than it.
 """
 
 from __future__ import annotations
@@ -30,52 +28,109 @@ from sglang_tuning_exporter.sglang.events import (
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-# A process that had a fatal failure prints nothing so long afterwards; one that starts takes longer than this.
+# Reasons: docs/decisions.md, "Constants by name".
 SURVIVAL_SECONDS = 2.0
-# Its HTTP server may answer for a moment longer.
 ANSWER_SECONDS = 5.0
-# A server that still answers so long after its end was told of did not end; one that nobody heard of did.
 DECIDE_SECONDS = 30.0
-# The log tells of a start so long at most after the scrapes did.
 LATE_SECONDS = 60.0
-# The lines of a start may come so late after its arguments.
 START_SECONDS = 1800.0
-# Between two scrapes of our own while something waits.
 ASK_SECONDS = 1.0
-MOST_CLAIMS = 256
+MOST_WAITING = 256
 
 _HANGS: tuple[LivenessKind, ...] = ("watchdog_timeout", "health_check_failed")
 FATAL: tuple[LivenessKind, ...] = (*ENDS, *_HANGS, "draining")
 Fatal: TypeAlias = "OutOfMemory | Liveness"
 StartLine: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 Confirmed: TypeAlias = "list[tuple[float, Fatal | StartLine]]"
-"""What is believed now, in the order of the log, with the time at which each was read."""
+"""What counts now, in the order of the log, with the time at which each line was read."""
 
 
 @dataclass(slots=True)
-class _Claim:
+class _Waiting:
+    """A line that waits."""
+
     at: float
     event: Fatal | ServerArgs
-    asked: bool  # the server answered when it was read
-    before: float | None = None  # what it had worked when it last answered before
-    base: float | None = None  # and when it first answered afterwards
+    asked: bool  # the server answered when the line was read
+    before: float | None = None  # its progress at the last answer before
+    base: float | None = None  # its progress at the first answer afterwards
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the line says that the server is going to end: it works on until then."""
+        return isinstance(self.event, Liveness) and self.event.what == "draining"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the line says that the server has ended."""
+        return isinstance(self.event, OutOfMemory) or (isinstance(self.event, Liveness) and self.event.what in ENDS)
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether the line says that a process hangs."""
+        return isinstance(self.event, Liveness) and self.event.what in _HANGS
+
+    @property
+    def is_of_output(self) -> bool:
+        """Whether the line says that nothing is sent, whatever the scheduler does."""
+        return _is_of_output(self.event)
+
+    def judge(self, now: float, progress: float | None, *, busy: bool) -> bool | None:
+        """Return what an answer of the server shows: the line is true, it is not, or nothing yet."""
+        if now < self.at:
+            return None
+        if self.before is not None and progress is not None:
+            if progress < self.before:
+                return True  # its counters began again between two scrapes
+            if self.is_hang and busy and progress == self.before:
+                return True
+        moved = self.base is not None and progress is not None and progress > self.base
+        if self.base is None:
+            self.base = progress or 0.0
+        waited = now - self.at
+        if waited <= SURVIVAL_SECONDS:
+            return None
+        if (moved and not self.is_draining) or (self.is_hang and not busy):
+            return False
+        return busy and not moved if waited > DECIDE_SECONDS else None
+
+    def is_refuted_by(self, rank: Rank, now: float, printed: float | None) -> bool:
+        """Whether a batch line of a scheduler shows that the failure did not happen."""
+        if self.asked and self.is_of_output:
+            return False  # whether something is sent is asked of the server
+        event = self.event
+        if isinstance(event, Liveness) and (
+            event.timely or event.what == "draining" or event.stage not in ("", "scheduler")
+        ):
+            return False
+        return event.rank.dp in {rank.dp, None} and self._is_before(now, printed)
+
+    def _is_before(self, now: float, printed: float | None) -> bool:
+        """Whether a process with this failure would have ended by now; in a backlog the printed times decide."""
+        if now - self.at > SURVIVAL_SECONDS:
+            return True
+        time = self.event.time
+        return printed is not None and time is not None and printed - time > SURVIVAL_SECONDS
+
+    def saved(self, now: float) -> list[Any]:
+        """Return the line as plain JSON."""
+        return [now - self.at, *packed(self.event), self.asked, self.before]
 
 
 class Unconfirmed:
-    """What waits. Refused claims are counted in `suspicious`."""
+    """The lines that wait; those refused are counted in `suspicious`."""
 
     def __init__(self, suspicious: Counter[str]) -> None:
         self._suspicious = suspicious
-        self._fatal: list[_Claim] = []
-        self._start: _Claim | None = None
+        self._fatal: list[_Waiting] = []
+        self._start: _Waiting | None = None
         self._lines: list[tuple[float, StartLine]] = []  # of that start
         self._answers_since: float | None = None  # each scrape since then was answered
         self._gone_at: float | None = None  # when it was last seen to be away, or to have begun again
-        self._is_gone = False
-        self._has_answered = False
-        self._worked: float | None = None  # at the last scrape
+        self._is_gone = self._has_answered = False
+        self._progress: float | None = None  # at the last scrape
         self._sent: float | None = None
 
     @property
@@ -85,261 +140,186 @@ class Unconfirmed:
 
     @property
     def start_waits(self) -> bool:
-        """Whether a start does."""
+        """Whether a start waits."""
         return self._start is not None
 
     def _answers(self, at: float) -> bool:
-        """Whether the server answered at that time: lines of before its first answer are none of its business."""
+        """Whether the server answered at that time; a line from before its first answer is none of this server."""
         return self._answers_since is not None and at >= self._answers_since
 
     def fatal(self, event: Fatal, now: float, *, sure: bool) -> bool:
-        """Whether it is believed at once; `sure`: nothing raw can have produced it."""
+        """Return whether a failure counts at once; `sure`: no raw text can be the line."""
         if self._is_gone or (sure and not self._answers(now)):
             return True
-        if len(self._fatal) < MOST_CLAIMS:
-            before = self._sent if _is_of_output(event) else self._worked
-            self._fatal.append(_Claim(now, event, self._answers(now), before))
+        if len(self._fatal) < MOST_WAITING:
+            before = self._sent if _is_of_output(event) else self._progress
+            self._fatal.append(_Waiting(now, event, self._answers(now), before))
         else:
             self._refuse(event)
         return False
 
     def start(self, event: ServerArgs, now: float, *, sure: bool) -> bool:
-        """Whether a start is believed at once. Another one that waits is given up."""
-        late = self._gone_at is not None and 0 <= now - self._gone_at <= LATE_SECONDS
-        if self._is_gone or late or (sure and not self._answers(now)):
-            self._give_up_start()
+        """Return whether a start counts at once; another one that waits is refused."""
+        is_late = self._gone_at is not None and 0 <= now - self._gone_at <= LATE_SECONDS
+        self._refuse_start()
+        if self._is_gone or is_late or (sure and not self._answers(now)):
             self._gone_at = None
             return True
-        self._give_up_start()
-        self._start = _Claim(now, event, self._answers(now), self._worked)
+        self._start = _Waiting(now, event, self._answers(now), self._progress)
         return False
 
     def follow(self, event: StartLine, now: float) -> Confirmed:
-        """Keep a line of the start that waits; it bears the start out when it comes later than that."""
+        """Keep a line of the start that waits; one that comes later than the start confirms it."""
         start = self._start
         assert start is not None
-        if len(self._lines) >= MOST_CLAIMS:
+        if len(self._lines) >= MOST_WAITING:
             return []
         self._lines.append((now, event))
-        return [] if start.asked or now - start.at < SURVIVAL_SECONDS else self._bear_out_start()
+        return [] if start.asked or now - start.at < SURVIVAL_SECONDS else self._confirm_start()
 
     def worked(self, rank: Rank, now: float, printed: float | None) -> Confirmed:
-        """A batch line: its scheduler had no failure some seconds ago, and is not starting. `printed` is the line's own time."""
-        if self._start is not None and not self._start.asked:
-            if self._is_whole_start(printed):
-                return self._bear_out_start()
-            self._give_up_start()
-        kept = []
-        for claim in self._fatal:
-            others = claim.asked and _is_of_output(claim.event)  # what is given out is asked of the server
-            if not others and _concerns(claim.event, rank) and _later(claim, now, printed):
-                self._refuse(claim.event)
-            else:
-                kept.append(claim)
-        self._fatal = kept
+        """Take a batch line, printed at `printed`: its scheduler had no failure some seconds ago, and is not starting."""
+        start = self._start
+        if start is not None and not start.asked:
+            if self._is_whole(start, printed):
+                return self._confirm_start()
+            self._refuse_start()
+        self._refuse_all(lambda each: each.is_refuted_by(rank, now, printed))
         return []
 
-    def _is_whole_start(self, printed: float | None) -> bool:
-        """Whether the lines that wait are a start that was read in one piece: its stages took time, and nothing was printed before it ended."""
-        start = self._start
-        assert start is not None
+    def _is_whole(self, start: _Waiting, printed: float | None) -> bool:
+        """Whether the lines that wait are a start that was read in one piece: its stages took time, and nothing is out of order."""
         times = [start.event.time, *(line.time for _, line in self._lines), printed]
-        told = [time for time in times if time is not None]
-        in_order = len(told) == len(times) and told == sorted(told)
-        limits = any(isinstance(line, Limits) for _, line in self._lines)
-        return limits and in_order and told[-1] - told[0] >= SURVIVAL_SECONDS
+        known = [time for time in times if time is not None]
+        in_order = len(known) == len(times) and known == sorted(known)
+        has_limits = any(isinstance(line, Limits) for _, line in self._lines)
+        return has_limits and in_order and known[-1] - known[0] >= SURVIVAL_SECONDS
 
     def heard(self, now: float) -> None:
-        """The HTTP server has answered somebody: it did not end some seconds ago."""
-        kept = []
-        for claim in self._fatal:
-            if not claim.asked and now - claim.at > ANSWER_SECONDS and _is_end(claim.event):
-                self._refuse(claim.event)
-            else:
-                kept.append(claim)
-        self._fatal = kept
+        """Take an access line: the HTTP server answered, so it did not end some seconds ago."""
+        self._refuse_all(lambda each: not each.asked and now - each.at > ANSWER_SECONDS and each.is_end)
 
     def scraped(
         self, now: float, progress: float | None, sent: float | None, *, busy: bool, restarted: bool
     ) -> Confirmed:
-        """The server answered a scrape: it has worked `progress`, given out `sent`, may be `busy`, or has `restarted` since the last one."""
+        """Take an answered scrape: progress of the server, of what it sends, and whether it is busy or restarted since the last one."""
         self._is_gone, self._has_answered = False, True
         if self._answers_since is None and progress is not None:
             self._answers_since = now
-        self._worked, self._sent = progress, sent
+        self._progress, self._sent = progress, sent
         if restarted:
-            waits = self.start_waits
-            believed = self._bear_out(now)
-            self._gone_at = None if waits else now
-            return believed
-        borne_out: Confirmed = []
-        kept = []
-        for claim in self._fatal:
-            verdict = _verdict_on(claim, now, sent if _is_of_output(claim.event) else progress, busy=busy)
-            if verdict is None:
-                kept.append(claim)
-            elif verdict:
-                borne_out.append((claim.at, claim.event))
-            else:
-                self._refuse(claim.event)
-        self._fatal = kept
+            return self._confirm_until(now)
+        verdicts = {
+            id(each): each.judge(now, sent if each.is_of_output else progress, busy=busy) for each in self._fatal
+        }
+        self._refuse_all(lambda each: verdicts[id(each)] is False)
+        confirmed = self._take(lambda each: verdicts[id(each)] is True)
         start = self._start
-        verdict = _verdict_on(start, now, progress, busy=False) if start is not None and start.asked else None
+        verdict = start.judge(now, progress, busy=False) if start is not None and start.asked else None
         if verdict is False:
-            self._give_up_start()
-        return [*borne_out, *self._bear_out_start()] if verdict else borne_out
+            self._refuse_start()
+        return [*confirmed, *self._confirm_start()] if verdict else confirmed
 
     def lost(self, now: float, *, gone: bool) -> Confirmed:
-        """A scrape failed; `gone`: nobody is there to answer."""
+        """Take a failed scrape; `gone`: nothing answers at the address."""
         self._answers_since = None
         if not gone or not self._has_answered:
             return []
         self._is_gone = True
-        waits = self.start_waits
-        believed = self._bear_out(now)
-        self._gone_at = None if waits else now
-        return believed
+        return self._confirm_until(now)
 
     def tick(self, now: float) -> Confirmed:
-        """Decide what waited long enough: of a server that was not heard of any more."""
-        if not self.wait:
-            return []
-        due = [claim for claim in self._fatal if now - claim.at > DECIDE_SECONDS and claim.base is None]
-        self._fatal = [claim for claim in self._fatal if all(claim is not each for each in due)]
-        found: Confirmed = [(claim.at, claim.event) for claim in due]
+        """Decide on what waited long enough without any answer."""
+        confirmed = self._take(lambda each: now - each.at > DECIDE_SECONDS and each.base is None)
         start = self._start
-        if start is not None and start.base is None and start.asked and now - start.at > DECIDE_SECONDS:
-            return [*found, *self._bear_out_start()]
-        if start is not None and now - start.at > START_SECONDS:
-            self._give_up_start()
-        return found
+        if start is None:
+            return confirmed
+        if start.base is None and start.asked and now - start.at > DECIDE_SECONDS:
+            return [*confirmed, *self._confirm_start()]
+        if now - start.at > START_SECONDS:
+            self._refuse_start()
+        return confirmed
 
     def settle(self) -> Confirmed:
-        """Believe what still waits, but of what the server has answered since: the log has ended and nothing contradicts the rest."""
-        for claim in self._fatal:
-            if claim.base is not None and not _is_draining(claim.event):
-                self._refuse(claim.event)
-        self._fatal = [claim for claim in self._fatal if claim.base is None or _is_draining(claim.event)]
+        """Confirm what still waits, unless the server has answered since: the log has ended."""
+        self._refuse_all(lambda each: each.base is not None and not each.is_draining)
         if self._start is not None and self._start.base is not None:
-            self._give_up_start()
-        return self._bear_out(None)
+            self._refuse_start()
+        return [*self._take(lambda _: True), *self._confirm_start()]
 
     def restarted(self, now: float) -> Confirmed:
-        """The server has started anew, so whatever ended it before was so."""
-        found: Confirmed = [(claim.at, claim.event) for claim in self._fatal if claim.at <= now]
+        """Confirm the failures up to `now`: the server has started again, so they ended it; later ones are dropped."""
+        confirmed = self._take(lambda each: each.at <= now)
         self._fatal = []
-        return found
+        return confirmed
 
-    def _bear_out(self, now: float | None) -> Confirmed:
-        """Believe all that was read until `now`."""
-        due = [claim for claim in self._fatal if now is None or claim.at <= now]
-        self._fatal = [claim for claim in self._fatal if all(claim is not each for each in due)]
-        found: Confirmed = [(claim.at, claim.event) for claim in due]
-        return found if self._start is None else [*found, *self._bear_out_start()]
+    def _confirm_until(self, now: float) -> Confirmed:
+        """Confirm all that was read up to `now`: the server was away, or has begun again."""
+        self._gone_at = None if self.start_waits else now
+        return [*self._take(lambda each: each.at <= now), *self._confirm_start()]
 
-    def _bear_out_start(self) -> Confirmed:
-        assert self._start is not None
-        found: Confirmed = [(self._start.at, self._start.event), *self._lines]
+    def _take(self, is_due: Callable[[_Waiting], bool]) -> Confirmed:
+        """Remove and return the failures that are due."""
+        due = [each for each in self._fatal if is_due(each)]
+        if due:
+            self._fatal = [each for each in self._fatal if all(each is not other for other in due)]
+        return [(each.at, each.event) for each in due]
+
+    def _confirm_start(self) -> Confirmed:
+        if self._start is None:
+            return []
+        confirmed: Confirmed = [(self._start.at, self._start.event), *self._lines]
         self._start, self._lines = None, []
-        return found
+        return confirmed
 
-    def _give_up_start(self) -> None:
+    def _refuse_all(self, is_refuted: Callable[[_Waiting], bool]) -> None:
+        for _, event in self._take(is_refuted):
+            self._refuse(event)
+
+    def _refuse(self, event: Fatal | StartLine) -> None:
+        self._suspicious["out_of_memory" if isinstance(event, OutOfMemory) else "startup"] += 1
+
+    def _refuse_start(self) -> None:
         if self._start is not None:
             self._suspicious["startup"] += 1 + len(self._lines)
             self._start, self._lines = None, []
 
-    def _refuse(self, event: Fatal | ServerArgs) -> None:
-        self._suspicious["out_of_memory" if isinstance(event, OutOfMemory) else "startup"] += 1
-
     def saved(self, now: float) -> dict[str, Any]:
-        """Give what waits, as plain JSON: how long ago each was read, what it is, and what the server had worked before."""
+        """Return what waits as plain JSON: how long ago each line was read, what it is, and the progress of the server before it."""
         start = [] if self._start is None else [self._start]
         return {
-            "failures": [_told(now, claim) for claim in self._fatal],
-            "start": [_told(now, claim) for claim in start],
+            "failures": [each.saved(now) for each in self._fatal],
+            "start": [each.saved(now) for each in start],
             "lines": [[now - at, *packed(line)] for at, line in self._lines],
         }
 
     def restore(self, saved: object, now: float) -> None:
-        """Go on from what `saved` gave; what cannot be read is left out."""
+        """Go on from what `saved` returned; what cannot be read is left out."""
         document = saved if isinstance(saved, dict) else {}
-        for event, claim in _claims(document.get("failures"), now):
-            if isinstance(event, (OutOfMemory, Liveness)):
-                self._fatal.append(claim)
-        for event, claim in _claims(document.get("start"), now):
-            if isinstance(event, ServerArgs):
-                self._start, self._lines = claim, []
-        for entry in _entries(document.get("lines")) if self.start_waits else ():
-            line = unpacked(*entry[1:]) if len(entry) == 3 else None
-            if line is not None and not isinstance(line, OutOfMemory):
-                self._lines.append((now - entry[0], line))
-
-
-def _verdict_on(claim: _Claim, now: float, progress: float | None, *, busy: bool) -> bool | None:
-    """What an answer says of a claim: it is so, it is not, or nothing yet."""
-    if now < claim.at:
-        return None
-    if claim.before is not None and progress is not None and progress < claim.before:
-        return True  # its counters began again, while nobody looked
-    hangs = isinstance(claim.event, Liveness) and claim.event.what in _HANGS
-    if hangs and busy and claim.before is not None and progress == claim.before:
-        return True
-    moved = claim.base is not None and progress is not None and progress > claim.base
-    if claim.base is None:
-        claim.base = progress or 0.0
-    if now - claim.at <= SURVIVAL_SECONDS:
-        return None
-    if (moved and not _is_draining(claim.event)) or (hangs and not busy):
-        return False
-    return busy and not moved if now - claim.at > DECIDE_SECONDS else None
-
-
-def _is_draining(event: Fatal | ServerArgs) -> bool:
-    """Whether it only tells that the server is going to end: it works on until then."""
-    return isinstance(event, Liveness) and event.what == "draining"
-
-
-def _is_end(event: Fatal | ServerArgs) -> bool:
-    return isinstance(event, OutOfMemory) or (isinstance(event, Liveness) and event.what in ENDS)
+        self._fatal += [
+            each for each in _waiting(document.get("failures"), now) if not isinstance(each.event, ServerArgs)
+        ]
+        starts = [each for each in _waiting(document.get("start"), now) if isinstance(each.event, ServerArgs)]
+        if not starts:
+            return
+        self._start = starts[-1]
+        read = ((entry[0], unpacked(*entry[1:])) for entry in _entries(document.get("lines")) if len(entry) == 3)
+        lines = ((now - age, line) for age, line in read if line is not None and not isinstance(line, OutOfMemory))
+        self._lines = list(lines)
 
 
 def _is_of_output(event: Fatal | ServerArgs) -> bool:
-    """Whether it tells that nothing is given out, whatever the scheduler does."""
     return isinstance(event, Liveness) and (event.what == "health_check_failed" or event.stage not in ("", "scheduler"))
 
 
-def _told(now: float, claim: _Claim) -> list[Any]:
-    return [now - claim.at, *packed(claim.event), claim.asked, claim.before]
-
-
-def _claims(saved: object, now: float) -> Iterator[tuple[Fatal | StartLine, _Claim]]:
+def _waiting(saved: object, now: float) -> Iterator[_Waiting]:
     for entry in _entries(saved):
         event = unpacked(*entry[1:3]) if len(entry) == 5 else None
         if event is not None and not isinstance(event, (KvPool, Memory, Limits)):
             before = float(entry[4]) if is_figure(entry[4]) else None
-            yield event, _Claim(now - entry[0], event, entry[3] is True, before)
+            yield _Waiting(now - entry[0], event, entry[3] is True, before)
 
 
 def _entries(saved: object) -> list[list[Any]]:
-    entries = saved[:MOST_CLAIMS] if isinstance(saved, list) else []
+    entries = saved[:MOST_WAITING] if isinstance(saved, list) else []
     return [entry for entry in entries if isinstance(entry, list) and entry and is_figure(entry[0])]
-
-
-def _concerns(event: Fatal | ServerArgs, rank: Rank) -> bool:
-    """Whether that scheduler's work speaks against a failure: not where it is another one's, or the detokenizer's."""
-    if isinstance(event, Liveness) and (
-        event.timely or event.what == "draining" or event.stage not in ("", "scheduler")
-    ):
-        return False
-    return event.rank.dp in {rank.dp, None}
-
-
-def _later(claim: _Claim, now: float, printed: float | None) -> bool:
-    """Whether `now` is so long after a failure that a process which had it would be gone.
-
-    Read from a backlog, both arrive at one moment: then the printed times tell.
-    """
-    if now - claim.at > SURVIVAL_SECONDS:
-        return True
-    time = claim.event.time
-    return printed is not None and time is not None and printed - time > SURVIVAL_SECONDS
