@@ -308,8 +308,9 @@ def test_the_text_says_the_verdict_the_flag_and_the_counts(capfd: pytest.Capture
     assert run_on(recording("big_queue"), kind="text") == 1
     text = capfd.readouterr().out
     assert text.startswith(
-        "Requests wait because SGLang runs as many as --max-running-requests allows. (confidence: low)\n"
+        "Requests wait because SGLang runs as many as --max-running-requests allows. (confidence: low; at 20"
     )
+    assert ", the end of the log)\n" in text
     assert "change: --max-running-requests 16 (now 2)" in text
     assert "decode lines 236 (one for 40 batches), prefill batches 153, starts 1" in text
 

@@ -47,6 +47,6 @@ def test_ranks_that_write_a_little_out_of_order_and_a_clock_that_is_put_back_do_
 
 def test_one_that_is_too_large_to_be_turned_round_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_tuning_exporter.report.newest_first.LONGEST_DOCUMENT", 1 << 16)
-    with pytest.raises(UsageError, match=r"newest line stands first.*oldest line first") as raised:
+    with pytest.raises(UsageError, match=r"newest line comes first.*oldest line first") as raised:
         list(Logs(["-"], io.BytesIO(turned(wrapped("nothing", LINES)))).events())
     assert "\n" not in str(raised.value)

@@ -1,7 +1,7 @@
 """When the committed alerts would have fired over a log, without a Prometheus. Pure.
 
-What must hold, each condition says (`guide.alerting`). Here is what a Prometheus does with it: the samples that it would hold,
-`for` and `keep_firing_for`. Inhibition is Alertmanager's.
+`diagnosis.alerting` evaluates each condition. This module does what Prometheus does around it: samples, `for` and `keep_firing_for`.
+Inhibition is left out: Alertmanager does it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Nobody watches a log that is silent for longer: alerts end, and the time between is not walked through.
+# In a longer gap of the log alerts end, and nothing is evaluated.
 GAP_SECONDS = 86_400.0
 _LONGEST, _KNOWN = duration(WINDOW), duration(KNOWN)
 _COUNTED_SECONDS = itemgetter(*COUNTED)
@@ -38,9 +38,9 @@ _COUNTED_SECONDS = itemgetter(*COUNTED)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One alert that fired. Times are seconds on the log's clock, each that of an evaluation.
+    """One alert that fired. Times are those of evaluations, in seconds on the log's clock.
 
-    `start`: it fired; `end`: it was resolved (`ongoing`: it was not; then the last evaluation); `pending_since`: its
+    `start`: when it fired; `end`: when it was resolved, or the last evaluation if it is `ongoing`; `pending_since`: when its
     condition began to hold.
     """
 
@@ -64,10 +64,10 @@ class _Alert:
         self._fired: float | None = None
         self.traces = row.condition.traces
         self.in_states = row.condition.fires_on == "states"
-        self._over: float | None = None  # since when it fires only because it is kept firing
+        self._over: float | None = None  # since when only `keep_firing_for` keeps it firing
 
     def see(self, now: float, *, holds: bool) -> Span | None:
-        """Take one evaluation; the span when it ends one."""
+        """Take one evaluation; return the span that it ends, if any."""
         if holds:
             self._over = None
             if self._pending is None:
@@ -95,13 +95,13 @@ class _Alert:
         return "" if self._pending is None else "pending" if self._fired is None else "firing"
 
     def end(self, now: float) -> Span | None:
-        """End what it does; the span when it fired."""
+        """End the alert; return its span if it fired."""
         span = self.present(now, ongoing=False)
         self._pending = self._fired = self._over = None
         return span
 
     def present(self, now: float, *, ongoing: bool = True) -> Span | None:
-        """Give the span up to now when it fires."""
+        """Return the span up to now if it fires."""
         if self._fired is None or self._pending is None:
             return None
         row = self.row
@@ -109,17 +109,17 @@ class _Alert:
 
 
 class Evaluations:
-    """The moments at which Prometheus looks: every 15 s of the log's time, from before its first line to after its last."""
+    """The times at which Prometheus evaluates: every 15 s of the log, from before its first line to after its last."""
 
     def __init__(self) -> None:
-        self.now: float | None = None  # the last one given
-        self.next_due = -inf  # none is due before this moment: cheaper to look at than `due` for every line
+        self.now: float | None = None  # the last evaluation
+        self.next_due = -inf  # no evaluation is due before; cheaper to compare than a call of `due` for every line
 
     def due(self, moment: float) -> Iterator[float]:
-        """Give those from the last one up to `moment`, which is included; call it with the first line's time first.
+        """Return the evaluations since the last one up to and including `moment`.
 
-        The first of all is at or before the first line: the exporter was there when the server was started. Take what the
-        log says of `moment` only after them.
+        Call it with the first line's time first: the first evaluation is at or before that line. Take the events of `moment`
+        after these evaluations.
         """
         if moment == -inf:
             return
@@ -135,12 +135,12 @@ class Evaluations:
         self.next_due = self.now + EVALUATION_SECONDS
 
     def rest(self) -> Iterator[float]:
-        """Give the one after the last line, if there were any lines: what the log ends with is seen as well."""
+        """Return the evaluation after the last line, so that the end of the log is evaluated too."""
         if self.now is not None:
             yield from self.due(self.next_due)
 
     def skipped(self, since: float) -> None:
-        """Nobody looks from `since` until the next one."""
+        """Note that nothing is evaluated from `since` until the next evaluation."""
 
 
 class AlarmClock(Evaluations):
@@ -156,7 +156,7 @@ class AlarmClock(Evaluations):
         self._spans: list[Span] = []
 
     def skipped(self, since: float) -> None:
-        """End what fires: without samples no alert holds."""
+        """End all alerts: without samples none holds."""
         self._spans += [span for alert in self._alerts if (span := alert.end(since)) is not None]
         self._samples.forget()
 
@@ -174,7 +174,7 @@ class AlarmClock(Evaluations):
                 self._spans.append(span)
 
     def spans(self) -> list[Span]:
-        """Return what fired until now, in order of its start; what still fires ends with the last evaluation."""
+        """Return what fired until now, in order of its start; what still fires ends at the last evaluation."""
         now = self.now or 0.0
         firing = [span for alert in self._alerts if (span := alert.present(now)) is not None]
         return sorted([*self._spans, *firing], key=lambda span: (span.start, span.alert))

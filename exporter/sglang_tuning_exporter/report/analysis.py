@@ -1,4 +1,4 @@
-"""What happened in a log: the live core driven by the lines' own times, over the whole span, not a window. Pure."""
+"""What happened in a log: the live state, driven by the times of the lines, over the whole log. Pure."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.totals import Totals
 
-# So long without a batch line may be a pause.
+# Seconds without a batch line that may be a pause.
 QUIET_SECONDS = 2.0
 _KINDS = ("decode", "prefill")
 
 
 @dataclass(slots=True)
 class LastLine:
-    """What the last batch lines of one DP rank said; `None` where none did."""
+    """The figures of the last batch lines of one DP rank; `None` where none was printed."""
 
     running: int | None = None
     queued: int | None = None
@@ -51,9 +51,9 @@ class LastLine:
 
 
 class _Ranks:
-    """Counts batch lines and start-up memory of one start by rank: only those of the lowest PP and TP rank are the scheduler's own.
+    """Batch lines and start-up memory of one start, by rank. Only the lowest PP and TP rank of a scheduler counts.
 
-    The whole start is known here before anything is told, so no repetition counts, whichever rank prints first.
+    All ranks of a start are known before its figures are asked for, so repetitions never count, whichever rank prints first.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Ranks:
         self.available: list[tuple[Rank, float]] = []
 
     def count(self, rank: Rank, decodes: int, prefills: int) -> None:
-        if rank is not self._last:  # mostly it is, and a rank's hash costs more than all the rest
+        if rank is not self._last:  # mostly the same: hashing a rank costs more than the rest
             self._last, self._of_last = rank, self.batches.setdefault(rank, [0, 0])
         self._of_last[0] += decodes
         self._of_last[1] += prefills
@@ -85,7 +85,7 @@ def _is_busy(line: DecodeBatch | PrefillBatch) -> bool:
 
 
 def _own(ranks: set[Rank], *, of_stages: bool) -> set[Rank]:
-    """Give the lowest TP rank of each scheduler, or of each of its pipeline stages: a batch is that of all stages, memory is not."""
+    """Return the lowest TP rank of each scheduler, or of each pipeline stage: stages share batches, not memory."""
     lowest: dict[tuple[int | None, int | None], Rank] = {}
     for rank in sorted(ranks, key=_place):
         lowest.setdefault((rank.dp, rank.pp if of_stages else None), rank)
@@ -93,12 +93,12 @@ def _own(ranks: set[Rank], *, of_stages: bool) -> set[Rank]:
 
 
 def _place(rank: Rank) -> tuple[int, bool, int, bool]:
-    """Order ranks; one that is not printed stands before a printed 0, so that no order depends on that of a set."""
+    """Return a sort key for a rank; a rank that is not printed sorts before a printed 0."""
     return rank.pp or 0, rank.pp is not None, rank.tp or 0, rank.tp is not None
 
 
 class Analysis:
-    """Takes events in time order and tells what they mean together. Times are seconds that never run backwards."""
+    """The state, phases, starts and figures over time of a log, from its events in time order. Times never run backwards."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -119,7 +119,7 @@ class Analysis:
         self._judged: JudgedRun | None = None
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:
-        """Take what was printed at `moment` (-inf: not known yet); without an event only time passes."""
+        """Take an event printed at `moment` (-inf: not known yet); without an event only time passes."""
         before = self._now
         if moment > before or (self._begin is None and moment != -inf):
             self._pass(moment)
@@ -137,7 +137,7 @@ class Analysis:
             self._note_batch(event)
 
     def wait(self, moment: float) -> None:
-        """Let time pass in which nothing is printed: somebody wants to know what holds at `moment`."""
+        """Let time pass without a line, so that the state at `moment` can be read."""
         if self._begin is None or moment <= self._now:
             return
         if moment - self._now > QUIET_SECONDS:
@@ -150,14 +150,14 @@ class Analysis:
             self._seen.see(WATCHDOG, moment)
 
     def _see_end_of_service(self) -> None:
-        """Note until when the server serves, before time passes in which it may become idle."""
+        """Note until when the server serves, before a pause in which it may become idle."""
         if self.course.serves:
-            told = [until for rank in self.state.schedulers if (until := rank.serves_until) is not None]
-            if told:
-                self.course.serves_until(max(told))
+            ends = [until for rank in self.state.schedulers if (until := rank.serves_until) is not None]
+            if ends:
+                self.course.serves_until(max(ends))
 
     def _pass(self, moment: float) -> None:
-        """Let time pass for every rank at once, so that what all served together can be told from what each did."""
+        """Let time pass for all ranks at once, so that seconds in which any of them served can be counted."""
         if self._begin is None:
             self._begin = self._now = moment
             self._sampler.begin(moment)
@@ -172,11 +172,11 @@ class Analysis:
 
     @property
     def serving_seconds(self) -> float:
-        """Seconds in which any rank served; `totals` adds the ranks up."""
+        """Seconds in which any rank served; `totals` adds the ranks up instead."""
         return self.state.served_seconds
 
     def takes(self, event: Event, at: float) -> None:
-        """Note what is believed, as of when it was printed: what is refused leaves no trace."""
+        """Note an event that the state accepted, at the time when it was printed."""
         if isinstance(event, Limits) and event.memory_device == "gpu" and event.available_gb is not None:
             self._ranks.available.append((event.rank, event.available_gb))
             self._see(RESERVE, at)
@@ -203,7 +203,7 @@ class Analysis:
             self.course.died(at, what, event.told)
 
     def _note_run(self, run: BatchRun) -> None:
-        # Evidence is seen by the second, in its last line: the lines before it held for no time.
+        # Only the last line of a second counts as seen: the lines before it held for no time.
         self._ranks.count(run.rank, run.decodes, run.prefills)
         if run.decodes:
             self.graph = run.graph
@@ -232,7 +232,7 @@ class Analysis:
             self.course.served(self._now, busy=_is_busy(line), waits=bool(line.queued))
 
     def _see_line(self, dp: int | None, line: LastLine | BatchRun) -> None:
-        """Note what the last line of a scheduler says, and its states."""
+        """Note the last line of a scheduler, and its states."""
         if self._restarted:
             self._last, self._restarted = {}, False
         self._last[dp] = line
@@ -245,7 +245,7 @@ class Analysis:
             self._seen.see(what, at)
 
     def starts(self, event: ServerArgs, at: float) -> None:
-        """The server starts again: the run before ends with the line before."""
+        """Begin a new run: the run before ended with the line before."""
         served = self.serving_seconds
         self._runs.end(self._before_start, served, self._seen, restarted=True)
         self._seen = Sightings()
@@ -262,7 +262,7 @@ class Analysis:
 
     @property
     def begin(self) -> float | None:
-        """The first moment; None without printed times."""
+        """The first time; None without printed times."""
         return self._begin
 
     @property
@@ -272,7 +272,7 @@ class Analysis:
 
     @property
     def runs(self) -> Kept[Run]:
-        """What lies between the starts."""
+        """The runs between the starts."""
         return self.course.runs
 
     @property
@@ -281,7 +281,7 @@ class Analysis:
         return 0.0 if self._begin is None else self._now - self._begin
 
     def batches(self, kind: str) -> int:
-        """`decode` or `prefill` lines, those of repeating TP and PP ranks left out."""
+        """Return the number of `decode` or `prefill` lines, without the repetitions of other TP and PP ranks."""
         return self._counts[kind] + self._ranks.own_batches(kind)
 
     @property
@@ -291,7 +291,7 @@ class Analysis:
 
     @property
     def last(self) -> LastLine:
-        """The last lines of all DP ranks together: requests added up, usage of the fullest."""
+        """The last lines of all DP ranks together: the sum of the requests, the highest usage."""
         running = [line.running for line in self._last.values() if line.running is not None]
         queued = [line.queued for line in self._last.values() if line.queued is not None]
         usages = [line.usage for line in self._last.values() if line.usage is not None]
@@ -305,7 +305,7 @@ class Analysis:
         return self.state.totals()
 
     def conclude(self) -> JudgedRun:
-        """Judge the last start with enough load, or the last one that failed: the log has ended."""
+        """End the log; return the judgement of the last start with enough load, or of the last one that failed."""
         if self._judged is None:
             self.state.settle(self._now)
             if self._begin is not None:

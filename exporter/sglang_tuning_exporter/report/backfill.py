@@ -1,7 +1,7 @@
-"""`backfill`: a log of last night as what the exporter would have exposed, so that Prometheus can be given the night afterwards.
+"""`backfill`: a log as the metrics that the exporter would have exposed, for a Prometheus that was not there.
 
-The families are those of `metrics`, made by the live collector from a stand-in for the running sidecar: no second list of
-names. Beside them stand SGLang's own gauges where the log prints the same figure, `up`, and the alerts that would have fired.
+The live collector makes the families from a stand-in for the running sidecar, so there is no second list of names. Also written:
+SGLang's own gauges where the log prints the same figure, `up`, and the alerts that would have fired.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _SAY_EVERY = 3600.0  # seconds of the log
 
 
 class _Book:
-    """What `metrics` asks of the log half: everything up to the last event taken."""
+    """What `metrics` reads of the log: everything up to the last event taken."""
 
     state_file_problem: str | None = None
-    reads_the_past = False  # each moment has what was written until then
+    reads_the_past = False  # at each time everything printed until then is read
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
@@ -72,9 +72,9 @@ class _Book:
 
 
 class Night:
-    """Stands in for the running sidecar while a log is read: the same state, at the log's own time."""
+    """A stand-in for the running sidecar while a log is read: the same state, at the log's time."""
 
-    log_silent_seconds: float | None = None  # only the metrics could say that the server worked meanwhile
+    log_silent_seconds: float | None = None  # only metrics could show that the server worked without a line
 
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
         self.profile = profile
@@ -105,21 +105,21 @@ class Night:
 
     @contextmanager
     def view(self) -> Iterator[float]:
-        """Hold still: nothing moves here but by `moments`."""
+        """Return the present time; only `moments` changes anything here."""
         yield self._now
 
     def past(self, now: float, seconds: float | None = None) -> Past:
-        """Give what the conditions look at of the last `seconds`."""
+        """Return the evidence of the last `seconds`."""
         return past_of(self.state, now, seconds=seconds, starting=self.state.starting(now))
 
     def judge(self, now: float) -> Judgement:
-        """Say what limits the server, as the exporter would have."""
+        """Return the judgement that the exporter would have made."""
         judgement = judge(self.past(now))
         self.recommended_since = since(self.recommended_since, recommendations(judgement), now + self._shift)
         return judgement
 
     def moments(self) -> Iterator[tuple[float, list[Metric]]]:
-        """Give every scrape: unix seconds, and what it would have got. Raises `UsageError` as `Logs.events` does."""
+        """Return every scrape: its time in unix seconds, and the families. Raises `UsageError` as `Logs.events` does."""
         analysis, clock = self.analysis, self.clock
         with closing(self._logs.events()) as events:
             for moment, event in events:
@@ -140,15 +140,18 @@ class Night:
         return at + self._shift, [*self._collector.collect(), *self._native(), *self._prometheus()]
 
     def _native(self) -> Iterator[Metric]:
-        """SGLang's own gauges that say what a log line says, labelled as its schedulers label them (srt/metrics, 0.3.6 on)."""
+        """Return SGLang's own gauges that a log line prints, with the labels of its schedulers (srt/metrics, 0.3.6 on)."""
         facts, ranked = self.state.facts, self.state.has_dp_ranks
         names = ["model_name", *(["dp_rank"] if ranked else [])]
         figures: dict[str, tuple[str, Callable[[RankState], float | None]]] = {
             "num_running_reqs": ("Requests that run (#running-req of the log).", lambda r: r.running),
             "num_queue_reqs": ("Requests that wait (#queue-req of the log).", lambda r: r.queued),
-            "token_usage": ("Used share of the fullest KV pool, 0-1 (token usage of the log).", lambda r: r.usage),
+            "token_usage": (
+                "Used share of the KV cache, of its fullest pool, 0-1 (token usage of the log).",
+                lambda r: r.usage,
+            ),
             "gen_throughput": ("Generated tokens per second, as last logged.", lambda r: r.generation_throughput),
-            "max_total_num_tokens": ("Tokens that the KV pool holds.", lambda r: facts.kv_pool_tokens.get(r.dp)),
+            "max_total_num_tokens": ("Tokens that fit into the KV cache.", lambda r: facts.kv_pool_tokens.get(r.dp)),
         }
         for name, (words, figure) in figures.items():
             family = GaugeMetricFamily(f"sglang:{name}", words, labels=names)
@@ -159,7 +162,7 @@ class Night:
             yield family
 
     def _prometheus(self) -> Iterator[Metric]:
-        """What a Prometheus adds by itself: that the exporter answered, and its alerts, which the boards mark."""
+        """Return what Prometheus adds itself: `up`, and `ALERTS`, which the boards mark."""
         up = GaugeMetricFamily("up", "Whether the exporter would have answered.")
         up.add_metric([], 1.0)
         yield up
@@ -219,7 +222,7 @@ def run(
 
 
 def _shift(logs: Logs, date: str | None) -> float:
-    """What must be added to the log's times to get unix seconds: the day, where it prints none."""
+    """Return the seconds to add to the log's times to get unix seconds: those of the day, where none is printed."""
     dated = logs.first is not None and logs.first >= FIRST_DATED_SECOND
     if logs.first is None:
         raise UsageError(f"{', '.join(logs.names[:3])}: prints no times; there is nothing to place in time")
@@ -250,7 +253,7 @@ def _check_output(output: Path, logs: Logs) -> None:
 
 
 def _progress(moments: Iterator[tuple[float, list[Metric]]], logs: Logs) -> Iterator[tuple[float, list[Metric]]]:
-    """Pass the moments on; tell a terminal how far they are."""
+    """Pass the scrapes on, and show on a terminal how far they are."""
     first = said = None
     show = sys.stderr.isatty()
     for at, families in moments:

@@ -1,4 +1,4 @@
-"""A log's bytes in blocks of whole lines, however it is packed, with bounded memory."""
+"""A log's bytes in blocks of whole lines, packed or not, with bounded memory."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ GZIP = b"\x1f\x8b"
 
 
 MIB = 1 << 20
-# A log packs to a tenth or a thirtieth of its size; what unpacks to more than a hundred times is made to fill a disk.
+# A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
 MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
-MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is dropped, and what follows it is read
+MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is dropped, and the rest is read
 MOST_OF_UNKNOWN_SIZE = 8 << 30
 
 
 class TooMuch(Exception):  # noqa: N818 - an answer, as below
-    """An input whose size nobody knows does not end where a log would; the words say which bound it passed."""
+    """An input of unknown size is larger than a log would be; the message names the limit."""
 
 
 class Readable(Protocol):
-    """What can be read piece by piece."""
+    """A stream that can be read piece by piece."""
 
     def read(self, size: int, /) -> bytes:
-        """Give the next bytes, at most `size`; none at the end."""
+        """Return the next bytes, at most `size`; none at the end."""
 
 
-class Damaged(Exception):  # noqa: N818 - what can be read has been read: an answer, not an error
-    """A gzip file ends early or holds something else behind what was read."""
+class Damaged(Exception):  # noqa: N818 - no error: everything readable was read
+    """A gzip file ends early, or other data follows it."""
 
 
 def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:
@@ -81,9 +81,9 @@ def _salvage(member: zlib._Decompress, data: bytes) -> Iterator[bytes]:
 
 
 def within(chunks: Iterable[bytes], most: int | None, packed: Callable[[], int] | None) -> Iterator[bytes]:
-    """Give chunks of an input of unknown size while it looks like a log; `packed` tells how many bytes were unpacked so far.
+    """Return the chunks of an input of unknown size while it looks like a log; `packed` returns how many packed bytes were read.
 
-    With `most` that many bytes, whatever they look like. Raises `TooMuch`.
+    With `most`, only that size is the limit. Raises `TooMuch`.
     """
     total = unended = 0
     for chunk in chunks:
@@ -100,7 +100,7 @@ def within(chunks: Iterable[bytes], most: int | None, packed: Callable[[], int] 
 
 
 def without_holes(stream: BinaryIO) -> Iterator[bytes]:
-    """Read a regular file; of a hole a single NUL byte, as if it were that long."""
+    """Read a regular file; a hole is a single NUL byte."""
     descriptor, at = stream.fileno(), 0
     while True:
         try:
@@ -108,10 +108,10 @@ def without_holes(stream: BinaryIO) -> Iterator[bytes]:
         except OSError as error:
             if error.errno == errno.ENXIO:  # a hole to the end, or the end
                 return
-            data = at  # a file system that does not tell
+            data = at  # a file system without SEEK_DATA
         if data > at:
             yield b"\0"
-        chunk = os.pread(descriptor, BLOCK, data)  # the stream's own buffer knows nothing of a moved position
+        chunk = os.pread(descriptor, BLOCK, data)  # reading the stream would ignore the moved position
         if not chunk:
             return
         at = data + len(chunk)
@@ -119,8 +119,8 @@ def without_holes(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut chunks at ends of lines. Of a line longer than `LONGEST_LINE` the start is kept; NUL bytes before a line
-    (what a truncated file starts with) are left out.
+    """Cut chunks at line ends. Only the start of a line longer than `LONGEST_LINE` is kept; NUL bytes before a line, with
+    which a truncated file begins, are left out.
     """
     rest, skipping = b"", False
     for data in chunks:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def phases_document(analysis: Analysis) -> list[Document]:
-    """Write the phases in time order; `at` is seconds since the log began, which is told without dates too."""
+    """Write the phases in time order; `at` is seconds since the log began, known without dates too."""
     return [_phase(phase, analysis.begin) for phase in analysis.course.phases]
 
 
@@ -62,7 +62,7 @@ def starts_document(analysis: Analysis) -> list[Document]:
 
 
 def judged_document(judged: JudgedRun, analysis: Analysis) -> Document:
-    """Write which start verdict, findings, shares and command line are of."""
+    """Write which start the verdict, findings, shares and command line are about."""
     run = judged.run
     begin = analysis.begin or 0.0
     return {
@@ -110,8 +110,8 @@ def _start(run: Run, begin: float | None) -> Document:
 
 
 def _memory(trail: MemoryTrail, *, cpu: bool) -> Document | None:
-    """Write the memory trail, GB; what a figure below nothing says is the rounding of two others."""
-    if not trail.is_told:
+    """Write the memory trail, GB; a figure below 0 comes from rounding and is written as 0."""
+    if not trail.is_known:
         return None
     return {
         "device": "cpu" if cpu else "gpu",
@@ -129,7 +129,7 @@ def _gb(figure: float | None) -> float | None:
 
 def figures_document(figures: RunFigures) -> Document:
     """Write a run's figures."""
-    told: dict[str, float | None] = {
+    known: dict[str, float | None] = {
         "serving_seconds": figures.serving_seconds,
         "generated_tokens_per_second": figures.throughput,
         "prompt_tokens_per_second": figures.prompt_tokens,
@@ -146,7 +146,7 @@ def figures_document(figures: RunFigures) -> Document:
         "mean_generated_tokens": figures.answer_length,
         "share_cached": figures.cached,
     }
-    return {name: _rounded(value) for name, value in told.items()}
+    return {name: _rounded(value) for name, value in known.items()}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -158,7 +158,7 @@ def _changed(change: ArgChange) -> dict[str, Any]:
 
 
 def change_document(change: Comparison) -> Document:
-    """Write what became of a server from one run to another."""
+    """Write how a server changed from one run to another."""
     return {
         "overall": change.overall,
         "cause": change.cause,

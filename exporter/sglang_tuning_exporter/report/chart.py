@@ -1,4 +1,4 @@
-"""A run's figures over time as inline SVG, all on one axis: mean, lowest to highest, what is healthy, and when alerts fired. Pure."""
+"""A run's figures over time as inline SVG on one time axis: mean, lowest to highest, healthy band, and firing alerts. Pure."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ WIDTH, HEIGHT = 1000, 90
 _TOP = 6  # room above the highest value
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _DAY = 86400
-_TICKS = 8  # at most, with room for their words
-_HOLDS_SECONDS = 60.0  # a figure is known for that long after a line; then the line breaks
+_TICKS = 8  # at most, so that their labels fit
+_HOLDS_SECONDS = 60.0  # a figure holds so long after its line; then the curve breaks
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The time that all charts show: `seconds` from `begin` on, unix seconds or seconds since a midnight."""
+    """The time axis of all charts: `seconds` from `begin` on, unix seconds or seconds since a midnight."""
 
     begin: float
     seconds: float
 
     def x(self, at: float) -> float:
-        """Place a moment, seconds since the begin, across the chart."""
+        """Return the horizontal place of a time, seconds since the begin."""
         return round(WIDTH * min(max(at / self.seconds, 0.0), 1.0), 1)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Give round moments: where they stand, percent of the width, and what to write there."""
+        """Return round times: their place in percent of the width, and their labels."""
         wanted = self.seconds / _TICKS
         step = next((step for step in _STEPS if step >= wanted), ceil(wanted / _DAY) * _DAY)
         dated = self.begin >= FIRST_DATED_SECOND
         first = (-self.begin) % step if dated else 0.0
-        told = []
+        found = []
         for number in range(floor((self.seconds - first) / step) + 1 if first <= self.seconds else 0):
             at = first + number * step
-            told.append((round(100 * at / self.seconds, 2), self._words(at, step, first=not number)))
-        return told
+            found.append((round(100 * at / self.seconds, 2), self._words(at, step, first=not number)))
+        return found
 
     def _words(self, at: float, step: float, *, first: bool) -> str:
         if self.begin < FIRST_DATED_SECOND:
@@ -71,7 +71,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How high a chart is: from 0 to `top`; a healthy band (None: open on that side) and a line that is not to be crossed."""
+    """The vertical scale of a chart: from 0 to `top`, with a healthy band (None: open on that side) and a limit."""
 
     top: float
     lower: float | None = None
@@ -80,7 +80,7 @@ class Scale:
     has_band: bool = field(default=False)
 
     def y(self, value: float) -> float:
-        """Place a value."""
+        """Return the vertical place of a value."""
         share = min(max(value / self.top, 0.0), 1.0) if self.top else 0.0
         return round(HEIGHT - (HEIGHT - _TOP) * share, 1)
 
@@ -93,7 +93,7 @@ def scale(
     upper: float | None = None,
     limit: float | None = None,
 ) -> Scale:
-    """Choose a scale that holds the points. A bound belongs on it where they come near: a queue of 3 is not drawn to 2000."""
+    """Return a scale for the points. It holds a bound only if they come near it: a queue of 3 is not drawn on a scale of 2000."""
     highest = max((point.high for point in points), default=0.0)
     near = [bound for bound in (lower, upper, limit) if bound is not None and bound <= 2 * highest]
     chosen = top if top is not None else nice(max([highest, *near]))
@@ -119,9 +119,9 @@ def chart(
     marks: Sequence[Point] = (),
     bars: bool = False,
 ) -> Markup:
-    """Draw a figure's points, each `width` seconds wide; `words` describe the picture to who cannot see it.
+    """Draw the points of a figure, each `width` seconds wide; `words` describe the picture for a screen reader.
 
-    `spans` are shaded, `marks` are ticks at the upper edge, `bars` draws bars in place of a line.
+    `spans` are shaded, `marks` are ticks at the upper edge, `bars` draws bars instead of a line.
     """
     parts = [_shade(span, axis) for span in spans]
     if of.has_band:
@@ -150,7 +150,7 @@ def lane(stretches: Sequence[Stretch], axis: Axis, words: str) -> Markup:
 
 
 def _wide(stretch: Stretch, axis: Axis) -> float:
-    """What is short must be seen all the same."""
+    """Return the width of a stretch; a short one stays visible."""
     return round(max(axis.x(stretch.at + stretch.seconds) - axis.x(stretch.at), 2.0), 1)
 
 

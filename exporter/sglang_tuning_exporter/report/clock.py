@@ -1,4 +1,4 @@
-"""When the lines of a log were printed: times as they stand in it, and a clock that never runs backwards. Pure."""
+"""When the lines of a log were printed: the printed times, and a clock that never runs backwards. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_termi
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Processes write one log a little out of order; a time further back is another clock's (docs/decisions.md, "Reports").
+# Processes write one log a little out of order; a time further back is of another clock (docs/decisions.md, "Reports").
 JITTER_SECONDS = 60.0
-# No server is silent for so long and then prints: a time further ahead is another clock's.
+# No server is silent for so long and then prints: a time further ahead is of another clock (docs/decisions.md, "Reports").
 FAR_SECONDS = 30 * DAY
-# So many lines of another clock are strays when the first clock comes back.
+# So many lines with times of another clock are strays if the first clock comes back (docs/decisions.md, "Reports").
 STRAY_LINES = 16
 LINES_SEARCHED = 4096
 
 
 def printed_time(line: bytes) -> tuple[float | None, float | None]:
-    """Read when a line was printed: unix seconds, and seconds since midnight where it has a time without a date.
+    """Return when a line was printed: unix seconds, or else seconds since midnight where it prints no date.
 
-    A container runtime's time is not used: its clock may be in another zone than the one the server prints.
+    The time of a container runtime is not used: its time zone may differ from the server's.
     """
     text = line[:LONGEST_LINE]
     prefix = parse_plain_prefix(text)
@@ -48,7 +48,7 @@ def _times(block: bytes) -> Iterator[tuple[float | None, float | None]]:
 
 
 def first_time(block: bytes) -> float | None:
-    """Find the time of the first line that has one, as `printed_time` reads it."""
+    """Return the time of the first line that has one, as `printed_time` reads it."""
     for time, clock in _times(block):
         return time if time is not None else clock
     for line in block.split(b"\n", LINES_SEARCHED)[:LINES_SEARCHED]:
@@ -58,7 +58,7 @@ def first_time(block: bytes) -> float | None:
 
 
 def begin_of(block: bytes) -> float | None:
-    """Find when a log begins: its first time, unless the ones after it show that it is a stray."""
+    """Return when a log begins: its first time, unless the next times show that it is a stray."""
     first = first_time(block)
     if first is None:
         return None
@@ -71,7 +71,7 @@ def begin_of(block: bytes) -> float | None:
 
 
 def last_time(block: bytes, before: float) -> float | None:
-    """Find the time of the last line that has one; `before` is the last time known, for a time without a date."""
+    """Return the time of the last line that has one; `before` is the last known time, for a time without a date."""
     for line in reversed(block.rsplit(b"\n", LINES_SEARCHED)):
         time, clock = printed_time(line)
         if time is not None:
@@ -85,7 +85,7 @@ def last_time(block: bytes, before: float) -> float | None:
 
 
 def day_of(time: float | None, before: float | None) -> float | None:
-    """Give a time without a date the day of the last time known, as `last_time` does."""
+    """Return a time without a date on the day of the last known time, as `last_time` does."""
     if time is None or before is None or time >= FIRST_DATED_SECOND:
         return time
     found = before // DAY * DAY + time
@@ -93,9 +93,9 @@ def day_of(time: float | None, before: float | None) -> float | None:
 
 
 class Clock:
-    """One log's printed times as a time that never runs backwards, seconds.
+    """The printed times of one log as seconds that never run backwards.
 
-    One line with the time of another clock changes nothing. After the clock was set, time goes on from where it was.
+    A single line with a time of another clock changes nothing. After the clock was set, time goes on from where it was.
     `ahead`: how far the log's clock is ahead of the report's.
     """
 
@@ -110,17 +110,17 @@ class Clock:
         self._was_back = False
 
     def is_near(self, time: float | None) -> bool:
-        """Say whether a time follows within the jitter: nothing that is read afterwards can have been before it."""
+        """Whether a time follows within the jitter, so that no later line can be before it."""
         return time is not None and 0 <= time + self._shift - self.now <= JITTER_SECONDS
 
     def leaps(self, time: float | None) -> bool:
-        """Say whether it needs the time of the following line to understand this one."""
+        """Whether `read` needs the time of the next line to understand this one."""
         return time is not None and self.now > -inf and time + self._shift - self.now > JITTER_SECONDS
 
     def read(self, time: float | None, following: float | None = None) -> float:
-        """Take the printed time of the next line; `None` is the time of the line before.
+        """Take the printed time of the next line and return the clock's time; `None` is the time of the line before.
 
-        `following` is the printed time of the line after it: asked for where a time `leaps`.
+        `following` is the printed time of the line after it, needed where the time `leaps`.
         """
         if time is None:
             return self.now
@@ -148,7 +148,7 @@ class Clock:
         return self.now
 
     def end(self) -> None:
-        """The log ends: a last line that nothing confirmed is a stray."""
+        """End the log: a last line that nothing confirmed is a stray."""
         if self._former is not None and self._lines == 1:
             self._go_back()
 
@@ -157,7 +157,7 @@ class Clock:
         return ahead > JITTER_SECONDS and -JITTER_SECONDS <= then < ahead - JITTER_SECONDS
 
     def _is_former(self, time: float) -> bool:
-        """Whether the clock of before goes on: a few lines of another one were strays."""
+        """Whether the former clock goes on, so that a few lines of another one were strays."""
         assert self._former is not None
         limit = JITTER_SECONDS if self._lines <= STRAY_LINES else FAR_SECONDS
         if -JITTER_SECONDS <= time + self._shift - self.now <= limit:

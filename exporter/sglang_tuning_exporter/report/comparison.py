@@ -1,4 +1,4 @@
-"""Two runs side by side: which arguments changed, what got better or worse, and whether the one explains the other. Pure."""
+"""Two runs compared: which arguments changed, what got better or worse, and whether the change is the likely cause. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.totals import Totals
 
-# With less serving time on either side, nothing is compared: a burst is no run.
+# With less serving time in either run, nothing is compared.
 ENOUGH_SECONDS = 30.0
 ENOUGH_BATCHES = 10
 # Figures of the load within this factor of each other are the same (docs/decisions.md, "Reports").
 LOAD_ALIKE = 1.3
-# With fewer requests their mean lengths are a matter of chance.
+# With fewer requests their mean lengths are chance.
 ENOUGH_REQUESTS = 20
 RETRACTED_SHARE = 0.1
-# What decides how much of the prompts is found in the cache: with one of these changed, that is no property of the load.
+# Arguments that change the share of cached prompt tokens: if one of them changed, that share says nothing about the load.
 _CACHE_ARGS = frozenset(
     {
         "disable_radix_cache", "schedule_policy", "page_size", "max_total_tokens", "mem_fraction_static", "kv_cache_dtype",
@@ -41,7 +41,7 @@ Cause: TypeAlias = Literal["likely", "possible", "unproven", "none"]
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What a run was like. Shares are of serving time, 0-1; None is not told."""
+    """The figures of a run. Shares are of serving time, 0-1; None where the log does not show a figure."""
 
     serving_seconds: float
     batches: float  # batch lines
@@ -63,12 +63,12 @@ class RunFigures:
 
     @property
     def enough(self) -> bool:
-        """Whether there was load enough to compare it."""
+        """Whether there was enough load to compare it."""
         return self.serving_seconds >= ENOUGH_SECONDS and self.batches >= ENOUGH_BATCHES
 
     @property
     def concurrency(self) -> float | None:
-        """Requests at the server at once, running and waiting, on average."""
+        """Mean number of requests at the server, running and waiting."""
         if self.running is None and self.queued is None:
             return None
         return (self.running or 0.0) + (self.queued or 0.0)
@@ -83,21 +83,21 @@ def figures_of(
     out_of_memory: float,
     has_graphs: bool = True,
 ) -> RunFigures:
-    """Give a run's figures from what was added up in it.
+    """Return a run's figures from its totals.
 
-    `served`: seconds in which any of its schedulers served; `generated`: tokens, as far as the log shows their rate.
+    `served`: seconds in which any scheduler served; `generated`: tokens, as far as the log shows their rate.
     """
     counts = totals.counts
-    minutes = max(served, 60.0) / 60.0  # less than a minute is judged as a minute: one burst is no rate
+    minutes = max(served, 60.0) / 60.0  # a shorter run counts as a minute: one burst is no rate
     prompts, requests = counts["computed_tokens"] + counts["cached_tokens"], counts["new_sequences"]
-    # Retracted requests start again with what they had generated: their prompts are not those of the clients.
-    told_lengths = requests >= ENOUGH_REQUESTS and counts["log_retracted_requests"] <= RETRACTED_SHARE * requests
+    # Retracted requests start again with what they had generated, so their prompts are not those of the clients.
+    knows_lengths = requests >= ENOUGH_REQUESTS and counts["log_retracted_requests"] <= RETRACTED_SHARE * requests
     empty = totals.share("queue", "empty")
 
     def together(figure: str) -> float | None:
         """All schedulers added up, while any of them served."""
-        told = served > 0 and totals.integrals[figure + "_seconds"] > 0
-        return totals.integrals[figure] / served if told else None
+        is_known = served > 0 and totals.integrals[figure + "_seconds"] > 0
+        return totals.integrals[figure] / served if is_known else None
 
     return RunFigures(
         serving_seconds=served,
@@ -114,15 +114,15 @@ def figures_of(
         out_of_memory=out_of_memory,
         rejections=counts["rejected_requests"] / minutes,
         requests=requests,
-        prompt_length=prompts / requests if told_lengths and prompts else None,
-        answer_length=generated / requests if told_lengths and generated else None,
-        cached=counts["cached_tokens"] / prompts if told_lengths and prompts else None,
+        prompt_length=prompts / requests if knows_lengths and prompts else None,
+        answer_length=generated / requests if knows_lengths and generated else None,
+        cached=counts["cached_tokens"] / prompts if knows_lengths and prompts else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ArgChange:
-    """One argument that two starts have differently; values as text, `not set` where one has none."""
+    """One argument that differs between two starts; values as text, `not set` where one has none."""
 
     arg: str
     before: str
@@ -136,21 +136,21 @@ class ArgChange:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A start's arguments: as printed, and what somebody must have typed to get them (None: not known)."""
+    """A start's arguments: as printed, and what must have been typed to get them (None: not known)."""
 
     printed: Mapping[str, object]
     typed: Mapping[str, object] | None = None
 
     @classmethod
     def of(cls, facts: ServerFacts) -> Arguments:
-        """Take them from what is known of a start."""
+        """Return the arguments of a start."""
         return cls(dict(facts.args), typed_args(facts))
 
 
 def changed_args(before: Arguments, after: Arguments) -> tuple[ArgChange, ...]:
-    """Give the arguments that differ and that somebody may have turned.
+    """Return the arguments that differ and may have been set.
 
-    Where it is known what was typed, what the server derives from it is left out; so is what only one release has.
+    Where it is known what was typed, arguments that the server derives are left out; so are those that only one release has.
     """
     if before.typed is not None and after.typed is not None:
         old, new = {**before.printed, **before.typed}, {**after.printed, **after.typed}
@@ -173,7 +173,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedFigure:
     """One figure before and after. `unit` is per_second, per_minute, count, share or ratio."""
 
     name: str
@@ -185,9 +185,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of a server from one run to another."""
+    """How a server changed from one run to another."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedFigure, ...]
     changed: tuple[ArgChange, ...]
     overall: Overall
     cause: Cause
@@ -207,7 +207,7 @@ class _Measure:
     good: int
     least: float
     relative: float = 0.1
-    by_load: bool = False  # whoever asks for less gets less: with another load it says nothing of the server
+    by_load: bool = False  # depends on the load: with another load it says nothing about the server
 
 
 _MEASURES = (
@@ -233,9 +233,9 @@ def compare(
     *,
     known: bool = True,
 ) -> Comparison:
-    """Say what got better or worse, and whether the change of arguments is the likely cause.
+    """Return what got better or worse, and whether the changed arguments are the likely cause.
 
-    `verdict_before` is what limited the server then; `known`: both runs printed their arguments.
+    `verdict_before` is what limited the server before; `known`: both runs printed their arguments.
     """
     load = _load_differs(before, after, changed)
     rows = tuple(row for measure in _MEASURES if (row := _row(measure, before, after, load)) is not None)
@@ -251,7 +251,7 @@ def compare(
     return Comparison(rows, changed, overall, cause, f"{_outcome(overall, rows)} {because}")
 
 
-def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) -> Row | None:
+def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) -> ComparedFigure | None:
     old, new = getattr(before, measure.field), getattr(after, measure.field)
     if old is None or new is None:
         return None
@@ -260,10 +260,10 @@ def _row(measure: _Measure, before: RunFigures, after: RunFigures, load: str) ->
     if abs(difference) >= max(measure.least, measure.relative * max(abs(old), abs(new))):
         neither = not measure.good or (measure.by_load and load)
         direction = "different" if neither else "better" if difference * measure.good > 0 else "worse"
-    return Row(measure.name, old, new, measure.unit, direction)
+    return ComparedFigure(measure.name, old, new, measure.unit, direction)
 
 
-def _outcome(overall: Overall, rows: Iterable[Row]) -> str:
+def _outcome(overall: Overall, rows: Iterable[ComparedFigure]) -> str:
     better = [row.name for row in rows if row.direction == "better"]
     worse = [row.name for row in rows if row.direction == "worse"]
     if overall == "same":
@@ -284,7 +284,7 @@ def _cause(  # noqa: PLR0911 - one answer for each case
         same = "The arguments are the same"
         return "none", f"{same}." if overall == "same" else f"{same}: load, machine or model made the difference."
     if overall == "same" and load:
-        return "unproven", f"The load differs ({load}), so what {turned} did cannot be told."
+        return "unproven", f"The load differs ({load}), so the effect of {turned} is not known."
     if overall == "same":
         return "none", f"So {turned} made no difference that the log shows."
     if load:
@@ -301,7 +301,7 @@ def _cause(  # noqa: PLR0911 - one answer for each case
         others = "another was" if len(changed) == 2 else f"{len(changed) - 1} others were"
         return (
             "possible",
-            f"The load was alike; {one} turns what limited the server before, though {others} changed too.",
+            f"The load was alike; {one} sets what limited the server before, though {others} changed too.",
         )
     return (
         "possible",
@@ -310,10 +310,10 @@ def _cause(  # noqa: PLR0911 - one answer for each case
 
 
 def _load_differs(before: RunFigures, after: RunFigures, changed: tuple[ArgChange, ...]) -> str:
-    """Say how the load differs; empty where it is alike.
+    """Return in words how the load differs; empty where it is alike.
 
-    A fixed number of clients keeps the concurrency, a fixed rate of requests keeps the prompt tokens: one of the two is enough.
-    The requests themselves must be alike in any case.
+    A fixed number of clients gives the same concurrency, a fixed rate of requests the same prompt tokens: one of the two is enough.
+    The lengths of the requests must be alike in any case.
     """
     amounts = _differences(
         ("requests at once", before.concurrency, after.concurrency),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is known beside the analysis. `start` and `end` are printed times, unix seconds; `spans` the alerts."""
+    """The inputs of a report. `start` and `end` are printed times, unix seconds; `spans` are the alerts."""
 
     sources: list[str]
     lines: int
@@ -48,14 +48,14 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What the logs are compared with: the other logs, and what became of the server from then to now."""
+    """The logs of `--against`, and how the server changed since."""
 
     sources: list[str]
     change: Comparison
 
 
 def build(given: Input, analysis: Analysis, against: Against | None = None) -> Document:
-    """Make the document; every key is there, `null` where the log does not tell."""
+    """Return the document; every key is there, `null` where the log does not show a figure."""
     judged = analysis.conclude()
     judgement, totals, facts, last = judged.judgement, analysis.totals, analysis.state.facts, analysis.last
     return {

@@ -1,4 +1,4 @@
-"""What limited the starts before the one that is judged, and whether that is over. Pure."""
+"""What limited the starts other than the judged one, and whether that is over. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CRASH = "crash"
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What limited one start or several in a row. `what` is a diagnosis, or `crash`."""
+    """What limited one start, or several in a row. `what` is a diagnosis, or `crash`."""
 
     what: str
     first: int  # run
@@ -30,7 +30,7 @@ class Trouble:
 
     @property
     def words(self) -> str:
-        """Say it in one line."""
+        """The trouble in one line."""
         who = "before the first start" if not self.last else f"start {self.first}"
         who += f" to {self.last}" if self.last != self.first else ""
         text = f"{who}: " + ("a process of the server died." if self.what == CRASH else BY_ID[self.what].summary)
@@ -41,10 +41,10 @@ class Trouble:
 
 
 def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[Trouble]:
-    """Give the troubles of all starts but the judged one, in their order."""
+    """Return the troubles of all starts except the judged one, in their order."""
     found: list[Trouble] = []
-    told = list(runs)
-    for run, following in zip_longest(told, told[1:]):
+    in_order = list(runs)
+    for run, following in zip_longest(in_order, in_order[1:]):
         if run is judged.run:
             continue
         for trouble in _of(run, following, judged):

@@ -1,4 +1,4 @@
-"""The files a report is made of: found, opened, unpacked, and put in the order in which their lines were printed."""
+"""The files of a report: found, opened, unpacked, and in the order in which their lines were printed."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{
 
 
 def shown(name: str) -> str:
-    """Write a file's name on one line, whatever its characters."""
+    """Return a file's name as one line without control characters."""
     return clean(name)
 
 
 @dataclass(slots=True)
 class LogSource:
-    """One file or stream. A pipe can be read once, so its first block is kept."""
+    """One file or stream. A pipe can be read only once, so its first block is kept."""
 
     name: str
     stream: IO[bytes] | None = None  # of a pipe
     first: float | None = None  # when the log begins, on the clock of the report
-    start: ServerArgs | None = None  # the first one, where the beginning has it
+    start: ServerArgs | None = None  # the first start in its beginning, if there is one
     ahead: float = 0.0  # how far the clock of this log is ahead, seconds
     empty: bool = False
     notes: list[str] = field(default_factory=list)
-    told: Callable[[int], None] | None = None  # of how many more bytes were read
-    most: int | None = None  # so many bytes of an input whose size nobody knows, whatever they look like
+    on_read: Callable[[int], None] | None = None  # called with the number of bytes that were read
+    most: int | None = None  # the most bytes of an input of unknown size
     _held: Iterator[bytes] | None = None
     _head: bytes = b""
-    _taken: int = 0  # bytes, as they lie there
+    _taken: int = 0  # bytes, packed or not
     _given: int = 0  # bytes of whole lines
     _is_packed: bool = False
 
     def look(self) -> None:
-        """Read the start. Raises `UsageError` when it cannot be read."""
+        """Read the beginning. Raises `UsageError` when it cannot be read."""
         with self._telling():
             blocks = self._read()
             self._head = next(blocks, b"")
@@ -79,7 +79,7 @@ class LogSource:
                 self._head = b""
 
     def blocks(self) -> Iterator[bytes]:
-        """Give everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
+        """Return everything in blocks of whole lines. Raises `UsageError` when it cannot be read."""
         with self._telling():
             held, self._held = self._held, None
             if held is not None:
@@ -93,9 +93,9 @@ class LogSource:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Turn what the system says into one line, and let go of a pipe that cannot be read on."""
+        """Turn an error of the system into a `UsageError`, and close a pipe that cannot be read on."""
         try:
-            with _told(self.name):
+            with _readable(self.name):
                 yield
         except UsageError:
             self._close()
@@ -107,15 +107,15 @@ class LogSource:
 
     @property
     def is_endless(self) -> bool:
-        """Whether more was read of it than anybody waits for a first line of SGLang's, and its size is not known."""
+        """Whether its size is not known, and too much was read to go on without a line of SGLang's."""
         is_known = self.stream is None and not self._is_packed
         return not is_known and self.most is None and self._given > MOST_WITHOUT_A_LINE
 
     def take(self, number: int) -> None:
-        """Take another `number` of bytes as read."""
+        """Count `number` more bytes as read."""
         self._taken += number
-        if self.told is not None:
-            self.told(number)
+        if self.on_read is not None:
+            self.on_read(number)
 
     def _read(self) -> Generator[bytes, None, None]:
         self._taken = 0
@@ -143,7 +143,7 @@ class LogSource:
         rest = b""
         try:
             for chunk in within(unzip(first, stream), self.most, lambda: self._taken):
-                # The last line may be cut: half a figure is a wrong figure.
+                # The last line may be cut, and a cut figure is wrong.
                 end = chunk.rfind(b"\n") + 1
                 if rest:
                     yield rest
@@ -159,7 +159,7 @@ class LogSource:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A stream that tells its source how much was read of it."""
+    """A stream that counts for its source how much was read."""
 
     stream: IO[bytes]
     source: LogSource
@@ -170,15 +170,15 @@ class _Watched:
         return data
 
     def chunks(self, first: bytes) -> Iterator[bytes]:
-        """Give the first bytes and all that follow."""
+        """Return the first bytes and all that follow."""
         yield first
         while chunk := self.read(BLOCK):
             yield chunk
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turn what the system says about a file into one line."""
+def _readable(name: str) -> Iterator[None]:
+    """Turn an error of the system about a file into a `UsageError`."""
     try:
         yield
     except OSError as error:
@@ -188,12 +188,12 @@ def _told(name: str) -> Iterator[None]:
 
 
 def because(sources: Sequence[LogSource]) -> str:
-    """Give the notes, to stand behind an error."""
+    """Return the notes as the end of an error message."""
     return "".join(f" ({note})" for source in sources for note in source.notes)
 
 
 def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[LogSource]:
-    """Find the files that arguments name: paths, globs, and - for standard input. Raises `UsageError` where there is none."""
+    """Return the files that the arguments name: paths, globs, and - for standard input. Raises `UsageError` where one names none."""
     found: list[LogSource] = []
     known: set[tuple[int, int]] = set()
     for argument in arguments:
@@ -210,7 +210,7 @@ def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[LogSource]:
             if not names:
                 raise UsageError(f"{shown(argument)}: no file matches; give a path, a glob, or -")
         for name in names:
-            with _told(name):
+            with _readable(name):
                 status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
             if (status.st_dev, status.st_ino) not in known:
                 known.add((status.st_dev, status.st_ino))
@@ -223,7 +223,7 @@ def _opened(name: str, status: os.stat_result) -> LogSource:
         raise UsageError(f"{shown(name)}: is a directory; give its files, such as {shown(name).rstrip('/')}/*")
     if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
         raise UsageError(f"{shown(name)}: is a device; give a file, or - for standard input")
-    with _told(name):
+    with _readable(name):
         pipe = None if stat.S_ISREG(status.st_mode) else Path(name).open("rb")  # noqa: SIM115 - closed once read
     return LogSource(name, pipe)
 
@@ -241,10 +241,10 @@ def _by_name(source: LogSource) -> tuple[tuple[int, int], list[str | int]]:
 
 
 def in_order(sources: Sequence[LogSource]) -> list[list[LogSource]]:
-    """Group the files that one reader takes one after the other, in time order.
+    """Return the files in groups that one reader reads one after the other, in time order.
 
-    A file with dates is a log by itself; one without any time goes on where the file of the name before it ends. Without
-    dates only the names tell how a rotation set goes on.
+    A file with dates is a log by itself; a file without any time continues the file whose name sorts before it. Without dates only
+    the names give the order of rotated files.
     """
     logs = [[source] for source in sources if source.stream or (source.first or 0.0) >= FIRST_DATED_SECOND]
     rotations: dict[str, list[LogSource]] = {}
@@ -259,7 +259,7 @@ def in_order(sources: Sequence[LogSource]) -> list[list[LogSource]]:
 
 
 def align(sources: Sequence[LogSource]) -> list[str]:
-    """Put the logs of one server's nodes on one clock; give what a reader must know about it."""
+    """Put the logs of one server's nodes on one clock; return notes about it."""
     notes = []
     starts = [(source, source.start) for source in sources if source.start is not None]
     for source, start in starts:

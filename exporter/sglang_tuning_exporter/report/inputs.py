@@ -1,12 +1,13 @@
-"""The logs a report is made of, as events in time order: files, globs, standard input, gzip, rotation sets, many ranks.
+"""The logs of a report as events in time order: files, globs, standard input, gzip, rotated files, many ranks.
 
-Every log is read in blocks, so memory does not grow with its size. Printed times are read as UTC.
+Logs are read in blocks, so memory does not grow with their size. Printed times are read as UTC.
 """
 
 from __future__ import annotations
 
 import heapq
 import sys
+from collections import deque
 from contextlib import ExitStack, closing
 from math import inf
 from pathlib import Path
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
 LARGE = 8 << 20  # bytes: a smaller log is read before another process has started
-_PACKS_TO = 0.1  # of its size, a gzip file's usual share
+_PACKS_TO = 0.1  # the usual size of a gzip file against its text
 _Timed: TypeAlias = tuple[float, Event | BatchRun | None]
 
 
 class Logs:
-    """All logs of one report. `readers` hold their counts once `events` has been read to its end."""
+    """All logs of one report. The counts of `readers` are complete when `events` is exhausted."""
 
     def __init__(
         self,
@@ -49,13 +50,11 @@ class Logs:
         jobs: int = 1,
         most: int | None = None,
     ) -> None:
-        """Look at every log's start. Raises `UsageError` for what is missing, a directory, unreadable or empty.
+        """Read the beginning of every log. Raises `UsageError` for what is missing, a directory, unreadable or empty.
 
-        Of what is piped or packed `most` bytes are read of each; without it, what a log looks like.
-
-        With a `pace` a log is not read on, beyond a multiple of so many seconds, before all events up to it have been taken:
-        `lines_taken` is then that of the moment. `unrecognised_taken` is so in any case. Large logs are read by other
-        processes, one for each, and `jobs` processes at most together with this one.
+        `most`: the most bytes read of each pipe or packed file; without it, as long as they look like a log. `pace`: seconds; a log
+        is not read beyond a multiple of them before all events up to it were taken, so that `lines_taken` is that of this time.
+        `jobs`: the most processes; beside this one, one reads each large log.
         """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
@@ -63,13 +62,13 @@ class Logs:
         for source in sources:
             source.most = most
             source.look()
-        self._told = [source for source in sources if not source.empty]
-        if not self._told:
+        self._sources = [source for source in sources if not source.empty]
+        if not self._sources:
             reason = "is empty" if len(sources) == 1 else "all are empty"
             raise UsageError(f"{self._names(sources)}: {reason}{because(sources)}")
-        self._zones = align(self._told)
-        self._logs = in_order(self._told)
-        # A log that begins where another one ended goes on with its reader and its clock.
+        self._zones = align(self._sources)
+        self._logs = in_order(self._sources)
+        # A log that begins where another one ended continues its reader and its clock.
         self._lanes = list(range(len(self._logs)))
         self.readers: list[LogReader | ReadAhead] = [LogReader() for _ in self._logs]
         self.ends: list[float] = []  # the last printed time of each log
@@ -84,26 +83,26 @@ class Logs:
 
     @property
     def names(self) -> list[str]:
-        """What was read, in time order."""
+        """The names of the files, in time order."""
         return [shown(source.name) for log in self._logs for source in log]
 
     def read_from(self, path: Path) -> bool:
         """Whether `path` is one of the files."""
-        return path.exists() and any(source.stream is None and path.samefile(source.name) for source in self._told)
+        return path.exists() and any(source.stream is None and path.samefile(source.name) for source in self._sources)
 
     @property
     def notes(self) -> list[str]:
-        """What could not be read of a log that was read."""
-        return [note for source in self._told for note in source.notes]
+        """Notes about parts that could not be read."""
+        return [note for source in self._sources for note in source.notes]
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader must know about the times; said once `events` has been read to its end."""
+        """Notes about the times; complete when `events` is exhausted."""
         remarks = []
         if self.first is None:
             remarks.append(
-                "no line has a time: starts, counts, start-up memory and the last figures are told;"
-                " shares, rates, phases and alerts are not"
+                "no line has a time: the report has starts, counts, start-up memory and the last figures,"
+                " but no shares, rates, phases and alerts"
             )
         elif self.first < FIRST_DATED_SECOND:
             remarks.append("times have no date: a day is taken to follow where they begin again")
@@ -125,18 +124,18 @@ class Logs:
 
     @property
     def size(self) -> int:
-        """Bytes of the regular files, packed as they are."""
-        return sum(Path(source.name).stat().st_size for source in self._told if source.stream is None)
+        """Size of the regular files in bytes, as they are on disk."""
+        return sum(Path(source.name).stat().st_size for source in self._sources if source.stream is None)
 
     @property
     def is_piped(self) -> bool:
-        """Whether a part comes from a pipe, whose size nobody knows."""
-        return any(source.stream is not None for source in self._told)
+        """Whether a part comes from a pipe, whose size is not known."""
+        return any(source.stream is not None for source in self._sources)
 
-    def watch(self, told: Callable[[int], None]) -> None:
-        """Have `told` called with the number of bytes whenever some were read."""
-        for source in self._told:
-            source.told = told
+    def watch(self, on_read: Callable[[int], None]) -> None:
+        """Call `on_read` with the number of bytes whenever some were read."""
+        for source in self._sources:
+            source.on_read = on_read
 
     @property
     def first(self) -> float | None:
@@ -164,9 +163,9 @@ class Logs:
         return add_up(unrecognised for _, unrecognised in self._taken)
 
     def events(self) -> Generator[_Timed, None, None]:
-        """Give every event with its time, seconds, in time order; lines without a time follow the line before.
+        """Return every event with its time, seconds, in time order; a line without a time has that of the line before.
 
-        Each log's first and last printed time come with no event. The time is `-inf` while none was printed.
+        The first and the last printed time of each log come without an event. The time is `-inf` while none was printed.
         Raises `UsageError` when the input cannot be read, or is of several servers, or, at its end, is no log of SGLang.
         """
         with ExitStack() as stack:
@@ -188,7 +187,7 @@ class Logs:
                 moment, event = next(events)
                 heapq.heappush(heap, (moment, index, event, events))
             moment, index, event, events = heap[0]
-            if servers is None:  # a single log: nothing is to be merged
+            if servers is None:  # a single log needs no merging
                 yield moment, event
                 yield from events
                 break
@@ -206,7 +205,7 @@ class Logs:
         self._check()
 
     def _go_on(self, index: int, ended: list[int]) -> None:
-        """Let a log go on where another one ended, the last one if there are several."""
+        """Continue the last log that ended where this one begins, if there is one."""
         begin = self._logs[index][0]
         for before in reversed(ended):
             lane = self._lanes[before]
@@ -223,43 +222,49 @@ class Logs:
 
     def _read(self, index: int) -> Iterator[_Timed]:
         lane = self._lanes[index]
-        clock, reader = self._clocks[lane], self.readers[lane]
-        first = self._logs[index][0]
+        clock, first = self._clocks[lane], self._logs[index][0]
         last = None if first.first is None else first.first + first.ahead
         yield clock.read(last), None
         for source in self._logs[index]:
             self._open[lane] = source
-            before = block = b""
-            for part, following, read in self._pieces(lane, source):
-                before, block = block, part
-                if source.is_endless and not self._is_sglangs(reader):
+            texts = deque[bytes](maxlen=2)  # the last block may be a single line without its end
+            for part in self._parts(lane, source):
+                texts.appendleft(part.text)
+                if source.is_endless and not self._is_sglangs(self.readers[lane]):
                     self._check()
-                known = reader.unrecognised.copy()
-                events = read()
-                drifted = [] if self._pace or known == reader.unrecognised else drifts(part, known, last)
-                if not events and self._pace is not None:
-                    # Nothing but access lines, perhaps for hours: they move the time, if only by little at once.
-                    printed = day_of(first_time(part), last)
-                    if clock.is_near(printed):
-                        yield clock.read(printed), None
-                for place, event in enumerate(events):
-                    last = event.time if event.time is not None else last
-                    while drifted and last is not None and last >= drifted[0][0]:
-                        self._taken[lane] = (self._taken[lane][0], drifted.pop(0)[1])
-                    then = _next_time(events, place, following) if clock.leaps(event.time) else None
-                    yield clock.read(event.time, then), event
-                self._taken[lane] = (reader.counts.copy(), reader.unrecognised.copy())
+                last = yield from self._take(lane, part, last)
             if last is not None:
-                # The last block may be a single line without its end.
-                found = [last_time(part, last) for part in (block, before)]
+                found = (last_time(text, last) for text in texts)
                 end = next((time for time in found if time is not None), last)
                 moment = clock.now if end == last else clock.read(end)
                 if clock.printed is not None:
                     self.ends.append(clock.printed)
                 yield moment, None
 
-    def _pieces(self, lane: int, source: LogSource) -> Iterator[LogPart]:
-        """Give a log's blocks, cut where they are to be taken by the clock, each with the one that follows."""
+    def _take(self, lane: int, part: LogPart, last: float | None) -> Generator[_Timed, None, float | None]:
+        """Yield the events of a part; return the last printed time."""
+        clock, reader = self._clocks[lane], self.readers[lane]
+        known = reader.unrecognised.copy()
+        events = part.events()
+        drifted = [] if self._pace or known == reader.unrecognised else drifts(part.text, known, last)
+        if not events and self._pace is not None:
+            # Access lines alone, perhaps for hours: they move the time, but only by little at once.
+            printed = day_of(first_time(part.text), last)
+            if clock.is_near(printed):
+                yield clock.read(printed), None
+        for place, event in enumerate(events):
+            time = event.time
+            if time is not None:
+                last = time
+                while drifted and last >= drifted[0][0]:
+                    self._taken[lane] = (self._taken[lane][0], drifted.pop(0)[1])
+            then = _next_time(events, place, part.following) if clock.leaps(time) else None
+            yield clock.read(time, then), event
+        self._taken[lane] = (reader.counts.copy(), reader.unrecognised.copy())
+        return last
+
+    def _parts(self, lane: int, source: LogSource) -> Iterator[LogPart]:
+        """Return the parts of a file, read here or in another process."""
         reader = self.readers[lane]
         if isinstance(reader, ReadAhead):
             return reader.parts(source.blocks())
@@ -272,16 +277,16 @@ class Logs:
     def _check(self) -> None:
         found = sum(reader.counts[kind] for reader in self.readers for kind in _SGLANG_KINDS)
         served = sum(reader.counts[kind] for reader in self.readers for kind in _SERVED_KINDS)
-        # Any web server's log has access lines; only SGLang's puts its own prefix before them.
+        # Any web server's log has access lines; only SGLang prints its own prefix before them.
         if not found and not (served and self.first is not None):
             unread = next((reader.unread for reader in self.readers if reader.unread is not None), None)
             if unread is not None:
                 raise UsageError(
-                    f"{self._names(self._told)}: holds words of SGLang's, in lines whose form cannot be read; the first: "
-                    f"{shown(unread.decode('utf-8', 'replace'))}{because(self._told)}"
+                    f"{self._names(self._sources)}: holds words of SGLang's, in lines whose form cannot be read; the first: "
+                    f"{shown(unread.decode('utf-8', 'replace'))}{because(self._sources)}"
                 )
             raise UsageError(
-                f"{self._names(self._told)}: no line of SGLang's in it; give a server's log{because(self._told)}"
+                f"{self._names(self._sources)}: no line of SGLang's in it; give a server's log{because(self._sources)}"
             )
 
 
@@ -292,7 +297,7 @@ def _size(log: Sequence[LogSource]) -> float:
 
 
 def _next_time(events: Sequence[Event | BatchRun], place: int, following: bytes) -> float | None:
-    """Find when the line after the event at `place` was printed."""
+    """Return when the line after the event at `place` was printed."""
     times = (events[later].time for later in range(place + 1, len(events)))
     found = next((time for time in times if time is not None), None)
     return day_of(first_time(following), events[place].time) if found is None else found

@@ -1,4 +1,4 @@
-"""Texts whose newest line stands first, as log stores answer: turned round before they are read."""
+"""Texts with the newest line first, as log stores return them: reversed before they are read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 1 << 20  # bytes
 _SAMPLE = 200  # lines of them
-_FALLS = 2  # at least: a clock is put back once
-_FALLS_PER_RISE = 4  # ranks write a little out of order
+_FALLS = 2  # at least: a clock that was set back falls once
+_FALLS_PER_RISE = 4  # ranks print a little out of order
 
 
 def oldest_first(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Give the lines of a text from the oldest on. Raises `UsageError` where it would have to be turned round and is too large."""
+    """Return the lines of a text, the oldest first. Raises `UsageError` where it must be reversed and is too large."""
     first = next(chunks, b"")
     chunks = chain([first], chunks)
     if not _falls(first[:_LOOKED_AT]):
@@ -28,14 +28,14 @@ def oldest_first(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     text = gathered(chunks)
     if len(text) > LONGEST_DOCUMENT:
         raise UsageError(
-            f"{name}: its newest line stands first, and it is larger than {LONGEST_DOCUMENT >> 20} MiB;"
+            f"{name}: its newest line comes first, and it is larger than {LONGEST_DOCUMENT >> 20} MiB;"
             " give it with the oldest line first, as tac writes it"
         )
     yield b"".join(line + b"\n" for line in reversed(text.removesuffix(b"\n").split(b"\n")))
 
 
 def _falls(text: bytes) -> bool:
-    """Say whether times go back from line to line."""
+    """Whether times fall from line to line."""
     lines = text.split(b"\n")
     sample = lines[:: len(lines) // _SAMPLE + 1]
     times = [time for line in sample for time in printed_time(line) if time is not None]

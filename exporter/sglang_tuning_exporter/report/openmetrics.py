@@ -1,9 +1,8 @@
-"""A long stretch of time as one OpenMetrics file, with bounded memory.
+"""A long time as one OpenMetrics file, with bounded memory.
 
-OpenMetrics wants the families one after the other and all samples of a series together, but a log gives them moment by
-moment. So every series is gathered in a file of its own, and these are joined at the end. `promtool` would also take them
-moment by moment (it reads the file once for every block and asks only for rising times in each series); other readers of
-OpenMetrics do not.
+OpenMetrics wants the families one after the other and all samples of a series together, but a log gives them time by time. So each
+series is collected in a file of its own, and these are joined at the end. `promtool` would also accept them time by time (it reads the
+file once for each block and only needs rising times in each series); other readers of OpenMetrics do not.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-MOST_HELD = 8 << 20  # characters of samples in memory before they go to disk
+MOST_HELD = 8 << 20  # characters of samples kept in memory
 _BESIDE = ".sglang-tuning-backfill-"
 
 
@@ -31,7 +30,7 @@ def _escaped(text: str) -> str:
 
 @dataclass(slots=True)
 class _Gathered:
-    """One series: its name with labels, where its samples are on disk, and those that are not yet."""
+    """One series: its name with labels, where its samples are on disk, and those still in memory."""
 
     head: str
     file: Path
@@ -45,13 +44,13 @@ class _Family:
 
 
 class OpenMetricsFile:
-    """Writes `path` whole when the block ends well, and leaves no trace of it when it does not. Raises `OSError`.
+    """A file that is written whole when the `with` block ends without an error, else not at all. Raises `OSError`.
 
     `labels` are added to every series, before its own.
     """
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
-        self._path = path.resolve()  # where a link leads
+        self._path = path.resolve()  # the target of a link
         self._labels = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
         self._families: dict[str, _Family] = {}
         self._held = 0
@@ -73,7 +72,7 @@ class OpenMetricsFile:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def add(self, families: Iterable[Metric], at: float) -> None:
-        """Write every sample of `families` at this moment, unix seconds; later than those before."""
+        """Write every sample of `families` at this time, unix seconds, which must rise from call to call."""
         moment = f" {at:.3f}\n".replace(".000\n", "\n")
         for family in families:
             known = self._families.get(family.name)
@@ -115,10 +114,10 @@ class OpenMetricsFile:
                     if series.file.exists():
                         with series.file.open("rb") as source:
                             shutil.copyfileobj(source, sink, 1 << 20)
-                        series.file.unlink()  # never twice the space
+                        series.file.unlink()  # so that the space is never needed twice
                     sink.write("".join(series.held).encode())
             sink.write(b"# EOF\n")
-        # What a shell's redirection would have made, not a private file.
+        # With the permissions of a shell's redirection, not those of a temporary file.
         mask = os.umask(0)
         os.umask(mask)
         whole.chmod(0o666 & ~mask)

@@ -1,4 +1,4 @@
-"""A block of a log cut where the alerts are evaluated, so that nothing is known before its time. Pure."""
+"""A block of a log cut where the alerts are evaluated, so that no figure is known before its time. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_tuning_exporter.sglang.log.reader import LogReader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_LOOKED_AT = 1 << 16  # bytes that are looked through for a line with a time
+_LOOKED_AT = 1 << 16  # bytes that are searched for a line with a time
 
 
 def paced(block: bytes, pace: float) -> Iterator[bytes]:
@@ -23,7 +23,7 @@ def paced(block: bytes, pace: float) -> Iterator[bytes]:
         first = first_time(block[start : start + _LOOKED_AT])
         if first is None or last is None or first // pace == last // pace:
             break
-        # Lines before `low` lie in this stretch of time; times rise, so the next stretch is found by halving.
+        # Lines before `low` are within this multiple; times rise, so the next one is found by bisection.
         low, high = start, len(block)
         reach = start + 2 * size
         while reach < high and (line := block.find(b"\n", reach) + 1) and line < high:
@@ -49,7 +49,7 @@ def paced(block: bytes, pace: float) -> Iterator[bytes]:
 
 
 def _time_at(block: bytes, low: int, start: int) -> float | None:
-    """Read the time of the line at `start`: nearly always its own, else that of the line before that has one, from `low` on."""
+    """Return the time of the line at `start`: nearly always its own, else that of the last line before it, from `low` on."""
     time, clock = printed_time(block[start : start + 200].partition(b"\n")[0])
     if time is None and clock is None:
         return last_time(block[max(low, start - _LOOKED_AT) : start], -inf)
@@ -57,7 +57,7 @@ def _time_at(block: bytes, low: int, start: int) -> float | None:
 
 
 def drifts(block: bytes, known: Mapping[str, int], before: float | None) -> list[tuple[float, Counter[str]]]:
-    """Find when lines were printed that could not be read: from which time on the tally stands so. A reader of its own looks again."""
+    """Return from which times on which counts of unreadable lines hold; a new reader reads the block again."""
     found: list[tuple[float, Counter[str]]] = []
     reader, seen = LogReader(), 0
     for part in paced(block, EVALUATION_SECONDS):
@@ -70,7 +70,7 @@ def drifts(block: bytes, known: Mapping[str, int], before: float | None) -> list
 
 
 def add_up(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Add tallies up."""
+    """Return the sum of counts."""
     total: Counter[str] = Counter()
     for tally in tallies:
         total.update(tally)

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no script, no font, no request. Every word from the log is escaped."""
+"""The report as one HTML file: no script, no font, no request. Every word from the log is escaped."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.pages.page import FlagWord
     from sglang_tuning_exporter.state.profiles import Profile
 
-# In order of the document: nothing is fetched, run, framed or sent; styles stand in the page.
+# Nothing is fetched, run, framed or sent; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _ENVIRONMENT = environment("report")
 _ENVIRONMENT.filters.update(flags=flags, sentence=as_sentence)
-_MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV pool"), ("graphs_gb", "graphs"), ("left_gb", "left"))
+_MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV cache"), ("graphs_gb", "graphs"), ("left_gb", "left"))
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One figure over time: its picture and what a reader wants to know beside it."""
+    """One figure over time: its picture and its words."""
 
     name: str
     value: str
@@ -64,14 +64,14 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What went on when, as blocks in a row."""
+    """Phases or alerts over time, as blocks in a row."""
 
     name: str
     picture: Markup
 
 
 def render(document: Document, analysis: Analysis) -> str:
-    """Write the page."""
+    """Return the page."""
     begin, seconds, tone, part = analysis.begin, analysis.seconds, _tone(document), in_part(document)
     axis = Axis(begin, seconds) if begin is not None and seconds > 0 else None
     findings = document["findings"]
@@ -131,13 +131,13 @@ def _command(document: Document) -> list[FlagWord]:
 
 
 def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Give the parts of a start's memory: name, GB, and percent of what was free before; empty where that is not told."""
+    """Return the parts of a start's memory: name, GB, and percent of the memory that was free before; empty where that is not known."""
     whole = memory["before_weights_gb"]
     if not whole:
         return []
-    told = [(name, memory[key], 100 * memory[key] / whole) for key, name in _MEMORY if memory[key]]
-    # A picture of one part shows nothing, and parts of more than the whole were measured at different moments.
-    return told if len(told) > 1 and sum(percent for _, _, percent in told) <= 101 else []
+    parts = [(name, memory[key], 100 * memory[key] / whole) for key, name in _MEMORY if memory[key]]
+    # One part alone shows nothing, and parts that add up to more than the whole were measured at different times.
+    return parts if len(parts) > 1 and sum(percent for _, _, percent in parts) <= 101 else []
 
 
 def _lanes(document: Document, axis: Axis) -> list[Lane]:
@@ -173,11 +173,11 @@ def _spans(document: Document, name: str = "") -> list[Stretch]:
 def _strips(document: Document, analysis: Analysis, axis: Axis) -> list[Strip]:
     facts, series = analysis.state.facts, analysis.series
     profile = analysis.profile.for_edition(first=facts.is_first_edition)
-    # An alert that holds for the whole night would only tint the page; the lanes tell when it fired.
+    # Information alerts often hold for the whole log and would only tint the page; the lanes show them.
     shades = [span for span in _spans(document) if span.kind != "info"]
-    now = [rank for rank in analysis.state.schedulers if rank.served]  # those of earlier starts are gone
+    now = [rank for rank in analysis.state.schedulers if rank.served]  # without those of earlier starts
     limits = [facts.running_limit(rank.dp) for rank in now]
-    limit = sum(told for told in limits if told is not None) or None
+    limit = sum(known for known in limits if known is not None) or None
     strips = [
         _queue(series, axis, profile, shades),
         _strip(
@@ -211,7 +211,7 @@ def _strips(document: Document, analysis: Analysis, axis: Axis) -> list[Strip]:
 def _queue(series: Series, axis: Axis, profile: Profile, shades: Sequence[Stretch]) -> Strip | None:
     points = series.line("queued")
     if profile.queue_wait_seconds is not None:
-        # Judged by the wait that it means, a queue has no healthy length.
+        # A queue that is judged by its wait has no healthy length.
         healthy = f"a wait up to {profile.queue_wait_seconds:g} s"
         return _strip("Queued requests", points, series, axis, shades, healthy=healthy)
     lower, upper = profile.queue_lower, profile.queue_upper

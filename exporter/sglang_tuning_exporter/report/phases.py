@@ -1,4 +1,4 @@
-"""The course of a run: start-up, load, idle stretches, ends, and what each start was like. Pure; moments in seconds."""
+"""The phases of a log (start-up, load, idle, end) and its runs, one for each start. Pure; times in seconds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-# A shorter pause between two bursts belongs to the load (docs/decisions.md, "Reports").
+# A shorter pause between two bursts is part of the load (docs/decisions.md, "Reports").
 IDLE_SECONDS = 60.0
-# Less at the end of a load is the slack of printed times, not an idle stretch of its own.
+# A shorter rest at the end of a load comes from the rounding of printed times and is no idle phase.
 _TAIL_SECONDS = 5.0
-# A load that serves for less of its time comes in bursts.
+# A load that serves for a smaller share of its time comes in bursts.
 _STEADY_SHARE = 0.8
-# SGLang sends itself a request before it says that it is ready: that is no load.
+# SGLang sends itself a request before it is ready: that is no load.
 OWN_WARM_UP_LINES = 20
 # The processes of several nodes print their arguments one after the other.
 _SAME_START_SECONDS = 600.0
-_KEPT = 100  # of the first and of the last: a server that crashes in a loop may start without end
+_KEPT = 100  # of the first and of the last: a server in a crash loop starts without end
 
 _DIED = {
     "process_died": "a process of the server died",
@@ -40,19 +40,19 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of a run. `run` counts the starts from 1; 0 is a run that began before the log."""
+    """A phase of a run. `run` counts the starts from 1; 0 is a run that began before the log."""
 
     kind: PhaseKind
     start: float
     end: float
     run: int
     detail: str = ""
-    served: float = 0.0  # seconds of it, of a load
+    served: float = 0.0  # serving seconds, of a load
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrail:
-    """Where a start's GPU memory went, GB as SGLang prints it, of one rank, a draft model's parts included; None is not told. On a CPU it is the host's."""
+    """The GPU memory of a start by use, GB as SGLang prints it, of one rank, draft model included; None where not printed. On a CPU: host memory."""
 
     before_weights: float | None = None
     weights: float | None = None
@@ -61,13 +61,13 @@ class MemoryTrail:
     left: float | None = None
 
     @property
-    def is_told(self) -> bool:
+    def is_known(self) -> bool:
         """Whether anything is known."""
         return any(figure is not None for figure in (self.before_weights, self.weights, self.kv_pool, self.left))
 
 
 def memory_trail(facts: ServerFacts) -> MemoryTrail:
-    """Give a start's memory as far as its lines told it."""
+    """Return a start's memory as far as its lines show it."""
     left = min(facts.available_gb.values(), default=None)
     if left is None:
         left = min(facts.left_gb.values(), default=None)
@@ -76,7 +76,7 @@ def memory_trail(facts: ServerFacts) -> MemoryTrail:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What limited a run: the diagnosis, and the arguments that its advice sets."""
+    """A diagnosis that limited a run, and the arguments that its advice sets."""
 
     diagnosis: str
     args: frozenset[str]
@@ -84,11 +84,11 @@ class Found:
 
 @dataclass(slots=True)
 class Run:
-    """What lies between two starts. `start` is None where the log begins in the middle of it."""
+    """A run: from one start to the next. `start` is None where the log begins in the middle of it."""
 
     number: int
     start: float | None
-    begin: float  # of what the log has of it
+    begin: float  # of its part in the log
     args: Arguments = field(default_factory=lambda: Arguments({}))
     ready: float | None = None
     end: float = 0.0
@@ -104,7 +104,7 @@ class Run:
 
 
 class Kept(Generic[_Item]):
-    """The first and the last of many; how many were left out between."""
+    """The first and the last of many items, and how many were left out between."""
 
     def __init__(self, limit: int = _KEPT) -> None:
         self._limit = limit
@@ -113,7 +113,7 @@ class Kept(Generic[_Item]):
         self.count = 0
 
     def append(self, item: _Item) -> None:
-        """Keep one more."""
+        """Add an item."""
         self.count += 1
         if len(self._first) < self._limit:
             self._first.append(item)
@@ -126,28 +126,28 @@ class Kept(Generic[_Item]):
 
     @property
     def left_out(self) -> int:
-        """How many are not kept."""
+        """How many items are not kept."""
         return self.count - len(self._first) - len(self._last)
 
 
 class Course:
-    """Takes what happened, in time order, and gives phases and runs."""
+    """The phases and runs of a log, from its events in time order."""
 
     def __init__(self, serving_seconds: Callable[[], float]) -> None:
-        """`serving_seconds` gives how long the server has served until now."""
+        """`serving_seconds` returns how long the server has served until now."""
         self._serving_seconds = serving_seconds
         self.phases: Kept[Phase] = Kept()
         self.runs: Kept[Run] = Kept()
         self.run: Run | None = None
         self.last_load = -inf  # when a request was last seen running or waiting
-        self._served_until: float | None = None  # after `last_load`, where that lies back
+        self._served_until: float | None = None  # if that is after `last_load`
         self._waited = False  # requests were waiting then
         self._hung = ""
         self._starts = 0
-        self._kind: PhaseKind | None = None  # of the phase that goes on
+        self._kind: PhaseKind | None = None  # of the present phase
         self._since = 0.0
         self._detail = ""
-        self._served_before = 0.0  # the phase that goes on
+        self._served_before = 0.0  # serving seconds before the present phase
         self._bursts = 0
         self._own_lines = 0
         self._node_ranks: set[object] = set()
@@ -155,16 +155,16 @@ class Course:
 
     @property
     def serves(self) -> bool:
-        """Whether the phase that goes on is load."""
+        """Whether the present phase is load."""
         return self._kind == "load"
 
     def begin(self, now: float) -> None:
-        """The log begins."""
+        """Begin the log."""
         if self.run is None:
             self.run = Run(0, None, now)
 
     def is_another_node(self, args: Mapping[str, object], now: float) -> bool:
-        """Say whether these arguments are those of the start that goes on, printed by another of its nodes."""
+        """Whether these arguments are of the present start, printed by another of its nodes."""
         run, nodes, rank = self.run, args.get("nnodes"), args.get("node_rank")
         if run is None or run.start is None or not isinstance(nodes, int) or nodes < 2:
             return False
@@ -174,7 +174,7 @@ class Course:
         return args.get("model_path") == run.args.printed.get("model_path")
 
     def start(self, now: float, args: Mapping[str, object]) -> Run:
-        """The server starts; give its run. What went before must be closed with `close`."""
+        """Begin a start and return its run. The run before must be closed with `close`."""
         self._end_phase(now)
         self._starts += 1
         self.run = Run(self._starts, now, now, Arguments(args))
@@ -186,7 +186,7 @@ class Course:
         return self.run
 
     def close(self, last: float, *, restarted: bool) -> Run | None:
-        """The run ends, its last line printed at `last`; give it where the log has anything of it."""
+        """End the run, whose last line was printed at `last`; return it if the log has any of it."""
         run = self.run
         if run is None or (run.start is None and self._kind is None):
             return None
@@ -195,20 +195,24 @@ class Course:
         run.end, run.ending = last, ends.get(self._kind, "log_ends")
         if run.ending == "log_ends" and restarted:
             self._end_phase(last)
-            self._enter("silence", last, "the log of this start ends without a word: killed, or its end is missing")
+            self._enter(
+                "silence",
+                last,
+                "the log of this start ends without a message: the server was killed, or the end of its log is missing",
+            )
             run.ending = "silence"
         self.runs.append(run)
         return run
 
     def ready(self, now: float) -> None:
-        """The server says that it is ready."""
+        """Note that the server is ready."""
         if self.run is not None and self.run.ready is None and self._kind in {"start_up", None}:
             self.run.ready = now
             self._end_phase(now)
             self._enter("idle", now, "ready, and no request comes")
 
     def served(self, now: float, *, busy: bool, waits: bool = False) -> None:
-        """A batch line came; `busy`: more than one request runs, or some wait."""
+        """Take a batch line; `busy`: more than one request runs, or some wait."""
         if self._kind == "start_up":
             self._own_lines += 1
             if not busy and self._own_lines < OWN_WARM_UP_LINES:
@@ -238,21 +242,21 @@ class Course:
         self.last_load, self._waited = now, waits
 
     def serves_until(self, moment: float) -> None:
-        """Nothing was printed for seconds: by what was seen last, the server serves until this moment, and no longer."""
+        """Note until when the server served before a pause of the log."""
         self._served_until = moment
 
     def hangs(self, stage: str) -> None:
-        """A stage of the server hangs, whatever the load looks like."""
+        """Note that a stage of the server hangs."""
         self._hung = stage
 
     def ran_out_of_memory(self, phase: str) -> None:
-        """Memory was exhausted: if the server ends now, that is why."""
+        """Note that memory ran out: a crash that follows comes from it."""
         self._out_of_memory = phase
 
     def died(self, now: float, what: str, crash: str = "") -> None:
         """Take the end of a process of the server, or a start that failed; `crash` says which process ended and how."""
         if self._kind == "crash":
-            # The line that names the process often follows an exception, and says more than that one died.
+            # The line that names the process often follows one that only says that a process died.
             if crash and self._detail.startswith(_DIED["process_died"]):
                 self._detail = self._detail.replace(_DIED["process_died"], crash, 1)
             return
@@ -263,14 +267,14 @@ class Course:
         self._enter("crash", now, words + after)
 
     def stopping(self, now: float) -> None:
-        """The server was told to end."""
+        """Note that the server was asked to end."""
         if self._kind not in {"crash", "stop"}:
             self._end_load(now)
             self._end_phase(now)
-            self._enter("stop", now, "the server was told to end")
+            self._enter("stop", now, "the server was asked to end")
 
     def finish(self, now: float) -> None:
-        """The log ends."""
+        """End the log."""
         self._end_load(now)
         if self._kind == "load" and self._end_of_load(now) >= now:
             self._detail = "the log ends under load: it is cut here, goes on, or the server was killed"
@@ -281,12 +285,12 @@ class Course:
         self._served_before, self._bursts, self._hung = self._serving_seconds(), 1, ""
 
     def _end_of_load(self, now: float) -> float:
-        """Give until when the load that goes on was served."""
+        """Return until when the present load was served."""
         until = self.last_load if self._served_until is None else max(self._served_until, self.last_load)
         return min(until, now) if self._served_until is not None or now - until > _TAIL_SECONDS else now
 
     def _end_load(self, now: float) -> None:
-        """End the load where it was last served; what follows is idle, or not known where requests were waiting."""
+        """End the load where it was last served; what follows is idle, or silence if requests were waiting."""
         end = self._end_of_load(now)
         if self._kind != "load" or now - end <= _TAIL_SECONDS:
             return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import IO
 
-# Less is read before anybody wonders.
+# A smaller log is read before a progress line helps.
 WORTH_BYTES = 64 << 20
 _EVERY_SECONDS = 0.2
 _BAR = 30
 
 
 class Progress:
-    """Shows bytes read of `total`; a total of 0 is not known, as of a pipe. Writes nothing where `stream` is no terminal."""
+    """Bytes read of `total` (0: not known, as of a pipe). Writes nothing where `stream` is no terminal."""
 
     def __init__(self, stream: IO[str], total: int, *, piped: bool = False) -> None:
         self._stream, self._total = stream, 0 if piped else total
@@ -21,7 +21,7 @@ class Progress:
         self._read = 0
 
     def add(self, number: int) -> None:
-        """Take another `number` of bytes as read."""
+        """Count `number` more bytes as read."""
         self._read += number
         now = time.monotonic()
         if self._shown and now - self._last >= _EVERY_SECONDS:
@@ -30,19 +30,19 @@ class Progress:
             self._stream.flush()
 
     def clear(self) -> None:
-        """Take the line away again."""
+        """Remove the line."""
         if self._shown and self._last > self._begin:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
 
 def progress_line(read: int, total: int, seconds: float) -> str:
-    """Write the line: a bar and the time left where the total is known (bytes), else how much was read."""
+    """Return the line: a bar and the time left where the total is known, else how much was read."""
     speed = read / seconds if seconds > 0 else 0.0
-    told = f"{read / (1 << 20):.0f} MB"
+    size = f"{read / (1 << 20):.0f} MB"
     if not total:
-        return f"{told} read, {speed / (1 << 20):.0f} MB/s"
+        return f"{size} read, {speed / (1 << 20):.0f} MB/s"
     share = min(read / total, 1.0)
     bar = "#" * int(_BAR * share)
     left = f", {(total - read) / speed:.0f} s left" if speed > 0 and read < total else ""
-    return f"[{bar:<{_BAR}}] {100 * share:3.0f} %  {told} of {total / (1 << 20):.0f}{left}"
+    return f"[{bar:<{_BAR}}] {100 * share:3.0f} %  {size} of {total / (1 << 20):.0f}{left}"

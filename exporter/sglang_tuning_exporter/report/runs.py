@@ -1,4 +1,4 @@
-"""What each start of a server was like, and whether what was changed before it helped. Pure; moments in seconds."""
+"""The summary of each start of a server, and whether the arguments changed before it helped. Pure; times in seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Base:
-    """What had been added up when a run began."""
+    """The totals at the beginning of a run."""
 
     at: float = 0.0
     served: float = 0.0
@@ -41,9 +41,9 @@ class _Base:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """The start that the report judges, by what it did alone; `served`: seconds of its serving time."""
+    """The start that the report judges, from its own figures; `served`: seconds of its serving time."""
 
-    run: Run | None  # None where nothing tells that there was one
+    run: Run | None  # None where the log shows none
     judgement: Judgement
     totals: Totals
     figures: RunFigures
@@ -52,17 +52,17 @@ class JudgedRun:
 
     @property
     def facts(self) -> ServerFacts:
-        """What is known of the server as it was then."""
+        """The facts of the server as they were then."""
         return self.judgement.past.facts
 
     @property
     def decides(self) -> bool:
-        """Whether it may stand for the whole log: it had enough load, or failed."""
+        """Whether it can represent the whole log: it had enough load, or failed."""
         return self.judgement.past.enough or self.judgement.severity == "critical"
 
 
 class Runs:
-    """Sums up each run when it ends: what was added up since it began."""
+    """The summary of each run when it ends, from the totals since it began."""
 
     def __init__(self, state: ServerState, profile: Profile, sampler: Sampler, course: Course) -> None:
         self._state, self._profile, self._sampler, self._course = state, profile, sampler, course
@@ -72,7 +72,7 @@ class Runs:
         self.judged: JudgedRun | None = None
 
     def begin(self, now: float, served: float) -> None:
-        """A run begins; `served`: seconds of serving time until now."""
+        """Begin a run; `served`: seconds of serving time until now."""
         state, sampler = self._state, self._sampler
         self._hang = None
         self._base = _Base(
@@ -86,12 +86,12 @@ class Runs:
         )
 
     def see_hang(self, hang: Hang) -> None:
-        """Take which stage hangs at this moment: at the end it may be over. What goes on again blurs which it was."""
+        """Note which stage hangs: at the end of the run it may be over."""
         if self._hang is None or hang.stage == self._hang.stage:
             self._hang = hang
 
     def end(self, last: float, served: float, sightings: Sightings, *, restarted: bool) -> None:
-        """The run ends, its last line printed at `last`."""
+        """End the run, whose last line was printed at `last`."""
         run = self._course.close(last, restarted=restarted)
         if run is None:
             return
@@ -115,7 +115,7 @@ class Runs:
             run.against_last = compare(earlier.figures, judged.figures, run.changed, earlier.verdict, known=known)
 
     def whole(self, last: float, served: float, sightings: Sightings) -> JudgedRun:
-        """Judge a log that tells of no run."""
+        """Judge a log without any run."""
         self._base = _Base()
         return self._judge(None, last, served, sightings, restarted=False)
 
@@ -152,7 +152,7 @@ class Runs:
         return JudgedRun(run, judge(past), totals, figures, served, sightings)
 
     def _starts_before(self, end: float) -> int:
-        """Count the starts of the half hour up to the last one; none where that one has lasted for longer."""
+        """Return the starts of the half hour up to the last one; none if that one has lasted for longer."""
         run = self._last_started
         if run is None or (end - run > LOOP_SECONDS and not self._state.died):
             return 0
@@ -164,7 +164,7 @@ class Runs:
         return None if run is None else run.start
 
     def _gained(self) -> dict[int | None, Totals]:
-        """Give what each scheduler added that had anything to do; those of other starts had not."""
+        """Return the totals of this run for each scheduler that had work; those of other starts had none."""
         before = self._base.totals
         gained = {
             rank.dp: rank.totals - before[rank.dp] if rank.dp in before else rank.totals.copy()
@@ -186,6 +186,6 @@ class Runs:
         )
 
     def _generated(self, served: float, seconds: float) -> float:
-        """Estimate the tokens generated in the run: the rate is read for a part of the seconds only."""
+        """Return an estimate of the tokens generated in the run: the rate is read for a part of the seconds only."""
         rate = (self._sampler.generated - self._base.generated) / seconds if seconds > 0 else 0.0
         return rate * served

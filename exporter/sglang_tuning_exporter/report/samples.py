@@ -1,6 +1,6 @@
-"""What a Prometheus would hold of the counters of a server, and what its `increase()` makes of it. Pure.
+"""The samples that a Prometheus would hold of a server's counters, and its `increase()` over them. Pure.
 
-The extrapolation over the samples of a range is followed figure by figure.
+`increase()` extrapolates exactly as Prometheus does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.signals import Signal
 
 EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluation_interval
-# A Prometheus evaluates some fixed time after it scrapes, less than an interval; what it rounds in a range that is not yet
-# full depends on it.
+# Prometheus evaluates a fixed time after it scrapes, less than an interval; the extrapolation of a range that is not yet full
+# depends on it.
 DELAY_SECONDS = 5.0
 COUNTED = tuple((signal, state) for signal in SIGNALS for state in STATES[signal])
 _OF_SIGNAL = {
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class SampleSeries(Generic[_T]):
-    """Samples of a series, or of several that are always told together, as far back as anybody asks."""
+    """Samples of a series, or of several that are always scraped together, as far back as rules need them."""
 
     __slots__ = ("_kept", "samples")
 
@@ -40,25 +40,25 @@ class SampleSeries(Generic[_T]):
         self.samples: deque[tuple[float, _T]] = deque()
 
     def add(self, now: float, value: _T) -> None:
-        """Take what was scraped just now."""
+        """Add a sample."""
         self.samples.append((now, value))
         self.prune(now)
 
     def prune(self, now: float) -> None:
-        """Drop what nobody asks for any more."""
+        """Drop samples that no rule needs any more."""
         while self.samples and self.samples[0][0] <= now - self._kept:
             self.samples.popleft()
 
     @property
     def is_level(self) -> bool:
-        """Whether the first and the last are equal: a counter between them has gained nothing."""
+        """Whether the first and the last sample are equal, so that a counter has not increased."""
         samples = self.samples
         return not samples or samples[0][1] == samples[-1][1]
 
     def within(self, window: float, now: float) -> RangeVector[_T] | None:
-        """Give first and last sample of the window, and how many there are; None for less than two.
+        """Return the first and the last sample of the window, and how many there are; None for less than two.
 
-        Sampled at `now`, evaluated soon after; `now` may be a moment before the last sample.
+        The window ends soon after `now`, which may be before the last sample.
         """
         start, end = now + DELAY_SECONDS - window, now + DELAY_SECONDS
         samples, last = self.samples, len(self.samples) - 1
@@ -66,7 +66,7 @@ class SampleSeries(Generic[_T]):
             last -= 1
         if last < 0:
             return None
-        # Samples are evenly spaced but for gaps, so the place of the first is close to where it is reckoned.
+        # Samples are evenly spaced except for gaps, so the first one is close to the computed place.
         place = max(0, last + 1 - round(window / EVALUATION_SECONDS))
         while place > 0 and samples[place - 1][0] > start:
             place -= 1

@@ -1,4 +1,4 @@
-"""Puts a server's figures into a series, a look a second at most. Pure; moments in seconds."""
+"""A server's figures over time, sampled at most once a second. Pure; times in seconds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.server import ServerState
 
 STEP_SECONDS = 1.0
-# A figure holds until the next line, but a mean must not be that of the last line before a pause.
+# A figure holds until the next line, but no longer: the last line before a long pause must not dominate a mean.
 _HOLDS_SECONDS = 10.0
-_THROUGHPUT_STEPS = 8  # in a bucket: it is read out of its line only when it is asked for, and that takes time
+_THROUGHPUT_STEPS = 8  # samples in a bucket: reading it from its line takes time
 
 
 class Sampler:
-    """Looks at all schedulers together."""
+    """Samples all schedulers together."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -35,13 +35,13 @@ class Sampler:
         self.series.begin = self.due = moment
 
     def take(self, now: float, until: float) -> None:  # noqa: C901 - one loop: every second of a log passes here
-        """Take what was seen last, at `now`; it held `until` then."""
+        """Add what was seen last, at `now`, and held `until` then."""
         self.due = now + STEP_SECONDS
         if now >= self._bucket_ends:
             self._begin_bucket(now)
         ranks = self._state.schedulers
         seconds = until - now
-        if seconds > STEP_SECONDS:  # not beyond what the state says of it
+        if seconds > STEP_SECONDS:  # no longer than the state holds
             serving = [end - now for rank in ranks if (end := rank.serves_until) is not None]
             seconds = min(seconds, _HOLDS_SECONDS, max([STEP_SECONDS, *serving]))
         running = queued = usage = None
@@ -76,7 +76,7 @@ class Sampler:
         self._bucket_ends = self.series.end_of(now)
 
     def _count(self) -> None:
-        """Give the present bucket what was counted since the last one."""
+        """Add the counts since the last bucket to the present one."""
         totals = [rank.totals.counts for rank in self._state.schedulers]
         replayed, eager, retractions = (
             sum(counts[name] for counts in totals) for name in ("replayed", "eager", "retraction_events")

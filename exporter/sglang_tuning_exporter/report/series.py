@@ -1,4 +1,4 @@
-"""A run's figures over time in constant memory: a fixed number of buckets that double their width when they are full. Pure."""
+"""Figures over time in constant memory: a fixed number of buckets that double their width when all are used. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIGURES: tuple[Figure, ...] = ("queued", "usage", "running", "throughput")
 
 @dataclass(slots=True)
 class Range:
-    """One figure in one bucket: weighted by the seconds for which it held, with its lowest and highest."""
+    """One figure in one bucket: its time-weighted sum, lowest and highest value."""
 
     seconds: float = 0.0
     sum: float = 0.0
@@ -22,14 +22,14 @@ class Range:
     high: float = float("-inf")
 
     def add(self, value: float, seconds: float) -> None:
-        """Take a value that held for so many seconds."""
+        """Add a value that held for so many seconds."""
         self.seconds += seconds
         self.sum += value * seconds
         self.low = value if value < self.low else self.low  # noqa: FURB136 - min() costs three times as much
         self.high = value if value > self.high else self.high  # noqa: FURB136 - likewise
 
     def merge(self, other: Range) -> None:
-        """Take what another has."""
+        """Add another range."""
         self.seconds += other.seconds
         self.sum += other.sum
         self.low = min(self.low, other.low)
@@ -37,13 +37,13 @@ class Range:
 
     @property
     def mean(self) -> float:
-        """Its mean over time. Raises `ZeroDivisionError` where nothing was taken."""
+        """Its time-weighted mean. Raises `ZeroDivisionError` where nothing was added."""
         return self.sum / self.seconds
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What was seen between two moments; a figure that was not told is not there."""
+    """The figures of one bucket; a figure that was never known is absent."""
 
     figures: dict[Figure, Range] = field(default_factory=dict)
     replayed: float = 0.0  # decode batches with a captured graph
@@ -51,14 +51,14 @@ class Bucket:
     retractions: float = 0.0
 
     def add(self, figure: Figure, value: float, seconds: float) -> None:
-        """Take a figure's value that held for so many seconds."""
+        """Add a figure's value that held for so many seconds."""
         known = self.figures.get(figure)
         if known is None:
             known = self.figures[figure] = Range()
         known.add(value, seconds)
 
     def merge(self, other: Bucket) -> None:
-        """Take what the next bucket has."""
+        """Add the next bucket."""
         for figure, values in other.figures.items():
             self.figures.setdefault(figure, Range()).merge(values)
         self.replayed += other.replayed
@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A bucket of one figure: seconds since the series began, of its middle, and what the figure was in it."""
+    """One figure in one bucket; `at`: the middle of the bucket, seconds since the series began."""
 
     at: float
     mean: float
@@ -77,7 +77,7 @@ class Point:
 
 
 class Series:
-    """Takes figures in time order and remembers at most `limit` buckets, whatever the length of the log."""
+    """Figures in time order in at most `limit` buckets, for a log of any length."""
 
     def __init__(self, begin: float, limit: int = BUCKETS) -> None:
         self.begin = begin
@@ -86,7 +86,7 @@ class Series:
         self._buckets: list[Bucket | None] = []
 
     def at(self, moment: float) -> Bucket:
-        """Give the bucket that `moment` falls into; it is made where there is none."""
+        """Return the bucket that `moment` falls into, made if it does not exist."""
         index = int((moment - self.begin) / self.width)
         while index >= self._limit:
             self._double()
@@ -117,7 +117,7 @@ class Series:
         return len(self._buckets)
 
     def line(self, figure: Figure) -> list[Point]:
-        """Give one figure where it was told."""
+        """Return the points of one figure."""
         return [
             Point(self._middle(index), values.mean, values.low, values.high)
             for index, bucket in enumerate(self._buckets)
@@ -125,7 +125,7 @@ class Series:
         ]
 
     def coverage(self) -> list[Point]:
-        """Give the share of decode batches that replayed a captured graph, 0-1."""
+        """Return the share of decode batches that replayed a captured graph, 0-1."""
         return [
             Point(self._middle(index), share, share, share)
             for index, bucket in enumerate(self._buckets)
@@ -134,7 +134,7 @@ class Series:
         ]
 
     def retractions(self) -> list[Point]:
-        """Give the retractions of each bucket that has some."""
+        """Return the retractions of each bucket that has some."""
         return [
             Point(self._middle(index), bucket.retractions, bucket.retractions, bucket.retractions)
             for index, bucket in enumerate(self._buckets)

@@ -1,4 +1,4 @@
-"""Whether several logs are of one server: its nodes and ranks may print into files of their own, two servers are refused. Pure."""
+"""Whether several logs are of one server: nodes and ranks may have files of their own; logs of two servers are refused. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_tuning_exporter.sglang.log.reader import LogReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# The last lines of one file and the first of the next may lie so far across each other (docs/decisions.md, "Reports").
+# The last lines of one file and the first of the next may overlap by so much (docs/decisions.md, "Reports").
 OVERLAP_SECONDS = 10.0
 # Time zones differ by whole half hours; the nodes of one server start within less.
 ZONE_SECONDS = 1800.0
@@ -21,7 +21,7 @@ _ARGS = b"server_args="
 
 
 def start_of(head: bytes) -> ServerArgs | None:
-    """Find the first start that the beginning of a log tells, where it has a time."""
+    """Return the first start in the beginning of a log, if it has a time."""
     place = head.find(_ARGS)
     if place < 0:
         return None
@@ -32,7 +32,7 @@ def start_of(head: bytes) -> ServerArgs | None:
 
 
 def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Say whether two starts are those of two nodes of one server."""
+    """Whether two starts are of two nodes of one server."""
     nodes = one.get("nnodes")
     if not isinstance(nodes, int) or nodes < 2 or one.get("node_rank") == other.get("node_rank"):
         return False
@@ -40,7 +40,7 @@ def are_nodes(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
 
 
 def zone_between(base: ServerArgs, other: ServerArgs) -> float:
-    """Give how far the clock of another node is ahead, seconds: a time zone, not how much later it started."""
+    """Return how far the clock of another node is ahead, seconds, by its time zone, not by its later start."""
     if base.time is None or other.time is None or not are_nodes(base.args, other.args):
         return 0.0
     return ZONE_SECONDS * round((other.time - base.time) / ZONE_SECONDS)
@@ -48,7 +48,7 @@ def zone_between(base: ServerArgs, other: ServerArgs) -> float:
 
 @dataclass(slots=True)
 class _Log:
-    """What one log has shown of its server."""
+    """The ranks and starts of one log."""
 
     number: int
     started: float | None = None
@@ -57,7 +57,7 @@ class _Log:
 
 
 class Servers:
-    """Takes the events of all logs in time order. Raises `UsageError` where they are of several servers."""
+    """The events of all logs in time order. Raises `UsageError` where they are of several servers."""
 
     def __init__(self, name_of: Callable[[int], str]) -> None:
         self._name_of = name_of
@@ -86,12 +86,12 @@ class Servers:
                 self._check_ranks(log, event.rank)
 
     def _check_starts(self, log: _Log, started: float, now: float) -> None:
-        """Refuse a log that goes on after another one told of a start."""
+        """Refuse a log that goes on after another log shows a start."""
         for other in self._logs.values():
             if other.started is None or other is log or are_nodes(log.args, other.args):
                 continue
             if started <= other.started < now - OVERLAP_SECONDS:
-                raise self._refusal(log, other, "one goes on after the start that the other tells")
+                raise self._refusal(log, other, "one goes on after the start in the other")
 
     def _check_ranks(self, log: _Log, rank: Rank) -> None:
         """Refuse a rank that prints its batches into two logs at once."""

@@ -1,4 +1,4 @@
-"""When what a finding rests on was first and last printed. Pure; moments in seconds."""
+"""When the evidence of a finding was first and last printed. Pure; times in seconds."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Sightings:
-    """What one start of a server has shown, and when."""
+    """The events and states of one start, and when they were first and last seen."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, float] = {}
         self._last: dict[Hashable, float] = {}
-        self._together: dict[States, tuple[float, float]] = {}  # all signals' states at once: first and last seen
-        self._states: States | None = None  # of the last batch line, which most often comes again
+        self._together: dict[States, tuple[float, float]] = {}  # states of all signals together: first and last seen
+        self._states: States | None = None  # of the last batch line; most often the next one has the same
         self._since = self._until = 0.0
 
     def see(self, what: Hashable, now: float) -> None:
-        """Take what was printed at `now`, perhaps later than others."""
+        """Note an event printed at `now`, perhaps out of order."""
         self._first[what] = min(self._first.get(what, now), now)
         self._last[what] = max(self._last.get(what, now), now)
 
     def see_states(self, states: States, now: float) -> None:
-        """Take the states of a scheduler at a batch line."""
+        """Note the states of a scheduler at a batch line."""
         if states is not self._states:
             self._keep()
             self._states, self._since = states, now
@@ -57,7 +57,7 @@ class Sightings:
         return self._last.get(what)
 
     def of(self, finding: Finding) -> tuple[float | None, float | None]:
-        """Return when what a finding rests on was first and last printed."""
+        """Return when the evidence of a finding was first and last printed."""
         self._take_apart()
         keys = finding.diagnosis.condition.traces
         first = [self._first[key] for key in keys if key in self._first]

@@ -231,18 +231,18 @@ def _comparison(document: Document, style: Style) -> str:
         if not row["before"] and not row["after"]:
             continue
         words = f"{figure(row['before'], row['unit'])} → {figure(row['after'], row['unit'])}"
-        told = "" if row["change"] in {"same", "different"} else row["change"]
-        lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], told)}".rstrip())
+        change = "" if row["change"] in {"same", "different"} else row["change"]
+        lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], change)}".rstrip())
     return "\n".join(lines)
 
 
 def _shares(document: Document, style: Style) -> str:
     lines = []
     for signal, states in document["shares"].items():
-        told = sorted(((share, state) for state, share in states.items() if share > 0), reverse=True)
+        by_share = sorted(((share, state) for state, share in states.items() if share > 0), reverse=True)
         if signal == "activity":
             continue
-        for position, (share, state) in enumerate(told):
+        for position, (share, state) in enumerate(by_share):
             bar = "█" * max(round(_BAR * share), 1)
             name = signal.replace("_", " ") if not position else ""
             lines.append(
@@ -263,14 +263,14 @@ def _figures(document: Document, style: Style) -> str:
         f"   retractions {counts['retraction_events']} ({counts['retracted_requests']} requests), out of memory "
         + (", ".join(f"{phase} {count}" for phase, count in failures.items()) or "never"),
     ]
-    told = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in last.items() if value is not None]
-    if told:
-        lines.append("   at the end: " + ", ".join(told))
+    figures = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in last.items() if value is not None]
+    if figures:
+        lines.append("   at the end: " + ", ".join(figures))
     return "\n".join(lines)
 
 
 def _stand_for(document: Document) -> str:
-    """Say how many decode batches each decode line is printed for, where the arguments have it."""
+    """Return for how many decode batches a decode line is printed, where the arguments show it."""
     interval = document["server"]["args"].get("decode_log_interval")
     return f" (one for {interval} batches)" if isinstance(interval, int) and interval > 1 else ""
 

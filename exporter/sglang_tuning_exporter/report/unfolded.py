@@ -1,4 +1,4 @@
-"""Answers of log stores: one JSON document that holds many lines, as a line of JSON for each, oldest first; and UTF-16."""
+"""Answers of log stores, one JSON document with many lines, as one line of JSON for each, oldest first; and UTF-16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEPTH = 3
 
 
 def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Give the text of a file as lines of one record each, whatever holds them; any other text as it is."""
+    """Return the text of a file as lines of one record each; any other text unchanged."""
     first = next(chunks, b"")
     chunks = chain([first], chunks)
     if first.startswith(_UTF_16):
@@ -43,7 +43,7 @@ def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def gathered(chunks: Iterator[bytes]) -> bytes:
-    """Give all of a text in one piece, or more than `LONGEST_DOCUMENT` bytes of it: the rest is left in `chunks`."""
+    """Return all of a text, or a little more than `LONGEST_DOCUMENT` bytes of it: the rest stays in `chunks`."""
     pieces: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -55,7 +55,7 @@ def gathered(chunks: Iterator[bytes]) -> bytes:
 
 
 def lines_of(document: bytes) -> bytes | None:
-    """Give a document's records as lines of JSON, oldest first; `None` where it holds none."""
+    """Return a document's records as lines of JSON, oldest first; `None` where it has none."""
     records = _records(_parsed(document))
     return b"".join(json.dumps(record).encode() + b"\n" for record in records) or None
 
@@ -74,7 +74,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _records(value: Any) -> list[dict[str, Any]]:
-    """Find the longest list of records in a document."""
+    """Return the longest list of records in a document."""
     found: list[dict[str, Any]] = []
     level = [value]
     for _ in range(_DEPTH):
@@ -95,7 +95,7 @@ def _of_loki(stream: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the oldest first; what has no time stays behind the one before it."""
+    """Return the records with the oldest first; one without a time stays behind the one before it."""
     times: list[float] = []
     for record in records:
         time = time_within(record)

@@ -1,4 +1,4 @@
-"""The words that the report has in common on a terminal and as a page. Pure."""
+"""The report's sentences, the same on a terminal and as a page. Pure."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ PHASES = {
 }
 ENDINGS = {
     "crash": "it crashed",
-    "stop": "it was told to end",
-    "silence": "it ended without a word",
+    "stop": "it was asked to end",
+    "silence": "it ended without a message",
     "log_ends": "the log ends",
 }
 CHANGES = {
@@ -50,15 +50,15 @@ CHANGES = {
     "same": "no clear difference",
     "not_comparable": "not comparable",
 }
-# What was not seen for so long before the end is over; an alert on it has been resolved by then.
+# A finding whose evidence ended so long before the end of the log is over: its alert would be resolved.
 OVER_SECONDS = 300.0
-HANG_OVER_SECONDS = 30.0  # a hang is looked for every quarter of a minute
-_LASTING = frozenset({RESERVE, START})  # told once, at a start
+HANG_OVER_SECONDS = 30.0  # a hang is checked every 15 s
+_LASTING = frozenset({RESERVE, START})  # printed once, at a start
 _UNITS = {"GB": " GB", "seconds": " s", "per_minute": "/min", "per_second": "/s"}
 
 
 def sentence(document: Document) -> str:
-    """Say the verdict in words."""
+    """Return the verdict in words."""
     verdict = document["verdict"]
     for finding in document["findings"]:
         if finding["diagnosis"] == verdict:
@@ -67,7 +67,7 @@ def sentence(document: Document) -> str:
 
 
 def summary(document: Document, finding: Document) -> str:
-    """Say a finding in words: how the server ended, or when it was last seen where it is over."""
+    """Return a finding in words: how the server ended, or when its evidence was last seen if it is over."""
     row, said = BY_ID[finding["diagnosis"]], str(finding["summary"])
     if row.condition.is_end:
         crash = next((each for each in reversed(document["phases"]) if each["phase"] == "crash"), None)
@@ -91,12 +91,12 @@ def _printed(time: str) -> str:
 
 
 def is_measured(finding: Document) -> bool:
-    """Say whether a finding rests on a figure against a threshold; that a server is down has neither, and no grade."""
+    """Whether a finding has a figure and a threshold; that a server is down has neither, and no confidence."""
     return BY_ID[finding["diagnosis"]].condition.has_figure
 
 
 def confidence(document: Document) -> str:
-    """Say how sure the verdict is; empty where it rests on no figure."""
+    """Return the confidence of the verdict; empty where it has no figure."""
     for finding in document["findings"]:
         if finding["diagnosis"] == document["verdict"]:
             return str(finding["confidence"]) if is_measured(finding) else ""
@@ -106,7 +106,7 @@ def confidence(document: Document) -> str:
 
 
 def judged_words(document: Document) -> str:
-    """Say which start the verdict is of, where there are several."""
+    """Return which start the verdict is about, if there are several."""
     judged, starts = document["judged"], document["starts"]
     if len(starts) < 2 or judged["run"] is None:
         return ""
@@ -115,7 +115,7 @@ def judged_words(document: Document) -> str:
 
 
 def in_part(document: Document) -> str:
-    """Say that something was wrong for a part of the time, where the whole is called good; else nothing."""
+    """Return what was wrong for a part of the time, if the whole is good; else nothing."""
     begin, end = document["judged"]["at"], document["judged"]["at"] + document["judged"]["seconds"]
     of_start = [alert for alert in document["alerts"] if begin <= alert["at"] <= end + EVALUATION_SECONDS]
     alerts = [alert for alert in of_start if alert["severity"] != "info"]
@@ -127,7 +127,7 @@ def in_part(document: Document) -> str:
 
 
 def verdict_time(document: Document) -> str:
-    """Say of which moment the verdict is: the end of the log, or of the start that it is about."""
+    """Return the time of the verdict: the end of the log, or of the start that it is about."""
     judged, starts = document["judged"], document["starts"]
     if not document["span"]["seconds"]:
         return ""
@@ -137,7 +137,7 @@ def verdict_time(document: Document) -> str:
 
 
 def after_the_end(document: Document) -> str:
-    """Say which alert would have followed a log that ends with a crash: nothing scrapes a server there any more."""
+    """Return which alert would have fired after a log that ends with a crash; else nothing."""
     if not document["phases"] or document["phases"][-1]["phase"] != "crash":
         return ""
     down = BY_ID["server_down"]
@@ -146,22 +146,22 @@ def after_the_end(document: Document) -> str:
 
 
 def no_alert(document: Document) -> str:
-    """Say why no alert would have fired, where one might be expected."""
+    """Return why no alert would have fired, where one might be expected."""
     expected = any(BY_ID[each["diagnosis"]].alert and each["severity"] != "info" for each in document["findings"])
     if not document["span"]["seconds"]:
-        return "Without times nothing can be said about alerts."
+        return "The log has no times, so it is not known which alerts would have fired."
     return "What was found did not last long enough for an alert." if expected else ""
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as a person does."""
+    """Return seconds in words, such as `15 min`."""
     if seconds < 180:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def moment(stretch: dict[str, Any]) -> str:
-    """Write when something began: the printed time, or how long after the log's begin where no date is printed."""
+    """Return when something began: the printed time, or the time since the log's begin where no date is printed."""
     start = stretch["start"]
     if start is not None:
         return _printed(str(start))
@@ -170,7 +170,7 @@ def moment(stretch: dict[str, Any]) -> str:
 
 
 def figure(value: float, unit: str) -> str:
-    """Write a figure with its unit."""
+    """Return a figure with its unit."""
     if unit == "share":
         return f"{100 * value:.0f} %"
     if unit == "ratio":
@@ -180,20 +180,20 @@ def figure(value: float, unit: str) -> str:
 
 
 def memory_words(memory: dict[str, Any]) -> str:
-    """Write where the memory of a start went."""
+    """Return the memory of a start by use."""
     names = (
         ("before_weights_gb", "free before weights"),
         ("weights_gb", "weights"),
-        ("kv_pool_gb", "KV pool"),
+        ("kv_pool_gb", "KV cache"),
         ("graphs_gb", "graphs"),
         ("left_gb", "left"),
     )
-    told = [f"{memory[key]:.2f} GB {words}" for key, words in names if memory[key] is not None]
-    return ("host memory: " if memory["device"] == "cpu" else "memory: ") + ", ".join(told)
+    parts = [f"{memory[key]:.2f} GB {words}" for key, words in names if memory[key] is not None]
+    return ("host memory: " if memory["device"] == "cpu" else "memory: ") + ", ".join(parts)
 
 
 def span_words(document: Document) -> str:
-    """Say which logs these are, from when to when."""
+    """Return which logs these are, and from when to when."""
     span, sources = document["span"], document["sources"]
     if span["start"] is None:
         when = "times without a date" if span["seconds"] else "no times in the log"

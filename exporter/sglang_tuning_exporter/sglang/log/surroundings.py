@@ -199,24 +199,32 @@ class Surroundings:
         form = form_of(text)
         found = None if form is None else taken_off(form, text)
         if form is None or found is None or (not form and not self._strict):
-            self.unread = self.unread if form == () else self.unread or text[:LONGEST_BEFORE]
+            if form != ():
+                self._remember_unread(text)
             return None
         prefixed = parse_plain_prefix(found.text) is not None
         layout, ranks = layout_of(found.text) if self._strict else (None, None)
         names = tuple(layer.key for layer in form)
-        same = [known for known in self._shapes if known.form_key == names and known.prefixed == prefixed]
-        if not any(layout in known.layouts for known in same):
-            ranks = None
-        taught = self._wait((prefixed, layout, ranks, names), text, enough or self._enough(form, text, settled=settled))
-        if taught.held:
-            shape = same[0] if same else Shape(form, prefixed)
-            if not same:
-                self._shapes.insert(0, shape)
-                del self._shapes[_SHAPES_KEPT:]
-            shape.learn_prefix(layout, ranks)
-        else:
-            self.unread = self.unread or text[:LONGEST_BEFORE]
+        shape = self._known_shape(names, layout, prefixed=prefixed)
+        key = (prefixed, layout, ranks if shape is not None and layout in shape.layouts else None, names)
+        taught = self._wait(key, text, enough or self._enough(form, text, settled=settled))
+        if not taught.held:
+            self._remember_unread(text)
+            return taught
+        if shape is None:
+            shape = Shape(form, prefixed)
+            self._shapes.insert(0, shape)
+            del self._shapes[_SHAPES_KEPT:]
+        shape.learn_prefix(layout, key[2])
         return taught
+
+    def _known_shape(self, names: tuple[object, ...], layout: object, *, prefixed: bool) -> Shape | None:
+        """Return the shape with these layers, preferably one that has had this layout of SGLang's prefix; None where there is none."""
+        same = [shape for shape in self._shapes if shape.form_key == names and shape.prefixed == prefixed]
+        return next((shape for shape in same if layout in shape.layouts), same[0] if same else None)
+
+    def _remember_unread(self, text: bytes) -> None:
+        self.unread = self.unread or text[:LONGEST_BEFORE]
 
     def _enough(self, form: Form, text: bytes, *, settled: bool) -> int:
         """How many lines teach this form."""
