@@ -116,7 +116,7 @@ def test_without_a_change_of_arguments_none_is_the_cause() -> None:
 def test_of_two_changes_the_one_that_turns_what_was_the_limit_is_named() -> None:
     change = compare(like(retractions=4.4), RUN, TWO, "retracting_too_often")
     assert change.cause == "possible"
-    assert "--schedule-conservativeness 0.1 → 1.3 turns what limited the server before" in change.words
+    assert "--schedule-conservativeness 0.1 → 1.3 is the flag for what limited the server before" in change.words
 
 
 def test_of_two_changes_that_turn_nothing_known_neither_is_blamed() -> None:

@@ -301,7 +301,7 @@ def _cause(  # noqa: PLR0911 - one answer for each case
         others = "another was" if len(changed) == 2 else f"{len(changed) - 1} others were"
         return (
             "possible",
-            f"The load was alike; {one} sets what limited the server before, though {others} changed too.",
+            f"The load was alike; {one} is the flag for what limited the server before, though {others} changed too.",
         )
     return (
         "possible",

@@ -1,7 +1,7 @@
-"""Text from the world as it may be shown: no character that moves a cursor, hides, reorders or ends a line. Pure.
+"""Text from outside without control characters: none that moves a cursor, hides, reorders or ends a line. Pure.
 
-It is cleaned where it goes out, because inside a name must stay what it is: a file is opened, an argument compared and a
-label matched by it. Each way out has one place that calls this: documents, pages, metrics, log lines, error lines.
+Text is cleaned where it is shown, because inside the program a name must stay unchanged: files are opened, arguments compared and
+labels matched by it. Each output has one place that calls this: documents, pages, metrics, log lines, error lines.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    r"""Give the text on one line; what cannot be printed (C0, C1, bidi, ends of lines, surrogates) is written as `\x1b` or `\u202e`.
+    r"""Return the text on one line; characters that cannot be printed (C0, C1, bidi, line ends, surrogates) become `\x1b` or `\u202e`.
 
-    Two names that differ stay two: they are labels of series.
+    Different names stay different, because they are labels of series.
     """
     if text.isprintable():
         return text
@@ -20,7 +20,7 @@ def clean(text: str) -> str:
 
 
 def cleaned(value: Any) -> Any:
-    """Give a JSON document with all its words clean."""
+    """Return a JSON document with all its texts clean."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -31,7 +31,7 @@ def cleaned(value: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Give what a template writes: words clean, with the marks of what is already markup kept."""
+    """Return a value for a template: text clean, markup kept."""
     if not isinstance(value, str) or value.isprintable():
         return value
     # Markup is ours or escaped; its line ends lay out the page.

@@ -1,4 +1,4 @@
-"""Failures and lines of a start as plain JSON and back, for a state file: whatever stands in one, what comes back is such an event or nothing."""
+"""Failures and start-up lines as plain JSON and back, for a state file; anything else in the file is no event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Packed: TypeAlias = "OutOfMemory | Liveness | ServerArgs | KvPool | Memory | Limits"
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (OutOfMemory, Liveness, ServerArgs, KvPool, Memory, Limits)}
-# Printed times are of the server's clock, or of a process that has ended; a failure's text holds words of others.
+# Printed times are of the server's clock, or of a process that has ended; the text of a failure may contain private words.
 _LEFT_OUT = {"time", "text"}
 _MOST = 2**53
 _TEXT_LENGTH = 400
@@ -34,7 +34,7 @@ _ARGUMENTS = 2000
 
 
 def packed(event: Packed) -> list[Any]:
-    """Give its kind, and what it tells."""
+    """Return the kind and the fields of an event."""
     told = {field.name: getattr(event, field.name) for field in fields(event) if field.name not in _LEFT_OUT}
     told["rank"] = [event.rank.dp, event.rank.tp, event.rank.pp]
     if isinstance(event, ServerArgs):
@@ -43,7 +43,7 @@ def packed(event: Packed) -> list[Any]:
 
 
 def unpacked(kind: object, told: object) -> Packed | None:
-    """Give the event that `packed` gave; None where that cannot be one."""
+    """Return the event that `packed` returned; None where it cannot be one."""
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None or not isinstance(told, dict):
         return None
@@ -55,13 +55,13 @@ def unpacked(kind: object, told: object) -> Packed | None:
     figures = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
     try:
         event: Packed = known(**(figures | {"time": None, "rank": Rank(*told["rank"])}))
-    except (KeyError, TypeError):  # something is missing
+    except (KeyError, TypeError):  # a field is missing
         return None
     return event
 
 
 def is_figure(value: object) -> bool:
-    """Whether it is a number that a figure of a server can be."""
+    """Whether it is a number that a server can print."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST and isfinite(value)
 
 
@@ -80,7 +80,7 @@ def _is_one(value: object, hint: Any) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether an argument can stand in a JSON document: bytes and infinities cannot."""
+    """Whether an argument can be written as JSON: bytes and infinities cannot."""
     try:
         dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""What one SGLang server says, as objects: the events a log gives and the figures one scrape gives.
+"""The events of a log and the figures of a scrape, as objects.
 
 Pure data. Times are unix seconds (float); memory is in GB as SGLang prints it (1 GB = 2**30 bytes: `get_available_gpu_memory` divides by `1 << 30`).
-`None` means that this line or this version does not tell, never zero.
+`None` means that this line or this release does not show the figure, never zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OUT_OF_MEMORY_PHASES: tuple[OutOfMemoryPhase, ...] = ("prefill", "decode", "grap
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which scheduler printed a line: the ranks in its prefix, `None` where the prefix has none."""
+    """The scheduler that printed a line: the ranks in its prefix, `None` where the prefix has none."""
 
     dp: int | None = None
     tp: int | None = None
@@ -44,7 +44,7 @@ _NO_QUEUES: Mapping[str, int] = MappingProxyType({})
 
 
 def _no_queues() -> Mapping[str, int]:
-    return _NO_QUEUES  # shared: most lines name no other queue, and there are thousands a second
+    return _NO_QUEUES  # shared, for speed: most lines show no other queue
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class DecodeBatch:
     generation_throughput: float | None = None  # tokens per second
     queues: Mapping[str, int] = field(default_factory=_no_queues)  # PD and others: prealloc, transfer, retracted, …
     unknown_keys: tuple[str, ...] = ()
-    suspect: bool = False  # somebody else's text could have put this line here (`sglang.suspicion`)
+    suspect: bool = False  # raw text of a model or a client may have produced this line (`sglang.log.raw_text`)
 
 
 @dataclass(slots=True)
 class PrefillBatch:
-    """`Prefill batch…`: one line a prefill batch; `running` is the decode batch before the new sequences join."""
+    """`Prefill batch…`: one line for each prefill batch; `running` is the decode batch before the new sequences join."""
 
     time: float | None
     rank: Rank
@@ -88,13 +88,13 @@ class PrefillBatch:
 
     @property
     def is_health_probe(self) -> bool:
-        """A probe's generation (one new token, nothing running or queued) is no load: a probed idle server is idle."""
+        """Whether this is a health probe (one new token, nothing running or queued), which is no load."""
         return self.new_tokens == 1 and not self.running and not self.queued and not self.cached_tokens
 
 
 @dataclass(slots=True)
 class Retraction:
-    """The KV pool was full and running requests were put back into the queue; recoverable, never an OOM."""
+    """The KV cache was full and running requests were put back into the queue: no failure, never an OOM."""
 
     time: float | None
     rank: Rank
@@ -103,14 +103,14 @@ class Retraction:
     new_tokens_gained: int | None = None
     ratio_before: float | None = None
     ratio_after: float | None = None
-    testing: bool = False  # `Testing retraction.` (SGLANG_TEST_RETRACT): not a full pool
+    testing: bool = False  # `Testing retraction.` (SGLANG_TEST_RETRACT): the KV cache was not full
     suspect: bool = False
-    beside_words: bool = False  # words of others stand near, of whatever kind
+    beside_words: bool = False  # raw text may be near
 
 
 @dataclass(slots=True)
 class OutOfMemory:
-    """A fatal allocation failure. `text` is the line that says so, cut to 200 characters."""
+    """A fatal allocation failure. `text` is its line, cut to 200 characters."""
 
     time: float | None
     rank: Rank
@@ -143,7 +143,7 @@ class KvPool:
 
 @dataclass(slots=True)
 class Memory:
-    """`avail mem=` along the start: what is left after a stage (weights, pool, graph), and what the stage took."""
+    """`avail mem=` during the start: the memory left after a stage (weights, pool, graph), and the memory that the stage took."""
 
     time: float | None
     rank: Rank
@@ -173,7 +173,7 @@ class Limits:
     suspect: bool = False
 
 
-# After these no process of the server goes on by itself (srt/entrypoints/engine.py, srt/utils: the parent is killed).
+# After these no process of the server goes on (srt/entrypoints/engine.py, srt/utils: the parent is killed).
 ENDS: tuple[LivenessKind, ...] = ("process_died", "scheduler_exception", "launch_failed")
 
 
@@ -210,9 +210,9 @@ LINE_KINDS = (
 
 @dataclass(slots=True)
 class RankFigures:
-    """What one scrape says about one scheduler (one DP rank, or the whole server without DP).
+    """The figures of one scheduler in one scrape (one DP rank, or the whole server without DP).
 
-    Counters are the server's own cumulative values. TP and PP ranks that repeat a figure are already folded.
+    Counters are the server's own cumulative values. Repetitions by TP and PP ranks are already removed.
     """
 
     dp: int | None = None
@@ -245,24 +245,24 @@ class Scrape:
     ranks: list[RankFigures]
     model_name: str | None = None
     engine_type: str | None = None
-    progress: float | None = None  # sum of counters that move only when tokens or requests do; compare, never show
-    sent: float | None = (
-        None  # the part of it that moves when the detokenizer gives something out, told while requests run
-    )
-    scheduled: float | None = None  # the part of it that the schedulers move
-    open_requests: float | None = None  # that the HTTP server has taken and not ended
+    progress: float | None = None  # sum of counters that change only with tokens or requests; to compare, not to show
+    sent: float | None = None  # the part of it that changes when the detokenizer sends tokens, known while requests run
+    scheduled: float | None = None  # the part of it that the schedulers change
+    open_requests: float | None = None  # accepted by the HTTP server and not finished
     aborted_requests: float | None = None
-    # Streamed or not. Those that ended count whatever ended them, a client that went away while they ran included.
+    # Streamed or not. Finished requests include those whose client went away.
     started_requests: float | None = None
     finished_requests: float | None = None
     finished_prompt_tokens: float | None = None  # of the requests that ended, as the next two
     finished_answer_tokens: float | None = None
-    finished_cached_tokens: float | None = None  # of the prompt's; up to 0.5.8 again when a request is computed again
-    # Cumulative, of the whole server. Time to first token is that of streamed requests where the release tells them apart.
+    finished_cached_tokens: float | None = (
+        None  # of prompts; up to 0.5.8 counted again when a request is computed again
+    )
+    # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.
     time_to_first_token: Histogram | None = None
     inter_token: Histogram | None = None
     request_latency: Histogram | None = None
     queue_time: Histogram | None = None
     answer_tokens: Histogram | None = None  # its "seconds" are tokens of an answer
     unrecognised: int = 0  # sglang families that no release of the census has
-    spoiled: bool = False  # a counter is no count (NaN, negative): this page's counters say nothing
+    spoiled: bool = False  # a counter is NaN or negative: the counters of this page are not used

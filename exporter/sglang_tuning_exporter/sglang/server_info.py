@@ -1,7 +1,7 @@
 """`/server_info`, `/get_server_info` and `/v1/loads` as plain figures, secrets left out.
 
-Pure. `/server_info` (`/get_server_info` up to 0.5.5) is the server's arguments flat at the top, and what its schedulers
-say of themselves: among the arguments in 0.4.3 to 0.4.5, in the list `internal_states`, one entry a DP rank, from 0.4.6
+Pure. `/server_info` (`/get_server_info` up to 0.5.5) is the server's arguments flat at the top, and the state of
+its schedulers: among the arguments in 0.4.3 to 0.4.5, in the list `internal_states`, one entry a DP rank, from 0.4.6
 on (`srt/entrypoints/http_server.py`, `srt/managers/scheduler.py: get_internal_state`). It holds `api_key` in clear, in
 the arguments, in every internal state and in `launch_command`. Memory is in GB as SGLang counts it (2**30 bytes).
 Nothing here raises: an answer that cannot be read is None.
@@ -17,7 +17,7 @@ from typing import Any
 from sglang_tuning_exporter.sglang.args.printed import REDACTED, holds_secret, is_secret
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST
 
-# What the answer holds beside arguments. launch_command repeats the command line, its secrets included.
+# Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.
 _NOT_ARGUMENTS = frozenset(
     {
         "internal_states",
@@ -43,7 +43,7 @@ _MOMENTS = 6
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What one scheduler says of itself, not which it is: the list is in the order of the answers. Memory in GB."""
+    """The state of one scheduler, without its rank: the list is in the order of the answers. Memory in GB."""
 
     max_running_requests: int | None = None  # in force, 0.5.8 on
     generation_throughput: float | None = None  # tokens per second, of the last decode log
@@ -52,12 +52,12 @@ class RankInfo:
     graph_gb: float | None = None
     startup_available_gb: float | None = None
     token_capacity: int | None = None
-    graph_batch_sizes: tuple[int, ...] = ()  # decode batch sizes with a captured graph, where told
+    graph_batch_sizes: tuple[int, ...] = ()  # decode batch sizes with a captured graph, where known
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """One answer of `/server_info`. `args` holds no secret; its values are what JSON gives."""
+    """One answer of `/server_info`. `args` holds no secret; its values are JSON values."""
 
     version: str | None = None
     status: str | None = None
@@ -75,10 +75,10 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One scheduler in `/v1/loads` (0.5.8 on): it keeps moving while gauges stand still. Memory in GB.
+    """One scheduler in `/v1/loads` (0.5.8 on), which is up to date while gauges are not. Memory in GB.
 
     `waiting` adds the queues of disaggregated serving and the retracted requests to the waiting queue, so it is not
-    `#queue-req`; `queues["waiting"]` is, where the server tells it.
+    `#queue-req`; `queues["waiting"]` is, where the server exposes it.
     """
 
     dp: int | None = None
@@ -93,9 +93,9 @@ class Load:
     kv_cache_gb: float | None = None
     graph_gb: float | None = None
     queues: dict[str, int] = field(default_factory=dict)
-    # From 0.5.18 on, out of a snapshot in shared memory that the scheduler writes; the rest is cumulative since its start.
+    # From 0.5.18 on, from a snapshot in shared memory that the scheduler writes; the rest is cumulative since its start.
     timestamp: float | None = None  # of the snapshot, unix seconds
-    waiting_uncached_tokens: int | None = None  # prompt tokens in the queue that the prefix cache does not hold
+    waiting_uncached_tokens: int | None = None  # queued prompt tokens that are not in the prefix cache
     prefill_uncached_tokens: int | None = None
     prefill_busy_seconds: float | None = None
     # Steps, then over steps the sums of batch, microseconds, batch squared, batch x microseconds, generated tokens. Only steps
@@ -134,7 +134,7 @@ def parse_loads(text: str | bytes) -> list[Load]:
 
 
 def without_secrets(args: dict[str, Any]) -> dict[str, object]:
-    """Arguments without those that let somebody in; a value that may hold a secret of its own becomes `<redacted>`."""
+    """Return the arguments without credentials; a value that may contain a secret becomes `<redacted>`."""
     cleaned = _clean(args, 0)
     return cleaned if isinstance(cleaned, dict) else {}
 
@@ -145,7 +145,7 @@ def _clean(value: Any, depth: int) -> object:
     if isinstance(value, dict):
         return {str(key): _clean(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
     if isinstance(value, list):
-        # A list such as ["--api-key", "…"] tells only by its neighbours which item is the secret.
+        # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
         words = " ".join(item for item in value if isinstance(item, str))
         return REDACTED if holds_secret(words) else [_clean(inner, depth + 1) for inner in value]
     return REDACTED if isinstance(value, str) and holds_secret(value) else value
@@ -176,7 +176,7 @@ def _rank(state: dict[str, Any]) -> RankInfo:
 
 
 def _graph_gb(value: Any) -> float | None:
-    """Add up the phases of capture that later releases tell apart."""
+    """Return the sum of the capture phases that later releases show separately."""
     if isinstance(value, dict):
         phases = [figure for figure in map(_figure, value.values()) if figure is not None]
         return math.fsum(phases) if phases else None
@@ -213,7 +213,7 @@ def _seconds(microseconds: Any) -> float | None:
 
 
 def _moments(value: Any) -> tuple[float, ...] | None:
-    """Read the six sums; None for what is not all of them."""
+    """Return the six sums; None where one is missing."""
     sums = [_figure(each) for each in value] if isinstance(value, list) and len(value) == _MOMENTS else []
     found = tuple(each for each in sums if each is not None and each >= 0)
     return found if len(found) == _MOMENTS else None
@@ -228,7 +228,7 @@ def _word(value: Any) -> str | None:
 
 
 def _figure(value: Any) -> float | None:
-    """Take a number that a server can mean; true and false are none."""
+    """Return a number; None for anything else, true and false included."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) <= MOST else None

@@ -39,7 +39,7 @@ _FILL_NAMES = {
 _RETRACTION_HEAD = re.compile(
     rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40}|(Testing retraction))[ ]?[.,:]?[ ]?(?=#)"
 )
-_OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line: what follows is its own
+_OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line: the rest is its line
 _NUMBER = re.compile(rb"(-?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)[ ]?(%?)$")
 _MISSING = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
 _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)$")
@@ -130,11 +130,11 @@ _KNOWN = frozenset(_QUEUES) | _KNOWN_COUNTS | _KNOWN_UNUSED | _KNOWN_FIGURES
 
 
 class BatchLineError(Exception):
-    """A line with the head of a batch or retraction line whose body says nothing that can be read."""
+    """A line has the head of a batch or retraction line and a body that cannot be read."""
 
 
 def normalise(text: bytes) -> bytes:
-    """Put Chinese punctuation back to SGLang's own, and cut what cannot belong to a batch line."""
+    """Replace Chinese punctuation by SGLang's, and cut text that cannot belong to a batch line."""
     text = text[:LONGEST_BATCH_LINE].rstrip()
     if (other := _OTHER_LINE.search(text)) is not None:
         text = text[: other.start()]
@@ -145,8 +145,8 @@ def normalise(text: bytes) -> bytes:
 
 
 def second_line(text: bytes) -> int:
-    """Find where another process's line starts that was written behind this one's end; 0 where none was, or where this
-    one had not ended.
+    """Return where the line of another process starts that was written after the end of this one; 0 where there is none, or where this
+    line had not ended.
     """
     other = _OTHER_LINE.search(text, 1, LONGEST_BATCH_LINE) if text[:1] in _FIRST_LETTERS else None
     if other is None:
@@ -160,7 +160,7 @@ _LARGEST = 2.0**53
 
 
 def _fields(text: bytes, start: int) -> Fields:
-    """Read the `key: value` pairs after the head, the first of each key; text that is no such pair is left out."""
+    """Return the `key: value` pairs after the head, the first of each key; other text is left out."""
     found: Fields = {}
     for part in text[start:].split(b",", _FIELDS_READ)[:_FIELDS_READ]:
         key, colon, value = part.partition(b":")
@@ -183,7 +183,7 @@ def _figure(fields: Fields, *keys: bytes) -> float | None:
         if match is None:
             return None
         number = float(match[1])
-        # Past 2**53 a float counts no more, and `1e999` is infinite: no server prints either.
+        # Above 2**53 a float cannot count, and `1e999` is infinite: no server prints either.
         return (number / 100 if match[2] else number) if 0 <= number <= _LARGEST else None
     return None
 
@@ -194,7 +194,7 @@ def _count(fields: Fields, *keys: bytes) -> int | None:
 
 
 def _usage(fields: Fields, *keys: bytes) -> float | None:
-    """Read a share of a pool: 0 to 1, a little more when overcommitted; anything far from that is a mangled line."""
+    """Return a share of a pool: 0 to 1, a little more when overcommitted; `None` for any other value, of a damaged line."""
     number = _figure(fields, *keys)
     return number if number is not None and number <= 2 else None
 
@@ -209,7 +209,7 @@ def _unknown_keys(fields: Fields) -> tuple[str, ...]:
 
 
 def has_unreadable_value(text: bytes) -> bool:
-    """Say whether a known field of a batch line has no value: the line was cut, or processes wrote into each other."""
+    """Whether a known field of a batch line has no value: the line was cut, or processes wrote into each other."""
     fields, _ = _body(normalise(text))
     if _FILL_HEAD.match(text):
         fields = _fill_fields(text, 0)
@@ -286,8 +286,8 @@ def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
 
 
 def is_retraction(text: bytes) -> bool:
-    """Say whether this is the head of a retraction line: `Decode out of memory happened.` (to 0.4.6), later
-    `KV cache pool is full. Retract requests.`, or the test's own.
+    """Whether this is the head of a retraction line: `Decode out of memory happened.` (to 0.4.6), later
+    `KV cache pool is full. Retract requests.`, or that of SGLANG_TEST_RETRACT.
     """
     return _RETRACTION_HEAD.match(normalise(text)) is not None
 

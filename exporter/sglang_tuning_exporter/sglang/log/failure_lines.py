@@ -1,8 +1,8 @@
-"""Tracebacks, allocation failures and the signs of life of a server's processes.
+"""Tracebacks, allocation failures, and the liveness lines of a server's processes.
 
 A traceback is printed in one record (`Scheduler hit an exception: Traceback (most recent call last):`, 0.3.6 on) or
-after its head line (`Exception in ModelTpServer:`, 0.3.0), each line after the first without a prefix; another rank's
-lines may stand between them.
+after its head line (`Exception in ModelTpServer:`, 0.3.0), each line after the first without a prefix; lines of
+other ranks may be between them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CRASHED = re.compile(
     rb"(?:Subp|P)rocess ([A-Za-z][\w.:-]{0,60})(?: [^'\"\n]{0,60})? crashed with exit code (-?\d{1,5})\b"
 )
 
-# Whose watchdog it is, where it is not the scheduler's (`debug_name`, 0.5.7 on).
+# The owner of a watchdog that is not the scheduler's (`debug_name`, 0.5.7 on).
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}
 
 # A health check that failed: how long it took, when it began, and when the detokenizer last sent something (0.4.3 on).
@@ -51,7 +51,7 @@ _CHECK_TIMES = re.compile(
 )
 _CHECK_OFF = 2.0  # seconds: both times are printed without fractions
 
-# Every message worth a closer look starts with one of these.
+# The beginnings of all messages that matter here.
 _POSSIBLE = re.compile(
     rb"The server is|(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout|Health check|Subprocess |Process "
     rb"|Received sig|Child process|Rank \d|Initialization|SIGTERM"
@@ -87,7 +87,7 @@ _IN_START = re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_po
 
 
 def _is_timely(text: bytes, time: float | None) -> bool:
-    """Whether a failed health check began as long before its line as it says, with the last heartbeat before that."""
+    """Whether a failed health check began as long before its line as it prints, after the last heartbeat."""
     match = _CHECK_TIMES.match(text)
     if match is None or time is None:
         return False
@@ -101,7 +101,7 @@ def _is_timely(text: bytes, time: float | None) -> bool:
 
 
 def _crash(text: bytes) -> str:
-    """Say which process crashed and how, in the line's words; empty where it does not say so."""
+    """Return which process crashed and how, in the line's words; empty where the line does not say it."""
     match = _CRASHED.match(text)
     if match is None:
         return ""
@@ -115,7 +115,7 @@ def _crash(text: bytes) -> str:
 
 
 def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
-    """Find the phase of a failure that names it itself; `None` where the text is no failed allocation that does."""
+    """Return the phase of a failed allocation that names it; `None` for any other text."""
     if match := _ALLOCATOR.match(text):
         return "prefill" if match[1] == b"Prefill" else "decode"
     if _SLOTS.match(text) or _LAST_REQUEST.match(text):
@@ -127,23 +127,23 @@ def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
 
 
 class _Traceback:
-    """What must be remembered of an open traceback: who printed it, and what its frames say about where it happened."""
+    """An open traceback: its rank and time, and the phase that its frames show."""
 
     __slots__ = ("chained", "counted", "expires", "phase", "ran", "rank", "started", "sure", "time")
 
     def __init__(self, time: float | None, rank: Rank, expires: int, *, counted: bool = False, sure: bool) -> None:
         self.time = time
         self.rank = rank
-        self.expires = expires  # the line number after which an exception is no longer this traceback's
-        self.sure = sure  # a scheduler announced it in a line that nothing raw can have produced
-        self.counted = counted  # an earlier exception of the same chain was an event already
+        self.expires = expires  # an exception after this line number is not of this traceback
+        self.sure = sure  # a scheduler announced it in a line that raw text cannot have produced
+        self.counted = counted  # an earlier exception of the same chain is already an event
         self.chained = False  # "During handling of the above exception…": the next traceback belongs to this failure
         self.phase: OutOfMemoryPhase | None = None
         self.ran = False
         self.started = False
 
     def read_frame(self, function: bytes, line: int) -> None:
-        """Note what a frame tells: the deepest that names a phase wins, but all inside a graph capture is capture."""
+        """Note the phase of a frame: the deepest one counts, but every frame inside a graph capture is capture."""
         self.expires = line + _OTHER_LINES_BETWEEN
         if _IN_CAPTURE.search(function):
             self.phase = "graph_capture"
@@ -159,12 +159,12 @@ class _Traceback:
 
 
 class FailureLines:
-    """Reads failures line by line; keeps the open traceback and who has reported its failure in an error line."""
+    """Reads failures line by line; keeps the open traceback, and which rank has already logged its failure."""
 
     def __init__(self) -> None:
         self._open: _Traceback | None = None
         self._closed: _Traceback | None = None
-        self._began = 0  # the line of the open one
+        self._began = 0  # the first line of the open one
         self._line = 0
         self._reported: dict[Rank, tuple[OutOfMemoryPhase, float | None]] = {}
         self._announced: tuple[int, float | None, Rank, bool] | None = None
@@ -172,11 +172,11 @@ class FailureLines:
         self.serving = False  # ready, or a batch was printed
 
     def inside(self, line: int) -> bool:
-        """Say whether the `line`-th line may be a traceback's, whose last line holds an exception's words raw."""
+        """Whether the `line`-th line may belong to a traceback, whose last line contains raw text."""
         return self._open is not None and line <= self._open.expires
 
     def restart(self) -> None:
-        """Forget what of the server before is still open."""
+        """Forget what is open of the server before."""
         self._open = self._closed = self._announced = None
         self._reported.clear()
         self.starting = True
@@ -185,7 +185,7 @@ class FailureLines:
     def parse_message(
         self, text: bytes, time: float | None, rank: Rank, line: int, *, sure: bool = True
     ) -> Liveness | OutOfMemory | None:
-        """Read a message that stands on its own, directly after a prefix; `sure`: nothing raw can have produced it."""
+        """Read a message directly after a prefix; `sure`: raw text cannot have produced it."""
         if text.rstrip().endswith(TRACEBACK):
             self._begin(time, rank, line)
         if _POSSIBLE.match(text) is None:
@@ -210,7 +210,7 @@ class FailureLines:
         return None
 
     def _announce(self, line: int, time: float | None, rank: Rank, *, sure: bool) -> None:
-        """A scheduler says that it had an exception: the traceback in this record, or in the next lines, is its own."""
+        """Note that a scheduler logged an exception: the traceback in this record, or in the next lines, is its own."""
         self._announced = (line, time, rank, sure)
         if self._open is not None and self._began == line:
             self._open.sure = sure
@@ -248,8 +248,8 @@ class FailureLines:
         return "traceback", None
 
     def _open_bare(self, time: float | None, line: int) -> _Traceback:
-        """Open a traceback without a head of its own: chained to the one before, announced by the line before, or of a
-        process that says nothing of itself.
+        """Open a traceback without a head: chained to the one before, announced by the line before, or of a process that
+        prints no prefix.
         """
         closed, announced = self._closed, self._announced
         if closed is not None and closed.chained and line <= closed.expires:
@@ -281,7 +281,7 @@ class FailureLines:
         return "out_of_memory", failure
 
     def _already_reported(self, traceback: _Traceback, phase: OutOfMemoryPhase) -> bool:
-        """Say whether this is the failure the rank has logged as an error before it raised it (0.4.4 on)."""
+        """Whether this is the failure that the rank logged as an error before it raised it (0.4.4 on)."""
         reported = self._reported.pop(traceback.rank, None)
         if reported is None or reported[0] != phase:
             return False

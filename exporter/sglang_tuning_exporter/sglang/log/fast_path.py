@@ -1,9 +1,9 @@
 """The usual lines of a whole block at once: access lines, and batch lines in the layouts that most servers print.
 
-What a line is does not depend on its digits: with all of them made alike, the lines of a log are a few hundred
-*shapes*, and each is read by an expression once. A shape also tells where every figure stands. What no shape is known
-for is read line by line. Between two batch lines of one scheduler with the same printed time nothing happens that time
-could weigh, so only the last one's figures are read; of the others it is enough to count.
+The kind of a line does not depend on its digits. With all digits replaced by 0, the lines of a log are a few hundred *shapes*; a
+regular expression matches each shape once, and gives the places of its figures. Lines of no known shape are read one by one. No
+time passes between batch lines of one scheduler with the same printed time, so only the figures of the last one are read, and the
+others are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Origin: TypeAlias = tuple[float, Rank]
 _Graph: TypeAlias = tuple[str | None, bool | None]  # device; whether a captured graph was replayed
 _KEPT = 4096
 _SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
-_AFTER_SECOND = (b" ", b"]")  # no fraction of the second
+_AFTER_SECOND = (b" ", b"]")  # a time without fraction
 _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
 _ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
@@ -32,7 +32,7 @@ _THROUGHPUT = b"gen throughput (token/s): "
 _NO_GRAPH: _Graph = (None, None)
 
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
-# A rejected request is an event, and so not usual; its status has become zeros in a shape, its words have not.
+# A rejected request is an event, so it is no usual line. A shape keeps the words of the status, not its digits.
 _ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "(?![^\n]*Service Unavailable)[^\n:]*')
 _GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
 _DECODE = re.compile(
@@ -47,7 +47,7 @@ _PREFILL_TEXT = (
     rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, " + _GRAPH + rb")?)?,? ?)\r?"
 )
 _PREFILL = re.compile(_PREFILL_TEXT % b"")
-# A health probe is no load, so it stands alone: it must not hide in the sums (`PrefillBatch.is_health_probe`).
+# A health probe is no load, so it is an event of its own (`PrefillBatch.is_health_probe`).
 _PROBE = re.compile(_PREFILL_TEXT % rb"(?=1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b)")
 
 _DECODE_FIGURES = re.compile(
@@ -64,11 +64,11 @@ _GRAPHS: dict[bytes, _Graph] = {b"": (None, None)} | {
     for device, name in _DEVICES.items()
     for flag in (b"True", b"False")
 }
-_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}  # more is no usage
+_SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}  # a higher share is no usage
 
 
 class _Numbers(dict[bytes, int]):
-    """Figures without sign: the small ones are looked up faster than read."""
+    """Numbers by their text: a look-up of the small ones is faster than `int`."""
 
     def __missing__(self, text: bytes) -> int:
         return int(text)
@@ -77,21 +77,20 @@ class _Numbers(dict[bytes, int]):
 _NUMBERS = _Numbers({b"%d" % number: number for number in range(4096)})
 
 
-# What all lines are that differ in nothing but digits: where the prefix stands; a decode line's graph, always the same
-# object for the same graph, `None` of a prefill line; whether a prefill line's digits may make it a health probe; where
-# a prefill line tells the tokens that wait, `None` where it does not; what gives the figures that are added up: a
-# prefill line's new sequences, new tokens, cached tokens; and what gives those of which the last line's hold: running,
-# usage, queued.
-# Not a named tuple, which takes four times as long to take apart: every batch line of a log does.
+# What lines of one shape have in common: the place of the prefix; the graph of a decode line, always the same object for the
+# same graph, `None` for a prefill line; whether the digits can make it a health probe; the place of a prefill line's waiting
+# tokens, or `None`; the getter of the figures that are added up (new sequences, new tokens, cached tokens of a prefill line); and
+# the getter of those that the last line sets (running, usage, queued).
+# A plain tuple: every batch line of a log unpacks one, and a named tuple takes four times as long.
 _Figures: TypeAlias = "Callable[[bytes], tuple[bytes, ...]]"
 Shape: TypeAlias = tuple[slice, "_Graph | None", bool, "slice | None", _Figures, _Figures]
 
 _NO_FIGURES: Final[_Figures] = lambda _: ()  # noqa: E731 - what is never asked
-ACCESS: Final[Shape] = (slice(0), None, False, None, _NO_FIGURES, _NO_FIGURES)  # never looked into
+ACCESS: Final[Shape] = (slice(0), None, False, None, _NO_FIGURES, _NO_FIGURES)  # none of its fields is used
 
 
 class _Shapes(dict[bytes, Shape | None]):
-    """The shapes seen so far; `None` for what is read line by line."""
+    """The shapes seen so far; `None` for lines that are read one by one."""
 
     def __missing__(self, shape: bytes) -> Shape | None:
         found = _shape(shape)
@@ -117,7 +116,7 @@ def _figures(match: re.Match[bytes], *groups: int) -> _Figures:
 
 
 def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
-    """Read a decode line in its usual layout, from behind its prefix on."""
+    """Read a decode line in its usual layout, without its prefix."""
     match = _DECODE_FIGURES.match(body)
     assert match is not None
     running, tokens, usage, device, graph, throughput, queued = match.groups()
@@ -135,7 +134,7 @@ def throughput(line: bytes) -> float:
 
 
 def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
-    """Read a prefill line in its usual layout, from behind its prefix on."""
+    """Read a prefill line in its usual layout, without its prefix."""
     match = _PREFILL_FIGURES.match(body)
     assert match is not None
     sequences, new, cached, usage, running, queued, pending = match.groups()
@@ -147,9 +146,9 @@ def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
 
 
 class Prefixes:
-    """Says what lines' starts mean, each of which comes again and again or differs from one known in its second only.
+    """Time and ranks of prefixes; most prefixes repeat, or differ from a known one only in the second.
 
-    `admits`: whether a line of this stream may start so; asked again whenever one is not known yet.
+    `admits`: whether a line of this stream may begin with a prefix; called for each new one.
     """
 
     def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
@@ -162,7 +161,7 @@ class Prefixes:
         return len(self._odd) + len(self._minutes) + len(self._ends)
 
     def of(self, start: bytes) -> Origin | None:
-        """Say when and by whom a line was printed, where it starts with SGLang's own prefix and date."""
+        """Return the time and ranks of a line that begins with SGLang's own prefix and a date."""
         minute, end = self._minutes.get(start[:_SECOND]), self._ends.get(start[_SECOND:])
         if minute is not None and end is not None:
             return minute + end[0], end[1]
@@ -185,17 +184,17 @@ class Prefixes:
         return prefix.time, prefix.rank
 
     def forget(self) -> None:
-        """Forget it all: there is no end to what a log may hold."""
+        """Forget all prefixes, to bound memory."""
         self._odd.clear()
         self._minutes.clear()
         self._ends.clear()
 
 
 class BatchRun(NamedTuple):
-    """Batch lines of one scheduler in one printed second with nothing but access lines between, none a health probe.
+    """Batch lines of one scheduler in one printed second, with only access lines between, none of them a health probe.
 
-    The last line's figures are read at once, everything else when it is asked for. Nothing that is weighed by time is
-    lost: between lines of the same printed second no time passes.
+    The figures of the last line are read at once, all others when they are needed. Figures that are weighted by time lose nothing:
+    no time passes between lines of the same printed second.
     """
 
     time: float
@@ -210,7 +209,7 @@ class BatchRun(NamedTuple):
     new_sequences: int  # of all prefill lines, as the next two
     computed_tokens: int
     cached_tokens: int
-    pending: bytes  # prompt tokens that wait, as the last prefill line printed them that did; empty where none did
+    pending: bytes  # waiting prompt tokens of the last prefill line that prints them; empty where none does
     graph_device: str | None  # of all decode lines
     graph: bool | None  # likewise
     prefix: bytes
@@ -245,7 +244,7 @@ class BatchRun(NamedTuple):
 
     @property
     def joined(self) -> list[PrefillBatch]:
-        """The prefill lines after the last decode line: what joins the batch that it printed."""
+        """The prefill lines after the last decode line: they join the batch of that line."""
         found: list[PrefillBatch] = []
         for line in self.events():
             if isinstance(line, DecodeBatch):
@@ -255,7 +254,7 @@ class BatchRun(NamedTuple):
         return found
 
     def events(self) -> Iterator[DecodeBatch | PrefillBatch]:
-        """Give the batch lines one by one."""
+        """Return the batch lines one by one."""
         return _singly(self.lines, self.prefix, self.time, self.rank)
 
 
@@ -269,17 +268,17 @@ def _singly(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Itera
 
 
 class UsualLines:
-    """Reads what is usual in a stretch of a log.
+    """Reads the usual lines of a stretch of a log.
 
-    `decodes`, `prefills` and `others` are lines since `read` was last called; `time` is the last one's.
+    `decodes`, `prefills` and `others` count lines since `read` was last called; `time` is that of the last one.
     """
 
     def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
-        self.lines: list[bytes] = [b""]  # of the stretch; the last is empty, and none
-        self.dull: set[bytes] = set()  # messages that mean nothing
+        self.lines: list[bytes] = [b""]  # of the stretch; the last is empty and no line
+        self.dull: set[bytes] = set()  # messages without meaning here
         self.decodes = self.prefills = self.others = 0
         self.time: float | None = None
-        self.last_other = 0  # which of `lines` means nothing, the last one
+        self.last_other = 0  # index of the last line without meaning here
         self.last_other_time: float | None = None
         self.other_after_batch = False  # whether a batch line was read before it
         self._prefixes = Prefixes()
@@ -288,16 +287,16 @@ class UsualLines:
         self._known = _Shapes()
 
     def take(self, stretch: bytes) -> None:
-        """Go on to the next lines; the last may lack its newline."""
+        """Take the next lines; the last may lack its newline."""
         if stretch[-1:] != b"\n":
             stretch += b"\n"
         self.lines = stretch.split(b"\n")
         self._shapes = list(map(self._known.__getitem__, stretch.translate(_ALIKE).split(b"\n")))
 
     def read(self, begin: int, events: list[_Any], *, singly: bool) -> int:
-        """Read from the `begin`-th line on: which one must be read alone, `len(lines) - 1` when there is none.
+        """Read from the `begin`-th line on; return the line that must be read alone, `len(lines) - 1` when there is none.
 
-        Appends a `BatchRun`, or `singly` its lines, for what one scheduler prints in one second.
+        Appends a `BatchRun`, or with `singly` its lines, for the batch lines of one scheduler and second.
         """
         self.decodes = self.prefills = self.others = 0
         lines, shapes = self.lines, self._shapes
@@ -338,7 +337,7 @@ class UsualLines:
     def _read_run(  # noqa: C901, PLR0912 - one loop, all in its own names: all batch lines of a log pass here
         self, first: int, prefix: bytes, origin: Origin, events: list[_Any], *, singly: bool
     ) -> int:
-        """Read the run that begins with the `first` line: which line belongs to it no more."""
+        """Read the run that begins with the `first` line; return the index of the first line after it."""
         lines, shapes = self.lines, self._shapes
         numbers = _NUMBERS
         last = index = first
@@ -387,7 +386,7 @@ class UsualLines:
             events.extend(_singly(lines[first : last + 1], prefix, time, rank))
         else:
             device, replayed = graph or _NO_GRAPH
-            # The fields are given by place: a call with names takes twice as long.
+            # Fields by position: a call with names takes twice as long.
             # fmt: off
             events.append(tuple.__new__(BatchRun, (
                 time, rank, numbers[running], numbers[queued], share, joined, new_tokens, decodes, prefills,

@@ -1,4 +1,4 @@
-"""The *form* of a line: the layers that surround it, the outermost first, found from its head of SGLang's."""
+"""The *form* of a line: the layers around it, the outermost first, found from SGLang's words in it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _LAYERS = 4
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
 _SERVERS_OWN = ("obj", "text", "prompt", "messages", "out", "content", "input", "body")  # of a request's log
 
-_SHIPPERS = ("stringValue", "message", "line")  # of a body or content that a shipper has written
+_SHIPPERS = ("stringValue", "message", "line")  # of the body or content that a shipper writes
 
 Layer: TypeAlias = "Cri | Before | Json | Quoted | Csv"
 Form: TypeAlias = tuple[Layer, ...]
 
 
 def find(text: bytes) -> Line | None:
-    """Take off what surrounds one line, without knowing its stream; `None` where it has no head of SGLang's."""
+    """Return one line without its wrapping, the stream not known; `None` where it has no words of SGLang's."""
     form = form_of(text)
     return None if form is None else taken_off(form, text)
 
@@ -53,7 +53,7 @@ def taken_off(form: Form, text: bytes) -> Line | None:
 
 
 def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
-    """Find what surrounds a line: the fewest layers to its head; `None` where it has no head or no form."""
+    """Return the layers around a line, as few as possible; `None` where it has no words of SGLang's or no form."""
     head = HEAD.search(text)
     if not layers or (head is None and BYTES not in text):
         return None
@@ -86,7 +86,7 @@ def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | N
 
 
 def split_records(text: bytes) -> list[bytes]:
-    """Split a JSON document with several records, one of which has a head of SGLang's; empty where it has not."""
+    """Split a JSON document with several records, one of them with words of SGLang's; empty for any other document."""
     entry = json_of(text)
     paths = (
         path
@@ -116,13 +116,13 @@ def _field(entry: dict[str, Any], layers: int) -> Form | None:
 
 
 def time_within(entry: dict[str, Any]) -> float | None:
-    """Give the time that a structured line has."""
+    """Return the time of a structured line."""
     leaves = list(leaves_of(entry, ()))
     return next((value_seconds(value_at(entry, path)) for path in _times(leaves, ())), None)
 
 
 def _times(leaves: list[tuple[Path, Any]], text: Path) -> list[Path]:
-    """Name the fields that hold times, the likeliest first."""
+    """Return the names of fields that hold times, the most likely first."""
     found = [path for path, value in leaves if path != text and value_seconds(value) is not None]
     return sorted(found, key=lambda path: _TIMES.index(path[-1]) if path[-1] in _TIMES else len(_TIMES))
 

@@ -1,6 +1,6 @@
-"""The layers around a line: what loggers, shippers and terminals put before it, or the field of JSON or CSV that holds it.
+"""The layers around a line: the text that loggers, shippers and terminals print before it, or the field of JSON or CSV that holds it.
 
-Each takes itself off any line that has it, and gives the time and whatever else stands in it. `forms` finds those of a line.
+Each layer removes itself from a line, and returns the time and the other fields in it. `forms` finds the layers of a line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEWEST_BYTES = 6  # numbers that can be the bytes of a text
 _RECORDS_SEARCHED = 8  # for the first line of SGLang
 _RECORDS = 4096  # of one JSON document
 
-# SGLang's prefix, or the words of a line that has none: with what follows them, so that a sentence about them is none.
+# SGLang's prefix, or the words of a line without prefix, with what follows them: a sentence about them does not match.
 _PREFIX = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
 _WORDS = (
     rb"(?:Decode|Prefill) batch(?: ?\[\d{1,12}\])?(?:\([^)\n]{1,40}\))?[.,] ?#|new fill batch\. #"
@@ -67,11 +67,11 @@ _LOGGED = (rb'="', rb'": "', rb'":"', rb'" => "')  # the line is the value of a 
 _ENDS = b" \t]:|>-\"';+`"
 LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
 
-BYTES = b'MESSAGE":['  # journald gives a message that is no UTF-8 as a list of bytes
+BYTES = b'MESSAGE":['  # journald exports a message that is not UTF-8 as a list of bytes
 CRI = re.compile(rb"(" + STAMP + rb") (stdout|stderr) ([PF])(?::\S*)?(?: |$)")
 _RAY_REPEATED = re.compile(rb" \[repeated \d+x across (?:cluster|actors)\].*$")
 _DOCKERS: tuple[str | int, ...] = ("log",)
-_DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, a little before where a character would be cut
+_DOCKER_CUTS = 16_000  # bytes; it cuts at 16,384, or a little before so that no character is cut
 _LINES_OF_MESSAGE = 200
 # Levels and streams differ from line to line of one program.
 _NEVER_FIXED = re.compile(
@@ -85,38 +85,38 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 class Line(NamedTuple):
-    """A line without what surrounds it."""
+    """A line without its wrapping."""
 
     text: bytes
-    time: float | None  # as the surroundings print it
+    time: float | None  # as printed around the line
     rank: Rank
     more: tuple[bytes, ...] = ()  # further lines of one message
-    prefixed: bool = True  # SGLang's own prefix follows what surrounds the stream's lines
+    prefixed: bool = True  # SGLang's own prefix follows the wrapping of this stream
     stream: str | None = None  # of a container, whose lines are cut
     partial: bool = False  # the stream's next line continues this one
-    fields: tuple[tuple[Any, Any], ...] = ()  # what else stands around it: hosts, programs, process ids
+    fields: tuple[tuple[Any, Any], ...] = ()  # other fields around it: hosts, programs, process ids
     records: tuple[bytes, ...] = ()  # further records of the same JSON document, each as a document of its own
 
 
 def again(text: bytes) -> int:
-    """Find where SGLang's own prefix begins behind another time in brackets; 0 where it is the first."""
+    """Return where SGLang's own prefix begins after another time in brackets; 0 where it is the first."""
     match = _AGAIN.match(text)
     return match.end() if match is not None else 0
 
 
 def begins(text: bytes) -> bool:
-    """Say whether a text begins with a message of SGLang's, without its prefix."""
+    """Whether a text begins with a message of SGLang's, without its prefix."""
     return _BARE.match(text) is not None
 
 
 class Cri:
-    """A container runtime's time, stream and mark of a line that goes on in the next."""
+    """The time, stream and mark of unfinished lines that a container runtime prints."""
 
     key: Any = "cri"
     sure = True
 
     def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
+        """Return the line without this layer; `None` where it does not have it."""
         match = CRI.match(line.text)
         if match is None:
             return None
@@ -125,7 +125,7 @@ class Cri:
         return line._replace(text=rest, time=time, stream=match[2].decode(), partial=match[3] == b"P")
 
     def pattern(self, _fields: dict[Any, set[Any]]) -> bytes:
-        """Give a pattern of what it takes off a whole line."""
+        """Return a pattern of this layer in a whole line."""
         return STAMP + rb" (?:stdout|stderr) F(?::\S*)? "
 
 
@@ -134,7 +134,7 @@ class Before:
 
     def __init__(self, parts: list[tuple[str, bytes]], *, sure: bool) -> None:
         self.sure = sure
-        self._parts = parts  # what kind of token, and its pattern
+        self._parts = parts  # kind of token, and its pattern
         self.key: Any = b"".join(pattern for _, pattern in parts)
         self._kinds = [kind for kind, _ in parts if kind in _PATTERNS]
         self._pattern = re.compile(
@@ -144,7 +144,7 @@ class Before:
 
     @classmethod
     def of(cls, before: bytes) -> Before | None:
-        """Learn it from one line's; `None` where it could be part of a request or of a sentence."""
+        """Learn it from the text before one line; `None` where that could be part of a request or of a sentence."""
         if not before or len(before) > LONGEST_BEFORE or _QUOTES.search(before) or before[-1] not in _ENDS:
             return None
         field = before.endswith(_LOGGED)
@@ -159,7 +159,7 @@ class Before:
             if kind == "other" and match[0] in b"\"'{}":
                 return None
             words += kind == "word"
-            # The last space is kept as it is: a traceback's own indentation follows it.
+            # The last space is fixed: the indentation of a traceback follows it.
             varies = kind in _PATTERNS and not (kind == "space" and position == len(rest))
             parts.append((kind, _PATTERNS[kind]) if varies else ("fixed", re.escape(match[0])))
         if words > _WORDS_AT_MOST:
@@ -167,7 +167,7 @@ class Before:
         return cls(parts + [("fixed", b'"')] * field, sure=not field and words <= _WORDS_SURE)
 
     def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
+        """Return the line without this layer; `None` where it does not have it."""
         match = self._pattern.match(line.text, 0, 2 * LONGEST_BEFORE)
         if match is None:
             return None
@@ -187,7 +187,7 @@ class Before:
         return line._replace(text=rest, time=time, rank=_rank(before) or line.rank, fields=(*line.fields, *fields))
 
     def pattern(self, fields: dict[Any, set[Any]]) -> bytes | None:
-        """Give a pattern of what it takes off a whole line, with these values; `None` where it changes the line."""
+        """Return a pattern of this layer in a whole line, with these values; `None` where it changes the line."""
         if self._closes:
             return None
         found, place = [], -1
@@ -207,7 +207,7 @@ class Json:
         self.path, self._time = path, time
 
     def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
+        """Return the line without this layer; `None` where it does not have it."""
         entry = json_of(line.text)
         text = None if entry is None else text_of(value_at(entry, self.path))
         if text is None or entry is None:
@@ -233,9 +233,9 @@ class Json:
                 yield path, value
 
     def pattern(self, text: bytes, fields: dict[Any, set[Any]]) -> bytes | None:
-        """Give a pattern of a line like this one, its first group the field; `None` where none could be found.
+        """Return a pattern of a line like this one, its first group the field; `None` where there is none.
 
-        There is none for a document of several records either.
+        A document of several records has none either.
         """
         if any(isinstance(name, int) for name in self.path):
             return None
@@ -261,12 +261,12 @@ class Quoted:
     sure = True
 
     def take_off(self, line: Line) -> Line | None:
-        """Take off the quotation marks and escapes."""
+        """Return the line without quotation marks and escapes."""
         text = quoted_text(line.text)
         return None if text is None else line._replace(text=text.rstrip(b"\n"))
 
     def pattern(self, _fields: dict[Any, set[Any]]) -> None:
-        """Give no pattern: a line is changed, not only cut."""
+        """Return no pattern: the line is changed, not only cut."""
 
 
 class Csv:
@@ -278,7 +278,7 @@ class Csv:
         self._column, self._time = column, time
 
     def take_off(self, line: Line) -> Line | None:
-        """Take it off."""
+        """Return the line without this layer; `None` where it does not have it."""
         row = row_of(line.text)
         if len(row) <= self._column:
             return None
@@ -290,7 +290,7 @@ class Csv:
 
 
 def leaves_of(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Give the texts and numbers of a JSON value, those nearest to its root first."""
+    """Return the texts and numbers of a JSON value, those nearest to its root first."""
     level: list[tuple[Path, Any]] = [(path, value)]
     given = 0
     for _ in range(_DEPTH):
@@ -322,7 +322,7 @@ def records_of(entry: dict[str, Any], path: Path) -> list[bytes]:
 
 
 def _with(value: Any, path: Path, replaced: Any) -> Any:
-    """Copy a JSON value with another value at `path`."""
+    """Return a copy of a JSON value with another value at `path`."""
     if not path:
         return replaced
     name, *rest = path
@@ -343,7 +343,7 @@ def quoted_text(text: bytes) -> bytes | None:
 
 
 def value_at(value: Any, path: Path) -> Any:
-    """Give what stands at a path; `None` where nothing does."""
+    """Return the value at a path; `None` where there is none."""
     for name in path:
         try:
             value = value[name]

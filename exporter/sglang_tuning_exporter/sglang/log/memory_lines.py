@@ -1,4 +1,4 @@
-"""The lines of a start that say where the memory went: weights, KV pool, captured graphs, limits.
+"""The memory lines of a start: weights, KV cache, captured graphs, limits.
 
 Wordings of 0.3.0 to 0.5.23 (sglang/srt/model_executor/model_runner.py, sglang/srt/mem_cache/memory_pool.py, the graph
 runners; sglang/srt/managers/scheduler.py).
@@ -59,7 +59,7 @@ def parse_pool(text: bytes, time: float | None, rank: Rank) -> KvPool | None:
     """Read `KV Cache is allocated. …` or `Post-capture KV sizing: KV cache allocated. …`.
 
     `KV Cache VA upper bound.` (0.5.20 on) reserves addresses, not memory: the post-capture line gives the real figure,
-    so the bound is no event. Nor is a draft model's pool, which carries a label before the wording (0.5.20 on).
+    so the bound is no event. Nor is the KV cache of a draft model, which has a label before these words (0.5.20 on).
     """
     match = _POOL.match(text)
     if match is None:
@@ -71,7 +71,7 @@ def parse_pool(text: bytes, time: float | None, rank: Rank) -> KvPool | None:
 
 def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
     """Read `max_total_num_tokens=…, chunked_prefill_size=…, …[, available_gpu_mem=x GB]`, and the lines that lower
-    `max_running_requests` later, which tell nothing else.
+    `max_running_requests` later, which have no other figure.
     """
     if lowered := _RUNNING_LIMIT.match(text):
         return Limits(time, rank, max_running_requests=int(lowered[lowered.lastindex or 0]))
@@ -101,18 +101,18 @@ def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
 class MemoryLines:
     """Reads the memory lines of one start.
 
-    Keeps the graph sizes, which releases print on a line of their own, with the begin or with the end of the capture.
+    Keeps the graph sizes: releases print them on a line of their own, or with the begin or the end of the capture.
     """
 
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
 
     def restart(self) -> None:
-        """Forget what the server before captured."""
+        """Forget the graph sizes of the server before."""
         self._sizes = ()
 
     def parse(self, text: bytes, time: float | None, rank: Rank) -> Memory | None:
-        """Read a memory line; `None` for lines that only announce or that are no memory line."""
+        """Read a memory line; `None` for a line that only announces, and for any other line."""
         text = text[:LONGEST_MEMORY_LINE]
         stage: Literal["weights_begin", "weights", "state_cache", "pool", "graph_begin", "graph"]
         used_gb = _gigabytes(_USED, text)

@@ -23,7 +23,7 @@ _DAYS_KEPT = 512
 
 
 class Prefix(NamedTuple):
-    """What stands before the message."""
+    """The text before the message."""
 
     time: float | None  # unix seconds, the printed time read as UTC
     clock: float | None  # seconds since midnight where the line prints a time without a date
@@ -46,7 +46,7 @@ _LEVEL = rb"(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)"
 _OWN_PART = re.compile(
     rb"(?:\[?" + _LEVEL + rb"\]?(?![\w.])"
     rb"|\d{1,10}(?=[ ]|$)"  # a process id
-    rb"|\d\d-\d\d[ ]\d\d:\d\d:\d\d"  # a date without its year says nothing that could be used
+    rb"|\d\d-\d\d[ ]\d\d:\d\d:\d\d"  # a date without a year is not used
     rb"|\[(?!\d\d:\d\d:)[^\]\s]{1,80}\]"  # [scheduler.py:287]
     rb"|(?:pid|tid|rank|thread)[=:]\d+"
     rb"|[\w./-]{1,120}\.py(?::\d+)?"
@@ -91,7 +91,7 @@ def zone_seconds(zone: bytes | None) -> int:
 
 @lru_cache(maxsize=4 * MOST_RANKS)
 def _rank(dp: int | None, tp: int | None, pp: int | None) -> Rank:
-    """Give the same object for the same ranks: who prints again and again is known by it."""
+    """Return the same object for the same ranks, so that they can be compared with `is`."""
     return NO_RANK if dp is None and tp is None and pp is None else Rank(dp=dp, tp=tp, pp=pp)
 
 
@@ -127,7 +127,7 @@ def parse_plain_prefix(line: bytes, start: int = 0) -> Prefix | None:
 
 
 def parse_own_prefix(line: bytes, start: int = 0) -> Prefix | None:
-    """Read what an operator's own logging configuration prints before the message; `None` where nothing looks so."""
+    """Read the prefix of an operator's own logging configuration; `None` where there is none."""
     if _OWN_START.match(line, start) is None:
         return None
     time = None
@@ -150,7 +150,7 @@ def parse_own_prefix(line: bytes, start: int = 0) -> Prefix | None:
 
 
 def strip_own_parts(line: bytes, start: int) -> int:
-    """Find where the message starts when level, file and logger name stand between SGLang's prefix and the message
+    """Return where the message starts if level, file and logger name are between SGLang's prefix and the message
     (`[…] WARNING server_args.py:9: …`).
     """
     if _OWN_START.match(line, start) is None:

@@ -1,15 +1,15 @@
-"""Which lines somebody else's text could have put into the log.
+"""Which lines raw text of a model or a client could have produced.
 
-SGLang prints words of others raw: a request's text, the name of a tool that the model made up, what an exception says. A newline in
-them ends the line, and what follows can look like any line. Which messages do so differs from release to release, so none is listed: every
-line that SGLang does not print whole from figures of its own may hold such words. What comes soon after it is suspect: failures, starts,
-retractions. Suspect lines are still events: whoever takes them asks for a second witness.
+SGLang prints such text raw: a request's text, the name of a tool that the model invented, the text of an exception. A newline in it ends
+the line, and the next line can look like any line. Which messages do so differs between releases, so none is listed: every line that does
+not consist of SGLang's own words and figures may contain raw text. Failures, starts and retractions soon after such a line are suspect.
+Suspect lines are still events: the state accepts them only with other evidence.
 
-After messages of which it is known that they hold what a model or a client wrote (`_SINK`), which are rare, batch lines are suspect as well,
-and a retraction needs more than that it may be one.
+After the few messages that are known to contain text of a model or a client (`_SINK`), batch lines are suspect as well, and a retraction
+needs stronger evidence.
 
-Soon is told by when lines arrive, where they are read as they are written: no text can forge that. Of a log of the past it is told by the
-printed times and by the number of lines, which a text can forge.
+"Soon" is measured by the arrival of lines in a log that is followed: no text can forge that. In a log of the past it is measured by printed
+times and by the number of lines, which a text can forge.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Literal
 
 Kind = Literal["decode", "prefill", "retraction", "out_of_memory", "startup"]
 
-# Both must have passed where only the text tells: the printed times behind such a message may be forged like the rest, and so may the lines.
+# Without arrival times both must have passed, because the text after such a message can forge printed times and lines.
 LINES = 64
 SECONDS = 2.0
-# Words that may be anybody's, but of which nothing is known, are not remembered longer than this, however few lines come.
+# Lines that may contain raw text are forgotten after this time, even if few lines follow.
 FORGET_SECONDS = 30.0
-# More than the pause between two looks at a quiet log: what is read so much later was not written at once with it.
+# More than the pause between two reads of a quiet log: lines read so much later were not written together.
 ARRIVED_SECONDS = 3.0
-_LINES_AT_MOST = 4096  # where the clock was put back, or no time is printed any more
+_LINES_AT_MOST = 4096  # where the clock was set back, or no time is printed any more
 _LOOKED_AT = 16_384
 
 _SINK = re.compile(
@@ -36,7 +36,7 @@ _SINK = re.compile(
 
 
 class RawLine:
-    """The last line of a kind that may hold raw words."""
+    """The last line of a kind that may contain raw text."""
 
     __slots__ = ("arrived", "line", "time")
 
@@ -50,7 +50,7 @@ class RawLine:
         self.line, self.time, self.arrived = line, time, arrived
 
     def is_near(self, line: int, time: float | None, arrived: float | None) -> bool:
-        """Say whether it lies so shortly before the `line`-th line that both may have been written at once."""
+        """Whether it is so soon before the `line`-th line that both may have been written at once."""
         if self.line is None:
             return False
         if arrived is not None and self.arrived is not None:
@@ -65,41 +65,39 @@ class RawLine:
 
 
 class Suspicion:
-    """Follows one log line by line. `counts` are suspect events by kind."""
+    """Which lines of one log are suspect, line by line. `counts` are suspect events by kind."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {"decode": 0, "prefill": 0, "retraction": 0, "out_of_memory": 0, "startup": 0}
-        self.doubtful = False  # who has written the lines that are being read is not known
-        self.active = False  # a message that holds what a model wrote was printed not long ago
-        self.arrived: float | None = (
-            None  # when the lines that are being read came, where they are read as they are written
-        )
+        self.doubtful = False  # it is not known which process wrote the present lines
+        self.active = False  # a message with text of a model was printed not long ago
+        self.arrived: float | None = None  # when the present lines arrived, of a log that is followed
         self._sink, self._words = RawLine(), RawLine()
 
     def look(self, message: bytes, time: float | None, line: int) -> None:
-        """See whether this message, the `line`-th of the log, holds a model's words raw."""
+        """Note whether this message, the `line`-th of the log, is known to contain raw text."""
         if _SINK.match(message, 0, _LOOKED_AT):
             self.active = True
             self._sink.put(line, time, self.arrived)
 
     def move_on(self, time: float | None, line: int) -> None:
-        """Come to the `line`-th line of the log, printed at `time`: perhaps the last such message is far enough behind."""
+        """Go on to the `line`-th line, printed at `time`: the last such message may be far enough behind."""
         self.active = self._sink.is_near(line, time, self.arrived)
 
     def note(self, kind: str, time: float | None, line: int) -> None:
-        """Note a line that SGLang does not print whole from figures of its own."""
+        """Note a line that may contain raw text."""
         if kind in ("other", "traceback", "request"):
             self._words.put(line, time, self.arrived)
 
     def doubts(self, time: float | None, line: int) -> bool:
-        """Say whether words of somebody else's may have been printed with the `line`-th line."""
+        """Whether raw text may have produced the `line`-th line."""
         words = self._words
         if self.arrived is None and words.time is not None and time is not None and time > words.time + FORGET_SECONDS:
             words.line = None
         return self.doubtful or self.active or words.is_near(line, time, self.arrived)
 
     def count(self, kind: Kind, *, suspect: bool) -> bool:
-        """Count an event if it is suspect, and give whether it is."""
+        """Count an event if it is suspect; return whether it is."""
         suspect = suspect or self.doubtful
         self.counts[kind] += suspect
         return suspect

@@ -1,7 +1,7 @@
 """A server's log as events.
 
-A message counts only when it stands directly behind the line's prefix: request logs, tool names and tracebacks may
-quote any line of SGLang's. Once lines with a printed time have been seen, one without is somebody else's text.
+A message counts only directly after the line's prefix: request logs, tool names and tracebacks may quote any line of SGLang's. Once
+lines have a printed time, a line without one is not SGLang's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, after_last_
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
-_STRETCH = 64 << 10  # bytes read at once: with what is made of them, they fit a core's cache
+_STRETCH = 64 << 10  # bytes read at once: together with their events they fit into a core's cache
 _DULL_KEPT, _DULL_LENGTH = 64, 400
 _ENOUGH_LINES = 16
 _NOON = DAY / 2
@@ -72,12 +72,12 @@ _NO_HEAD: tuple[_Part, bytes] = ("memory", b"\n")
 
 
 class LogReader:
-    """Turns a server's log into events; keeps what must be remembered between lines.
+    """Turns a server's log into events, with the memory that is needed between lines.
 
     `counts` are lines by kind (`events.LINE_KINDS`). `unrecognised` counts what could not be read: `batch_key` (a field
     no release of the census has), `batch_line` and `retraction_line` (a known head whose body cannot be read, or a
     batch line of an unknown sort), `server_args`. `suspicious` counts the events with `suspect` set, by kind.
-    `strict`: of a log that is followed, whose form does not change from line to line; pastes are read with more patience.
+    `strict`: for a log that is followed, whose form does not change from line to line; pastes are read leniently.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -92,17 +92,17 @@ class LogReader:
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
-        self._replays = False  # lines that waited are being read
-        self._served = False  # a batch was printed, so there are others whose words may be
-        self._settled = False  # a line of SGLang's was read: the stream has a form
+        self._replays = False  # reading lines that waited
+        self._served = False  # a batch was printed, so requests may have put raw text into the log
+        self._settled = False  # a line of SGLang's was read, so the form of the stream is known
         self._day = 0
         self._clock: float | None = None
         self._last_time: float | None = None
 
     def feed(self, block: bytes, arrived: float | None = None) -> list[Event]:
-        """Read a block of whole lines (the last may lack its newline): its events, in order. Never raises.
+        """Return the events of a block of whole lines, in order; the last line may lack its newline. Never raises.
 
-        `arrived`: when it came, on any clock, where the log is read as it is written.
+        `arrived`: when the block was read, on any clock, for a log that is followed.
         """
         events: list[Event] = []
         self._begin(arrived, events)
@@ -110,9 +110,9 @@ class LogReader:
         return events
 
     def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | usual.BatchRun]:
-        """Read a block as `feed` does, with usual batch lines that follow each other as one event.
+        """Return the events as `feed` does, with consecutive usual batch lines as one event.
 
-        They are of one scheduler and of one printed second, and no other event lies between them.
+        They are of one scheduler and of one printed second, without another event between them.
         """
         events: list[Event | usual.BatchRun] = []
         self._begin(arrived, events)
@@ -120,13 +120,13 @@ class LogReader:
         return events
 
     def let_go(self, arrived: float) -> list[Event | usual.BatchRun]:
-        """Read what has waited too long for more lines like it: its events are suspect. To be called while no lines come."""
+        """Return the events of lines that waited too long for others like them, as suspect. To be called while no lines come."""
         events: list[Event | usual.BatchRun] = []
         self._begin(arrived, events)
         return events
 
     def begin_file(self) -> None:
-        """Note that what comes next is the beginning of another file: a line that a container runtime has cut may have no more parts."""
+        """Note that another file begins: a line that a container runtime cut may not be continued."""
         self._surroundings.begin_file()
 
     def _begin(self, arrived: float | None, events: list[_Any]) -> None:
@@ -136,12 +136,12 @@ class LogReader:
 
     @property
     def unread(self) -> bytes | None:
-        """The first line with words of SGLang's whose surroundings could not be learned, cut."""
+        """The first line, cut, with words of SGLang's and a wrapping that could not be learned."""
         return self._surroundings.unread
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether enough lines came to learn their form, some have words of SGLang's, and none was read."""
+        """Whether enough lines came to learn their form, some have words of SGLang's, and none could be read."""
         return self.unread is not None and not self._settled and self._line >= _ENOUGH_LINES
 
     def _scan(self, block: bytes, events: list[_Any], *, singly: bool) -> None:
@@ -179,12 +179,12 @@ class LogReader:
             self._suspicion.note(kind, self._last_time, self._line)
 
     def _doubts(self, time: float | None) -> bool:
-        """Say whether somebody else's words may have put this line into the log."""
+        """Whether raw text may have produced this line."""
         return self._suspicion.doubts(time, self._line)
 
     def _remember(self, line: bytes, prefix: Prefix) -> None:
-        """Keep a message of which was found that it means nothing, whatever came before it."""
-        # A second prefix in the line would be another line's, and its time would have to be read.
+        """Remember a message without meaning here, to skip it next time."""
+        # A second prefix in the line belongs to another line, whose time must be read.
         if prefix.time is None or len(line) > _DULL_LENGTH or b"[" in line[prefix.end :] or TRACEBACK in line:
             return
         if len(self._usual.dull) >= _DULL_KEPT:
@@ -192,7 +192,7 @@ class LogReader:
         self._usual.dull.add(line[prefix.end :])
 
     def _read_usual(self, begin: int, events: list[_Any], *, singly: bool) -> int:
-        """Read usual lines from the `begin`-th on: which one is none."""
+        """Read usual lines from the `begin`-th on; return the first line that is none."""
         lines = self._usual
         done = lines.read(begin, events, singly=singly)
         number, decodes, prefills, others = done - begin, lines.decodes, lines.prefills, lines.others
@@ -213,7 +213,7 @@ class LogReader:
         return done
 
     def _read(self, line: bytes, events: list[_Any]) -> str:
-        """One physical line, slowly: its kind, and its events appended."""
+        """Read one line; append its events and return its kind."""
         if len(line) > LONGEST_LINE:
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
@@ -223,7 +223,7 @@ class LogReader:
         return self._read_text(strip_terminal(line), events)
 
     def _read_dated(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
-        """Read a line from its prefix on, and remember one that means nothing."""
+        """Read a line from its prefix on, and remember one without meaning here."""
         known = (len(events), *self.unrecognised.values())
         kind = self._read_prefixed(text, prefix, outer_time, events)
         if kind == "other" and not self._suspicion.active and known == (len(events), *self.unrecognised.values()):
@@ -231,7 +231,7 @@ class LogReader:
         return kind
 
     def _read_more(self, lines: tuple[bytes, ...], time: float | None, events: list[_Any]) -> None:
-        """Read the further lines of one message: only a traceback's, any other text may be somebody else's."""
+        """Read further lines of one message, only those of a traceback: any other text may be raw."""
         for line in lines:
             self._read_bare(line, time, events)
 
@@ -272,7 +272,7 @@ class LogReader:
         return self._read_bare(text, None, events) or self._read_message(text, None, NO_RANK, events, timed=False)
 
     def _unglued(self, text: bytes) -> bytes:
-        """Take off what a program has printed before the line without ending its own. Near words of others nothing is."""
+        """Return the line without the text that another program left before it; unchanged near raw text."""
         if self._suspicion.active or (self._strict and self._doubts(None)):
             return text
         whole = text
@@ -281,11 +281,11 @@ class LogReader:
         if parse_plain_prefix(text) is None and _ACCESS.match(text) is None:
             text = text[glued_line(text, strict=self._strict) :]
         if len(text) < len(whole) and self._served:
-            self._suspicion.note("other", self._last_time, self._line)  # what stood before may be anybody's
+            self._suspicion.note("other", self._last_time, self._line)  # the text before the line may be raw
         return text
 
     def _read_held(self, held: list[bytes], events: list[_Any]) -> str:
-        """Read the lines that waited for their shape to be known: the last one's kind is this line's."""
+        """Read the lines that waited for their shape; return the kind of the last one, which is the present line."""
         kind = "other"
         if self._replays:
             return kind
@@ -299,7 +299,7 @@ class LogReader:
         return kind
 
     def _read_doubtful(self, events: list[_Any]) -> None:
-        """Read lines of a process that is not known: it may be new, or a text that imitates one."""
+        """Read lines of an unknown process: a new one, or a text that imitates one."""
         held, time = self._surroundings.let_go, self._last_time
         if not held:
             return
@@ -318,7 +318,7 @@ class LogReader:
         return kind
 
     def _read_surrounded(self, line: Line, events: list[_Any]) -> str:
-        """Read a line without what surrounds it."""
+        """Read a line without its wrapping."""
         text, time = strip_terminal(line.text), line.time
         prefix = parse_plain_prefix(text)
         if prefix is None and _ACCESS.match(text):
@@ -329,14 +329,14 @@ class LogReader:
             kind = self._read_dated(text, prefix, time, events)
         elif kind is None:
             if (prefix := parse_own_prefix(text)) is None or not begins(text[prefix.end :]):
-                # Where SGLang prints its own time, a line without one is somebody else's, whatever time stands around it.
+                # Where SGLang prints its own time, a line without one is not SGLang's, even if the wrapping has a time.
                 prefix = Prefix(None if line.prefixed else time, None, line.rank, 0, plain=False)
             kind = self._read_prefixed(text, prefix, time, events)
         self._read_more(line.more, time, events)
         return kind
 
     def _read_bare(self, text: bytes, outer_time: float | None, events: list[_Any]) -> str | None:
-        """Read a line without a prefix as one of a traceback; `None` where it belongs to none."""
+        """Read a line without a prefix as part of a traceback; `None` where it belongs to none."""
         kind, event = self._failures.parse_bare(
             text, outer_time if outer_time is not None else self._last_time, self._line
         )
@@ -348,7 +348,7 @@ class LogReader:
         return kind
 
     def _read_prefixed(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
-        """Read a line from its prefix on, and what another process has written behind its end, if any."""
+        """Read a line from its prefix on, and the line that another process wrote into its end, if any."""
         start = prefix.end
         second = start + behind if (behind := batch_lines.second_line(text[start:])) else len(text)
         kind = self._read_one(text[start:second], prefix, outer_time, events)
@@ -370,7 +370,7 @@ class LogReader:
         return self._read_message(message, time, prefix.rank, events, timed=timed)
 
     def _roll(self, clock: float) -> float:
-        """Count a time without a date (0.3.0) from the first day's midnight, seconds."""
+        """Return a time without a date (0.3.0) as seconds since the midnight of the first day."""
         last = self._clock
         if last is not None:
             if clock < last - _NOON:
@@ -381,7 +381,7 @@ class LogReader:
         return self._day * DAY + clock
 
     def _read_message(self, message: bytes, time: float | None, rank: Rank, events: list[Event], *, timed: bool) -> str:
-        """Read what stands behind a prefix, or a line without one."""
+        """Read the message after a prefix, or a line without one."""
         if message[:1] in _TERMINAL:
             message = strip_terminal(message)
         if message[:6] not in _HEADS:
@@ -402,12 +402,12 @@ class LogReader:
         return kind
 
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> None:
-        """See whether an access line tells of a request turned away; health checks and scrapes are no requests."""
+        """Read an access line: an event for a rejected request; health checks and scrapes are no requests."""
         if _REJECTED.match(message):
             events.append(Rejection(time, rank, self._suspicion.active or self._suspicion.doubtful))
 
     def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str | None:
-        """Read a message with a known head; `None` where it has none, or what follows the head is something else."""
+        """Read a message with a known head; `None` where it has none, or where other words follow the head."""
         part, head = _HEADS.get(message[:6], _NO_HEAD)
         if not message.startswith(head):
             return (
@@ -442,7 +442,7 @@ class LogReader:
             event.suspect = self._suspicion.count("startup", suspect=self._doubts(time))
             events.append(event)
         elif part == "limits":
-            self._suspicion.note("other", time, self._line)  # not whole: what stands in it may be anybody's
+            self._suspicion.note("other", time, self._line)  # cut, so it may contain raw text
         return "startup"
 
     def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[_Any]) -> str:

@@ -1,4 +1,4 @@
-"""The shape of a stream: what all its lines have in common, and which of it never changes."""
+"""The shape of a stream: the wrapping of its lines, and which of its fields never change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sglang_tuning_exporter.sglang.log.forms import Form, taken_off
 from sglang_tuning_exporter.sglang.log.layers import Csv, Json, Line
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
-# So many lines, of so many sorts, tell which fields never change.
+# So many lines, of so many sorts, show which fields never change.
 _WATCHED, _SORTS = 64, 3
 _WATCHED_AT_MOST = 1024
-_VALUES_KEPT = 8  # of one field: more are a counter
+_VALUES_KEPT = 8  # of one field; a field with more values is a counter
 _LONGEST_EXAMPLE = 4096
-_PREFIXES = 16  # batch lines that tell how SGLang's own prefix looks
-# Lines of a scheduler have the ranks of all schedulers of this server in their prefix.
+_PREFIXES = 16  # batch lines that show how SGLang's own prefix looks
+# The lines of all schedulers of a server have the same kinds of ranks in their prefix.
 _SCHEDULERS = (b"Decode batch", b"Prefill batch", b"KV cache pool is full", b"Testing retraction", b"Decode out of")
 _RANKS = re.compile(rb"[ ]+([A-Za-z_]{2,12})=?\d{1,5}")
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
@@ -26,7 +26,7 @@ Ranks: TypeAlias = tuple[bytes, ...]  # names of ranks
 
 
 class Strange(NamedTuple):
-    """In what a line differs from those before it."""
+    """How a line differs from those before it."""
 
     shape: Shape
     fields: tuple[Any, ...]  # names
@@ -35,31 +35,29 @@ class Strange(NamedTuple):
 
     @property
     def may_be_real(self) -> bool:
-        """Whether all fits but who has written it: perhaps a process that had printed nothing yet."""
+        """Whether only the process differs: one that had not printed yet may be real."""
         return self.layout is None and self.ranks is None
 
 
 @dataclass(eq=False)
 class Shape:
-    """What all lines of a stream have in common."""
+    """The wrapping that all lines of a stream have in common."""
 
     form: Form
     prefixed: bool  # SGLang's own prefix follows
     layouts: set[bytes] = field(default_factory=set)  # of that prefix
     ranks: set[Ranks] = field(default_factory=set)  # names of the ranks of a scheduler's lines
     prefixes: int = 0  # seen while they were learned
-    fields: dict[Any, set[Any]] | None = (
-        None  # those with one value, while they are watched; then those that are required
-    )
+    fields: dict[Any, set[Any]] | None = None  # fields with one value so far; once settled, the required ones
     sorts: set[bytes] = field(default_factory=set)
     watched: int = 0
     settled: bool = False
-    pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` takes it off
+    pattern: re.Pattern[bytes] | None = None  # of the whole line, as `strip` removes it
     is_json: bool = False
     unlike: int = 0  # stretches that the pattern did not fit
 
     def watch(self, line: Line) -> None:
-        """See which fields keep their value."""
+        """Note which fields keep their value."""
         prefix = parse_plain_prefix(line.text)
         self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
         self.watched += 1
@@ -73,12 +71,12 @@ class Shape:
             self.settled, self.fields = True, {}
 
     def strange(self, line: Line) -> tuple[Any, ...]:
-        """Name the fields that have another value than all lines before."""
+        """Return the fields that have another value than in all lines before."""
         found = dict(line.fields)
         return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
 
     def allow(self, strange: Strange, lines: list[bytes]) -> None:
-        """Take what these lines have for one more form of the same."""
+        """Accept the layout and the fields of these lines too."""
         for text in lines:
             line = taken_off(self.form, text)
             found = {} if line is None else dict(line.fields)
@@ -90,14 +88,14 @@ class Shape:
         self.pattern = None
 
     def learn_prefix(self, layout: bytes | None, ranks: Ranks | None) -> None:
-        """Take a layout of SGLang's own prefix for one that it has here."""
+        """Accept a layout of SGLang's own prefix."""
         if layout is not None:
             self.layouts.add(layout)
         if ranks is not None:
             self.ranks.add(ranks)
 
     def fits(self, layout: bytes | None, ranks: Ranks | None) -> bool:
-        """Say whether SGLang's own prefix is as it was before; the first ones teach it."""
+        """Whether SGLang's own prefix has a known layout; the first ones are learned."""
         if self.prefixes < _PREFIXES:
             self.prefixes += ranks is not None
             self.learn_prefix(layout, ranks)
@@ -105,11 +103,11 @@ class Shape:
 
     @property
     def form_key(self) -> tuple[Any, ...]:
-        """What tells forms apart."""
+        """The key by which forms are compared."""
         return tuple(layer.key for layer in self.form)
 
     def learn_pattern(self, text: bytes) -> None:
-        """Make the pattern of a whole line from this one, if that can be."""
+        """Make the pattern of a whole line from this one, if possible."""
         parts, line = [], Line(text, None, NO_RANK)
         for place, layer in enumerate(self.form):
             last = place == len(self.form) - 1
@@ -127,7 +125,7 @@ class Shape:
 
 
 def layout_of(text: bytes, *, scheduler: bool | None = None) -> tuple[bytes | None, Ranks | None]:
-    """Give the layout of SGLang's own prefix, and the names of its ranks where a scheduler has printed it."""
+    """Return the layout of SGLang's own prefix, and the names of its ranks if a scheduler printed it."""
     prefix = parse_plain_prefix(text)
     if prefix is None or (prefix.time is None and prefix.clock is None):
         return None, None

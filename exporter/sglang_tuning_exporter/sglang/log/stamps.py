@@ -9,7 +9,7 @@ from sglang_tuning_exporter.sglang.log.prefix import DAY, clock_seconds, day_sec
 
 _CLOCK = rb"[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?"
 _MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
-# A server older than 2014 or later than 2040 does not print; digits that say otherwise are no time.
+# No log is older than 2014 or later than 2040: other numbers are no times.
 _EPOCH = rb"(?:1[4-9]|2[01])\d{8}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?"
 STAMP = (
     rb"(?:\d{4}[-/]\d\d[-/]\d\d(?:[ T]|, )" + _CLOCK + rb"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
@@ -55,7 +55,7 @@ def stamp_seconds(text: bytes) -> float | None:
 
 
 def value_seconds(value: object) -> float | None:
-    """Read a time that stands in a structured line: a text or a number."""
+    """Read a time in a structured line: a text or a number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -64,7 +64,7 @@ def value_seconds(value: object) -> float | None:
 
 
 def _in_year(year: int | None, month: int, day_of_month: int, clock: float) -> float | None:
-    """Date a time of day; without a year it is the last such day that has begun anywhere."""
+    """Return unix seconds of a date and time; without a year it is the last such day that has begun in any time zone."""
     today = dt.datetime.now(dt.UTC).date()
     for candidate in (today.year, today.year - 1) if year is None else (year,):
         day = day_seconds(b"%04d-%02d-%02d" % (candidate, month, day_of_month))

@@ -1,12 +1,12 @@
-"""What surrounds the lines of one stream: its *shapes*, learned from the lines with SGLang's own heads.
+"""The wrapping of the lines of one stream: its *shapes*, learned from lines with SGLang's own words.
 
-The first line teaches its form at once where that looks like nobody's words. Where it does not, and where the stream
-already has a form, it must come again: lines that wait meanwhile are given back and read.
+The first line is enough to learn a form that cannot be raw text. Any other form, and any form of a stream that already has one, must
+occur several times; lines that wait meanwhile are returned and read.
 
-Of a log that is followed (`strict`) a later line must have the shape of the lines before it: the same layers around it,
-the same host, container, program and process id where those were the same for all lines so far, and SGLang's own prefix
-in the same layout. A text inside a message has none of it. Another shape is believed once many lines have had it.
-Where only a host, a program or a process id is new, and no more lines come, those that wait are given back as doubtful.
+In a log that is followed (`strict`) a line must have a known shape: the same layers around it, the same host, container, program and
+process id if all lines so far had the same, and SGLang's own prefix in the same layout. A text inside a message has none of this.
+Another shape is accepted after many lines. If only a host, a program or a process id is new, and no more lines come, the waiting
+lines are returned as doubtful.
 """
 
 from __future__ import annotations
@@ -26,68 +26,68 @@ if TYPE_CHECKING:
 
 _NUMBERS = re.compile(rb"\d+")
 _SHAPES_KEPT = 8  # of one stream: a paste may hold several
-_CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; of a stream that is followed and had another form before
+_CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; the second: of a followed stream that had another form before
 _WAITING = 16  # shapes that wait to be confirmed
 _WAITING_LINES = 512  # of one shape
 _WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
 _APART = 64  # lines of known shapes between two of a new one: no lasting change
-_HELD_SECONDS = 5.0  # without another line of that shape
-_UNLIKE_AT_MOST = 32  # times that the pattern of a whole stretch is made anew
+_HELD_SECONDS = 5.0  # after the last line of that shape
+_UNLIKE_AT_MOST = 32  # how often the pattern of a whole stretch is made anew
 
 
 class Taught(NamedTuple):
-    """What a line has taught: what was held of the lines with its shape, if there are enough, which can be read now."""
+    """The result of learning: the waiting lines of this shape, which can be read now, if there are enough."""
 
     held: list[bytes]
 
 
 class _Waiting(NamedTuple):
-    """Lines of a shape that is not believed yet."""
+    """Lines of a shape that is not accepted yet."""
 
     lines: list[bytes]
     heads: int
     read: int  # lines in known shapes when the last one came
-    arrived: float | None  # when that was
+    arrived: float | None  # when the last one came
 
 
 class Surroundings:
-    """What surrounds the lines of one stream."""
+    """The wrapping of the lines of one stream."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        self.unread: bytes | None = None  # the first line with a head of SGLang's in no form that could be learned
+        self.unread: bytes | None = None  # the first line with words of SGLang's in a form that could not be learned
         self._current: Shape | None = None  # of the last line; `None`: SGLang's lines as they are
         self._strict = strict
         self._shapes: list[Shape] = []
-        self.arrived: float | None = None  # when the lines that are being read came
+        self.arrived: float | None = None  # when the present lines came
         self.let_go: list[bytes] = []  # lines that wait no longer, for the reader to take
-        self.takes_doubtful = False  # it reads those: who has written them is not looked at
+        self.takes_doubtful = False  # the reader reads those: their process is not checked
         self._waiting: dict[Any, _Waiting] = {}
         self._read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
-        self._glued, self._glued_lines = b"", 0  # the text before glued lines, and how many in a row had it
-        self._may_have_ended: set[str] = set()  # streams whose last part stands at the end of an earlier file
+        self._glued, self._glued_lines = b"", 0  # the text directly before lines, and how many in a row had it
+        self._may_have_ended: set[str] = set()  # streams whose last part ended an earlier file
 
     @property
     def joined(self) -> int:
-        """How many bytes are kept of lines that have begun."""
+        """How many bytes of unfinished lines are kept."""
         return sum(len(text) for text, _ in self._partial.values())
 
     @property
     def joins(self) -> bool:
-        """Whether a line has begun that a container runtime has cut."""
+        """Whether a line that a container runtime cut is unfinished."""
         return bool(self._partial)
 
     @property
     def wraps_every_line(self) -> bool:
-        """Whether something is known to stand around every physical line, those of a traceback included."""
+        """Whether the known wrapping is around every physical line, also inside tracebacks."""
         return self._strict and bool(self._shapes) and all(shape.form and shape.prefixed for shape in self._shapes)
 
     def begin_file(self) -> None:
-        """Note that the next line begins another file: of the same container, or of the next one."""
+        """Note that the next line begins another file, of the same container or of the next one."""
         self._may_have_ended = set(self._partial)
 
     def look(self, arrived: float | None) -> None:
-        """Let go of what has waited long enough; `arrived`: the time, where the log is read as it is written."""
+        """Release lines that waited long enough; `arrived`: the time, for a log that is followed."""
         self.arrived = arrived
         for key, wait in self._waiting.items():
             silent = arrived is not None and (wait.arrived is None or arrived - wait.arrived > _HELD_SECONDS)
@@ -95,7 +95,7 @@ class Surroundings:
                 self._waiting[key] = self._released(key, wait)
 
     def _released(self, key: Any, wait: _Waiting) -> _Waiting:
-        """Let go of the lines that may be real."""
+        """Release the lines that may be real."""
         if not (isinstance(key, Strange) and key.may_be_real):
             return wait
         self.let_go += wait.lines
@@ -106,8 +106,8 @@ class Surroundings:
         self._read += lines
 
     def strip(self, stretch: bytes) -> bytes | None:
-        """Take off what surrounds many lines at once, where all of them look like those before; what has another shape
-        stays as it is or becomes a NUL byte, and is no line of SGLang's then. `None`: each must be read alone.
+        """Return many lines without their wrapping at once, if they look like those before. A line of another shape stays as it
+        is or becomes a NUL byte, which is no line of SGLang's. `None`: each line must be read alone.
         """
         shape = self._current
         if shape is None:
@@ -127,7 +127,7 @@ class Surroundings:
         return bare.replace(b'\\"', b'"') if shape.is_json else bare
 
     def admits_scheduler(self, start: bytes) -> bool:
-        """Say whether a batch line may have this prefix, where what surrounds the line is as expected."""
+        """Whether a batch line with the expected wrapping may have this prefix."""
         if not self._strict:
             return True
         if self._current is None:
@@ -135,7 +135,7 @@ class Surroundings:
         return self._current.fits(*layout_of(start, scheduler=True))
 
     def admits(self, text: bytes, *, scheduler: bool | None = None) -> bool:
-        """Say whether a line may begin with SGLang's own prefix as this one does."""
+        """Whether a line of this stream may begin with this prefix."""
         if not self._strict:
             self._current = None
             return True
@@ -162,7 +162,7 @@ class Surroundings:
         return taught if taught is not None and taught.held else None
 
     def take_off(self, text: bytes) -> Line | Taught | None:
-        """Take off what the stream's lines are known to be surrounded by; `None` where this one is not."""
+        """Return the line without the known wrapping of the stream; `None` where it does not have it."""
         found: Taught | None = None
         for shape in self._shapes:
             line = self._apply(shape.form, text) if shape.form else None
@@ -189,7 +189,7 @@ class Surroundings:
         return found
 
     def learn(self, text: bytes, *, settled: bool = True, enough: int | None = None) -> Taught | None:
-        """Learn from a line of no known shape; `None` where it teaches nothing.
+        """Learn from a line of no known shape; `None` where nothing can be learned.
 
         A shape is accepted at once only if the stream has none yet; `settled`: lines have been read as they are.
         `enough`: how many lines must have the shape, instead of the usual number.
@@ -227,7 +227,7 @@ class Surroundings:
         self.unread = self.unread or text[:LONGEST_BEFORE]
 
     def _enough(self, form: Form, text: bytes, *, settled: bool) -> int:
-        """How many lines teach this form."""
+        """Return how many lines are needed to accept this form."""
         sure = all(layer.sure for layer in form)
         if self._shapes or settled:
             if self._strict:
@@ -255,7 +255,7 @@ class Surroundings:
         return Taught([])
 
     def _apply(self, form: Form, text: bytes) -> Line | None:
-        """Take a form off one line; what a container runtime has cut is put together."""
+        """Return a line without its form; the parts of a line that a container runtime cut are joined."""
         line = Line(text, None, NO_RANK)
         for layer in form:
             found = layer.take_off(line)
@@ -269,7 +269,7 @@ class Surroundings:
             if stream in self._may_have_ended:
                 self._may_have_ended.discard(stream)
                 if parse_plain_prefix(line.text) is not None:
-                    begun = b""  # another process's first line; within one file words that were cut can look like that
+                    begun = b""  # the first line of another process; within one file cut text can look like that
             if begun:
                 line = line._replace(text=(begun + line.text)[:LONGEST_LINE], time=time)
             if line.partial:
@@ -279,18 +279,18 @@ class Surroundings:
         return line
 
     def _strange(self, shape: Shape, line: Line, prefix: Prefix | None) -> Strange | None:
-        """Say in what a line differs from those before it; `None` where it does not."""
+        """Return how a line differs from those before it; `None` where it does not."""
         fields = shape.strange(line) if shape.settled else ()
         layout, ranks = (None, None) if prefix is None else layout_of(line.text)
         if not fields and shape.fits(layout, ranks):
             return None
-        # Only what is strange: lines without ranks come between a scheduler's.
+        # Only what differs: lines without ranks come between those of schedulers.
         return Strange(
             shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
         )
 
     def _use(self, shape: Shape, text: bytes, line: Line, prefix: Prefix | None) -> None:
-        """Go on with this shape."""
+        """Use this shape for the next lines."""
         if HEAD.match(line.text) is None and prefix is None:
             return
         self._read += 1
@@ -302,7 +302,7 @@ class Surroundings:
 
 
 def _has_more(text: bytes, rest: bytes) -> bool:
-    """Say whether more stands around a line than has been taken off it."""
+    """Whether a line still has a wrapping."""
     if (end := well_known(text)) > text.find(rest) >= 0 and HEAD.match(text, end):
         return True
     end = well_known(rest)
@@ -310,7 +310,7 @@ def _has_more(text: bytes, rest: bytes) -> bool:
 
 
 def _is_well_known(form: Form, text: bytes) -> bool:
-    """Say whether all that surrounds a line is as runtimes and followers of logs write it."""
+    """Whether the whole wrapping of a line is as container runtimes and log followers write it."""
     line: Line | None = Line(text, None, NO_RANK)
     for layer in form:
         before = b"" if line is None else line.text

@@ -1,7 +1,7 @@
-"""The words that SGLang itself prints where the exporter reads: all others may be a prompt's, a host's or somebody's.
+"""The words that SGLang itself prints in the lines that the exporter reads; all others may be private.
 
-The names of arguments and series are those of the released wheels (`flags`, `families`). The others stand in the lines of
-starts, batches, failures and signs of life, in the tracebacks' frames, and as values of arguments, in ten releases. Pure.
+The names of arguments and series are those of the released wheels (`flags`, `families`). The others are from the lines of
+starts, batches, failures and health, the frames of tracebacks, and the values of arguments, in ten releases. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
 
 UNKNOWN = "scrubbed"
 _TOKEN = re.compile(r"[^\W_]+")
-# Figures with what SGLang puts behind or before them: 8GB, 60s, 1e6, TP0, 0.5.9.post1, fp8, sm90.
+# Figures with the letters that SGLang prints before or after them: 8GB, 60s, 1e6, TP0, 0.5.9.post1, fp8, sm90.
 _FIGURE = re.compile(
     r"\d{1,24}(?:s|ms|us|[kmgt]i?b?|b|x|d|e\d{1,3})?|(?:tp|dp|pp|ep|cp|moe|attn|post|rc|dev|fp|bf|int|sm|v|h|a)?\d{1,4}"
 )
@@ -69,12 +69,12 @@ def _words() -> frozenset[str]:
 
 
 def is_known(text: str) -> bool:
-    """Say whether a text is words of SGLang's and figures throughout."""
+    """Whether a text consists of SGLang's words and figures."""
     return all(map(_is_token, _TOKEN.findall(text)))
 
 
 def only_known(text: str) -> str:
-    """Give the text with every word that is not SGLang's written as `scrubbed`."""
+    """Return the text with every word that is not SGLang's written as `scrubbed`."""
     return _TOKEN.sub(lambda token: token[0] if _is_token(token[0]) else UNKNOWN, text)
 
 

@@ -1,4 +1,4 @@
-"""What terminals and progress bars leave in a log, and how runtimes begin their lines."""
+"""Traces of terminals and progress bars in a log, and the line starts of container runtimes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _WELL_KNOWN = re.compile(
 _WELL_KNOWN_JSON = re.compile(rb"\{[^\n]{0,4096}\"(?:log|message|msg)\" ?:")  # Docker, structured loggers
 _ANSI = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\([A-Z0-9]|\x1b[=>78]|\x1b[\]_P^][^\x07\x1b\n]{0,300}(?:\x07|\x1b\\)")
 
-# What a program printed without an end of line, with SGLang's line glued behind it: a progress bar or a sentence, but
-# nothing that could quote a request.
+# Text without a newline before SGLang's line: a progress bar or a sentence, but nothing that could quote a request.
 _GLUED = re.compile(rb"\[20\d\d-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d")
 _GLUE_AT_MOST = 600
 _SEPARATORS = (b";", b",", b"`", b"+")  # of columns and pastes
@@ -31,7 +30,7 @@ _BAR = re.compile(rb"\d+%\||it/s|s/it|\?it\]")
 
 
 def strip_terminal(line: bytes) -> bytes:
-    """Take off colour codes, carriage returns at both ends, and NUL bytes or a byte order mark at the start."""
+    """Return a line without colour codes, carriage returns at both ends, and NUL bytes or a byte order mark at the start."""
     line = line.strip(b"\r")
     if b"\x1b" in line:
         line = _ANSI.sub(b"", line)
@@ -41,12 +40,12 @@ def strip_terminal(line: bytes) -> bytes:
 
 
 def strip_colours(text: bytes) -> bytes:
-    """Take off colour codes."""
+    """Return a text without colour codes."""
     return _ANSI.sub(b"", text)
 
 
 def well_known(text: bytes) -> int:
-    """Give the length of what runtimes and followers of logs write before a line: that needs no confirmation."""
+    """Return the length of a well-known wrapping of runtimes and log followers, which needs no confirmation."""
     end = 0
     while (match := _WELL_KNOWN.match(text, end)) is not None:
         end = match.end()
@@ -54,14 +53,14 @@ def well_known(text: bytes) -> int:
 
 
 def is_well_known_json(text: bytes) -> bool:
-    """Say whether it is an object as Docker and structured loggers write."""
+    """Whether it is a JSON object as Docker and structured loggers write."""
     return _WELL_KNOWN_JSON.match(text) is not None
 
 
 def after_last_return(text: bytes, *, strict: bool = False) -> bytes:
-    """Keep what a terminal would still show: what follows the last carriage return.
+    """Return what a terminal would still show: the text after the last carriage return.
 
-    `strict`: only behind progress bars, since any other text could be somebody's words.
+    `strict`: only after progress bars, since any other text could be raw.
     """
     before, found, rest = text.rpartition(b"\r")
     if not found or (strict and not all(_is_bar(part) for part in before.split(b"\r"))):
@@ -70,9 +69,9 @@ def after_last_return(text: bytes, *, strict: bool = False) -> bytes:
 
 
 def glued_line(text: bytes, *, strict: bool = False) -> int:
-    """Find where SGLang's line starts that is glued behind a text without an end of line; 0 where none is.
+    """Return where SGLang's line starts after a text without a newline; 0 where there is none.
 
-    `strict`: only behind progress bars.
+    `strict`: only after progress bars.
     """
     match = _GLUED.search(text, 1, _GLUE_AT_MOST)
     if match is None:
