@@ -12,9 +12,9 @@ from sglang_tuning_exporter.capacity.prediction import at, largest_within, predi
 from sglang_tuning_exporter.capacity.prefill import Prefill
 from sglang_tuning_exporter.capacity.step_time import Line, StepTime
 from sglang_tuning_exporter.diagnosis.advice import Advice, advise
-from sglang_tuning_exporter.diagnosis.document import finding_document
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.diagnosis.json_findings import finding_document
 from sglang_tuning_exporter.diagnosis.sizing.case import Case
 from sglang_tuning_exporter.diagnosis.sizing.limits import batch_within_objective
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank, ServerArgs

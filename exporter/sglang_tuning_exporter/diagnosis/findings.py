@@ -140,33 +140,41 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     case = Case(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
     # Chances last: a flag that cures a fault is named with the fault, and belongs to the combined command line.
-    for row_id in sorted(in_order, key=lambda row: BY_ID[row].is_chance):
-        row, evidence = BY_ID[row_id], held[row_id]
+    for row in sorted(map(BY_ID.__getitem__, in_order), key=lambda row: row.is_chance):
         if not held.keys().isdisjoint(row.unless) or row.repeats in found:
             continue
         if row.condition.can_be_tolerated and tolerated(case):
             continue  # the best advice is to change nothing
-        because = tuple(cause for cause in causes_of(row_id, held) if cause in found)
-        advice = _borrowed(row, [found[cause] for cause in because])
-        if not advice:
-            # A row that would ask people to send less may repeat the flag of its cause.
-            again = turned.items() if row.borrows else ()
-            advice = tuple(
-                a
-                for a in advise(row.id, case)
-                if (a.arg not in turned or (a.arg, a.suggested) in again) and _may_turn(a, held, case)
-            )
-            advice = advice if row.is_chance else _accepted_beside(changes, advice, case)
+        because = tuple(cause for cause in causes_of(row.id, held) if cause in found)
+        advice = _borrowed(row, [found[cause] for cause in because]) or _own(row, held, case, turned, changes)
         turned.update((a.arg, a.suggested) for a in advice if a.arg)
-        # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing
-        # to report, unless the evidence is a fault in itself.
+        # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing to
+        # report, unless the evidence is a fault in itself.
         if advice or not row.needs_advice:
-            seen = (evidence, *row.condition.supporting(past))
+            seen = (held[row.id], *row.condition.supporting(past))
             last = row.condition.last_seen(past)
             ago = None if last is None else past.now - last
-            found[row_id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
+            found[row.id] = Finding(row, seen, confidence_of(past.served_seconds), advice, because, ago, past.profile)
     # Present findings before past ones, and chances last.
     return sorted(found.values(), key=lambda finding: (finding.diagnosis.is_chance, finding.is_over))
+
+
+def _own(
+    row: Diagnosis,
+    held: dict[str, Evidence],
+    case: Case,
+    turned: dict[str, float | str | None],
+    changes: dict[str, object],
+) -> tuple[Advice, ...]:
+    """Return the row's own advice, without flags that another finding sets; adds it to the `changes` unless it is a chance."""
+    # A row that would ask people to send less may repeat the flag of its cause.
+    again = turned.items() if row.borrows else ()
+    advice = tuple(
+        each
+        for each in advise(row.id, case)
+        if (each.arg not in turned or (each.arg, each.suggested) in again) and _may_turn(each, held, case)
+    )
+    return advice if row.is_chance else _accepted_beside(changes, advice, case)
 
 
 def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:

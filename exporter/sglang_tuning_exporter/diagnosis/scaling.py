@@ -25,7 +25,7 @@ LEAST_KNOWN_SHARE = 0.5  # of those seconds
 _NO_HELP = (HEALTHY, IDLE, NO_CLEAR_BOTTLENECK)
 
 
-class Demand(NamedTuple):
+class DemandRatio(NamedTuple):
     """One kind of demand over the server's capacity: 1 is all it can do."""
 
     of: Literal["prefill", "generation", "inter_token", "kv_cache"]
@@ -52,7 +52,7 @@ def is_away(past: Past) -> bool:
     return past.starting or bool(past.stage) or "server_down" in past.troubles
 
 
-def demands(past: Past) -> list[Demand]:
+def demands(past: Past) -> list[DemandRatio]:
     """Return each demand that is known of the past; all are 0 for an idle server."""
     known = past.recent.seconds["activity", "idle"] + past.recent.serving_seconds()
     seconds = known + past.recent.seconds["activity", "unknown"]
@@ -70,28 +70,28 @@ def capacity_ratio(past: Past) -> float | None:
     return max((each.ratio for each in demands(past)), default=None)
 
 
-def _kv_cache(past: Past, busy: float) -> Demand | None:
+def _kv_cache(past: Past, busy: float) -> DemandRatio | None:
     """KV cache needed if waiting requests held as much as running ones, over the KV cache."""
     if not busy:
-        return Demand("kv_cache", 0.0)
+        return DemandRatio("kv_cache", 0.0)
     usage, running, queued = (past.recent.mean(figure) for figure in ("usage", "running", "queued"))
     if usage is None or running is None or queued is None:
         return None
     if not running:
         # Only a prefill was seen, such as that of a health check: nothing was decoded, so what a request holds is not known.
-        return None if queued else Demand("kv_cache", 0.0)
-    return Demand("kv_cache", busy * usage * (running + queued) / running)
+        return None if queued else DemandRatio("kv_cache", 0.0)
+    return DemandRatio("kv_cache", busy * usage * (running + queued) / running)
 
 
-def _prefill(past: Past, busy: float) -> Demand | None:
+def _prefill(past: Past, busy: float) -> DemandRatio | None:
     """The longest prefill backlog over the objective for the first token."""
     objective = past.profile.time_to_first_token_seconds
     backlogs = [each.backlog_seconds for each in past.capacities()]
     longest = max((each.value for each in backlogs if each is not None), default=None)
-    return None if objective is None or longest is None else Demand("prefill", busy * longest / objective)
+    return None if objective is None or longest is None else DemandRatio("prefill", busy * longest / objective)
 
 
-def _generation(past: Past, busy: float) -> Demand | None:
+def _generation(past: Past, busy: float) -> DemandRatio | None:
     """Tokens per second over those with as many requests as fit, may run and meet the objective, by the step times."""
     ranks, objective = past.capacities(), past.profile.inter_token_seconds
     running = [past.by_rank[rank.dp].mean("running") if rank.dp in past.by_rank else None for rank in ranks]
@@ -104,14 +104,14 @@ def _generation(past: Past, busy: float) -> Demand | None:
     now, best = at(ranks, [each or 0.0 for each in running]), at(ranks, most)
     if now is None or best is None:
         return None
-    return Demand("generation", busy * now.tokens_per_second.value / best.tokens_per_second.value)
+    return DemandRatio("generation", busy * now.tokens_per_second.value / best.tokens_per_second.value)
 
 
-def _inter_token(past: Past, busy: float) -> Demand | None:
+def _inter_token(past: Past, busy: float) -> DemandRatio | None:
     """Mean inter-token latency over its objective: the server's own, else the model's at the present batch."""
     objective, recent = past.profile.inter_token_seconds, past.latency.get("inter_token")
     seconds = None if recent is None else recent.mean_seconds
     if seconds is None:
         model = predict(past.capacities())
         seconds = None if model is None else model.inter_token_mean_seconds
-    return None if objective is None or seconds is None else Demand("inter_token", busy * seconds / objective)
+    return None if objective is None or seconds is None else DemandRatio("inter_token", busy * seconds / objective)

@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.state.profiles import Trouble
 
-
-@dataclass(frozen=True, slots=True)
-class On:
-    """The switch is set."""
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.diagnosis.suspect_proofs import ObservedLoad
 
 
-@dataclass(frozen=True, slots=True)
-class Above:
-    """A number above this."""
-
-    bound: float
+Side: TypeAlias = Callable[[object], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
-    """A number above `least` and below this."""
-
-    bound: float
-    least: float = 0.0
+def is_on(value: object) -> bool:
+    """Return whether a switch is set."""
+    return value is True
 
 
-@dataclass(frozen=True, slots=True)
-class Among:
-    """One of these words."""
-
-    words: tuple[str, ...]
+def above(bound: float) -> Side:
+    """Return the side of numbers above this."""
+    return between(bound, inf)
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
-    """Any word but these."""
+def between(least: float, most: float) -> Side:
+    """Return the side of numbers between these."""
+    return lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least < value and (value < most)
+    )
 
-    words: tuple[str, ...] = ()
+
+def among(*words: str) -> Side:
+    """Return the side of these words."""
+    return lambda value: value in words if isinstance(value, str) else False
 
 
-Side: TypeAlias = On | Above | Below | Among | Other
+def other_than(*words: str) -> Side:
+    """Return the side of all words but these."""
+    return lambda value: value not in words if isinstance(value, str) else False
+
+
+# What figures of a server show of a suspect with this value.
+Proof: TypeAlias = Callable[["Suspect", "float | str", "ObservedLoad"], "Named | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A flag, the side on which it is suspicious, and what it can cause.
 
-    `proof` names the test in `suspect_proofs`; without proof an `only_proven` one is no suspect. `suggested` None:
-    the release's default. `forced_by`: arguments (with these values, or any) for which SGLang sets the flag by
-    itself. `only_with`: counts that must be above 1.
+    `suits`: whether a value is on the suspicious side. `proof`: a test of `suspect_proofs`; an `only_proven` suspect
+    needs one. `suggested` None: the release's default. `forced_by`: arguments (with these values, or any) for which
+    SGLang sets the flag by itself. `only_with`: counts that must be above 1.
     """
 
     arg: str
-    side: Side
+    suits: Side
     troubles: tuple[Trouble, ...]
     why: str
     will_not_help_if: str
     cost: str
     source: str
-    proof: str = ""
+    proof: Proof | None = None
     only_proven: bool = False
     suggested: float | str | None = None
     forced_by: tuple[tuple[str, tuple[object, ...]], ...] = ()
@@ -71,18 +73,7 @@ class Suspect:
     @property
     def is_switch(self) -> bool:
         """Whether the flag is set without a value."""
-        return isinstance(self.side, On)
-
-    def suits(self, value: object) -> bool:
-        """Return whether a value is on the suspicious side."""
-        side = self.side
-        if isinstance(side, On):
-            return value is True
-        if isinstance(side, (Among, Other)):
-            return isinstance(value, str) and (value in side.words) is isinstance(side, Among)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return value > side.bound if isinstance(side, Above) else side.least < value < side.bound
+        return self.suits is is_on
 
 
 Place: TypeAlias = Literal["instead", "before"]

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sglang_tuning_exporter.diagnosis.evidence import Past
 
@@ -76,7 +76,7 @@ def _held_tokens(past: Past) -> float | None:
     return usage * (sum(pools) / len(pools)) / running
 
 
-def _radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Without the radix cache each request computes and holds its whole prompt, shared or not."""
     prompt, held, seen = mean_prompt(load.past), _held_tokens(load.past), load.seen
     if prompt is not None and prompt < SHORT_PROMPT:
@@ -94,7 +94,7 @@ def _radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> 
     return Named(suspect, current, 0.0, gain, rows) if rows else None
 
 
-def _prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """A prefill batch ends at this many tokens, so it is the limit beside a larger chunk."""
     chunk = load.typed.get("chunked_prefill_size")
     default = usual(suspect, load.past.facts.release or "")
@@ -111,7 +111,8 @@ def _prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -
     return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead")
 
 
-def _small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+    """A prompt takes several passes through the model, one for each small chunk."""
     ranks = _ranks(load.typed)
     prompt, reserve = mean_prompt(load.past), load.past.facts.reserve_gb
     if not isinstance(current, float) or (reserve is not None and reserve < load.past.profile.reserve_lower_gb):
@@ -127,7 +128,7 @@ def _small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> 
     return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
 
 
-def _no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Without chunks every running request waits for a long prompt to be computed in one piece."""
     prompt, seen = mean_prompt(load.past), load.seen
     if prompt is None or prompt < LONG_PROMPT or not ({"tokens", "prefill", "first_tokens"} & seen):
@@ -151,7 +152,8 @@ def air(page: float, request: float) -> float:
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
 
-def _pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+    """Requests leave much of their last pages empty."""
     request = _request_tokens(load.past)
     wants_room = bool(_WANT_ROOM & load.seen)
     # At the running limit a smaller page helps only after the limit was raised.
@@ -177,7 +179,7 @@ def _request_tokens(past: Past) -> float | None:
     return prompt + answer / 2 if prompt is not None else None
 
 
-def _pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """The KV cache is as large as the flag allows, and is full or reserved."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
     is_full = "pool" in load.seen or ("held" in load.seen and _is_promised(load.past))
@@ -192,7 +194,7 @@ def _is_promised(past: Past) -> bool:
     return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
 
 
-def _adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Requests of an adapter without a slot wait, whatever is free."""
     paths = load.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
@@ -203,14 +205,15 @@ def _adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Nam
     return Named(suspect, current, float(adapters + 1), gain, rows, "instead")
 
 
-def _prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+    """A prefill batch starts no more requests than this."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
     gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
     return Named(suspect, current, None, gain, _WAITING_ROWS, "instead")
 
 
-def _decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """After long prompts the decode steps that the objective needs are not suspicious."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
@@ -220,18 +223,20 @@ def _decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad)
     return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
 
 
-def _reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """A smaller reserve is advised only without retractions."""
     return None if load.past.retractions else Named(suspect, current, suspect.suggested)
 
 
-def _padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+    """Without padding most batches have no CUDA graph of their size."""
     if "eager" not in load.seen:
         return None
     return Named(suspect, current, 0.0, "", frozenset({"cuda_graph_off"}), "instead")
 
 
-def _queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+    """Only bursts are rejected."""
     # While the running limit holds requests back, raising that limit helps more.
     if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
         return None
@@ -239,37 +244,19 @@ def _queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> 
     return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
 
 
-def _watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+    """The watchdog ended the server."""
     if "hang" not in load.seen:
         return None
     return Named(suspect, current, usual(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"}))
 
 
-def _speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """No row of its own: only a suspect in large batches."""
     running = load.past.recent.mean("running")
     return Named(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
 
 
-def _warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """No row of its own: only the first requests after a start are slow."""
     return Named(suspect, current, 0.0) if load.past.starts else None
-
-
-PROOFS: dict[str, Callable[[Suspect, float | str, ObservedLoad], Named | None]] = {
-    "radix_cache": _radix_cache,
-    "prefill_limit": _prefill_limit,
-    "small_chunk": _small_chunk,
-    "no_chunks": _no_chunks,
-    "pages": _pages,
-    "pool_cap": _pool_cap,
-    "adapters": _adapters,
-    "prefill_requests": _prefill_requests,
-    "decode_interval": _decode_interval,
-    "reserve": _reserve,
-    "padding": _padding,
-    "queue_limit": _queue_limit,
-    "watchdog": _watchdog,
-    "speculation": _speculation,
-    "warmup": _warmup,
-}

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
 from sglang_tuning_exporter.diagnosis.suspect import Named
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
-from sglang_tuning_exporter.diagnosis.suspect_proofs import PROOFS, ObservedLoad, admission_share, usual
+from sglang_tuning_exporter.diagnosis.suspect_proofs import ObservedLoad, admission_share, usual
 from sglang_tuning_exporter.state.profiles import Trouble
 from sglang_tuning_exporter.state.signals import AT_LIMIT_SHARE
 
@@ -67,8 +67,8 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
         if _is_forced(suspect, facts) or facts.flag(suspect.arg) is None:
             continue
         current = value if isinstance(value, str) else float(value)
-        if suspect.proof in PROOFS:
-            proven = PROOFS[suspect.proof](suspect, current, ObservedLoad(past, seen, typed))
+        if suspect.proof is not None:
+            proven = suspect.proof(suspect, current, ObservedLoad(past, seen, typed))
             if proven is not None:
                 found.append(proven)
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.diagnosis.document import Document, iso, number
+from sglang_tuning_exporter.diagnosis.json_findings import Document, iso, number
 from sglang_tuning_exporter.report.earlier import CRASH, troubles
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.document import (
+from sglang_tuning_exporter.diagnosis.json_findings import (
     SCHEMA_VERSION,
     Document,
     command_document,

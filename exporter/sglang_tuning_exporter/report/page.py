@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from sglang_tuning_exporter.diagnosis.document import Document
+    from sglang_tuning_exporter.diagnosis.json_findings import Document
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.chart import Scale
     from sglang_tuning_exporter.report.series import Point, Series

@@ -12,8 +12,8 @@ from sglang_tuning_exporter.capacity.plan import Objectives, Row, larger_cache, 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
-from sglang_tuning_exporter.diagnosis.document import number
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
+from sglang_tuning_exporter.diagnosis.json_findings import number
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.state.profiles import PROFILES

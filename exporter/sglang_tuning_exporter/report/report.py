@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.diagnosis.document import Document
+from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis

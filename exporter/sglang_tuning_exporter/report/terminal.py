@@ -29,7 +29,7 @@ from sglang_tuning_exporter.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.document import Document
+    from sglang_tuning_exporter.diagnosis.json_findings import Document
 
 _BAR = 20
 _INDENT = "   "

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.state.journal import START
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.document import Document
+    from sglang_tuning_exporter.diagnosis.json_findings import Document
 
 _VERDICTS = {
     HEALTHY: "Nothing limits this server: most of the time nothing waits, and nothing needs to be changed.",

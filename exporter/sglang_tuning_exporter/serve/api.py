@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.document import (
+from sglang_tuning_exporter.diagnosis.json_findings import (
     SCHEMA_VERSION,
     Document,
     checks_document,

@@ -13,8 +13,8 @@ from markupsafe import Markup, escape
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis.advice import shown
 from sglang_tuning_exporter.diagnosis.conditions.share import STATE_WORDS
-from sglang_tuning_exporter.diagnosis.document import command_document
 from sglang_tuning_exporter.diagnosis.findings import HEALTHY, IDLE, NO_CLEAR_BOTTLENECK, STARTING, Finding, Judgement
+from sglang_tuning_exporter.diagnosis.json_findings import command_document
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.serve.pages.figures import figures, of_before, ranks
 from sglang_tuning_exporter.serve.pages.rendering import environment
