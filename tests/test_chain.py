@@ -250,8 +250,14 @@ def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log:
     log.rename("-20260320").rename(f"{log.path}-20260320.zst")
     log.write(1)
     follower = LogFollower([str(log.path)], positions=positions)
+    names = {follower.status()[0].lost_last}
     assert read(follower)[-1] == log.count
     assert lost(follower) == 2
+    names.add(follower.status()[0].lost_last)
+    assert names == {
+        f"{log.path}-20260320.zst: .zst files cannot be read",
+        f"{packed}: unreadable: Compressed file ended before the end-of-stream marker was reached",
+    }
     follower.close()
 
 
@@ -424,6 +430,44 @@ def test_a_copy_that_was_made_before_the_last_position_was_saved_is_read(log: Lo
         copy(log, to)
     follower.close()
     assert read(LogFollower([str(log.path)], positions=positions)) == [2, 3]
+
+
+def test_a_copy_that_was_made_while_an_earlier_file_was_read_is_read_after_a_restart(log: Log) -> None:
+    positions = saved(LogFollower([str(log.path)], from_start=True))
+    copies = [Path(f"{log.path}-2026031{number}") for number in range(2)]
+    log.write(1)
+    copy(log, copies[0])
+    log.write(2)
+    follower = LogFollower([str(log.path)], positions=positions)
+    copy(log, copies[1])
+    log.write(1)
+    block = next(block for block in follower.poll() if block.data)
+    assert block.data.split()[3] == b"000001"
+    positions = saved(follower)
+    copies[0].unlink()
+    assert read(LogFollower([str(log.path)], positions=positions)) == [2, 3, 4]
+
+
+def test_a_renamed_file_that_was_not_read_before_the_exporter_ended_is_found_compressed(log: Log) -> None:
+    follower = LogFollower([str(log.path)], from_start=True)
+    log.write(2)
+    assert read(follower) == [1, 2]
+    first = log.rename("-20260318")
+    poll = follower.poll()
+    next(poll, None)  # the new file is open now
+    with first.open("ab") as file:
+        file.write(b"[2026-03-18 11:22:05] line 000003 of a writer that is late\n")
+    second = log.rename("-20260319")
+    log.write(0)
+    positions = saved(follower)
+    with second.open("ab") as file:
+        file.write(b"[2026-03-18 11:22:05] line 000004 of a server\n")
+    for path in (first, second):
+        log.touch(path)
+        log.pack(path)
+    log.count = 4
+    log.write(1)
+    assert read(LogFollower([str(log.path)], positions=positions)) == [3, 4, 5]
 
 
 def test_a_short_copy_that_was_read_is_not_read_again_once_it_is_packed(log: Log) -> None:

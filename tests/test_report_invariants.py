@@ -60,6 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return found
 
 
+SHARES = st.sets(st.floats(0, 1), min_size=1, max_size=4)  # of the lines, where a file ends
 SLOW = settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -67,19 +68,15 @@ SLOW = settings(
 
 @pytest.mark.parametrize("name", NAMES)
 @SLOW
-@given(
-    shares=st.sets(st.floats(0, 1), min_size=1, max_size=4),
-    packed=st.tuples(*[st.booleans()] * 5),
-    order=st.permutations(range(5)),
-)
+@given(how=st.tuples(SHARES, st.tuples(*[st.booleans()] * 5), st.permutations(range(5))))
 def test_a_log_says_the_same_wherever_it_is_cut_into_files(
     name: str,
     whole: dict[str, dict[str, Any]],
     tmp_path: Path,
-    shares: set[float],
-    packed: tuple[bool, ...],
-    order: list[int],
+    *,
+    how: tuple[set[float], tuple[bool, ...], list[int]],
 ) -> None:
+    shares, packed, order = how
     lines = text_of(name).splitlines(keepends=True)
     cuts = sorted({1 + round(share * (len(lines) - 2)) for share in shares})
     logs = []

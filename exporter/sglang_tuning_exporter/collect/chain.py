@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
-from sglang_tuning_exporter.collect.stream import Key, Packed, Stream
+from sglang_tuning_exporter.collect.stream import Key, Packed, Stream, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +47,7 @@ class Chain:
     modified: int = 0  # nanoseconds
     dropped: Dropped = field(default_factory=Dropped)
     lost: int = 0  # files that were gone before they had been read to their end, or may have been
+    lost_last: str = ""  # which file that was last, and why
     looked_at: float = 0.0
     folder: int = 0  # when a file was last made, renamed or deleted beside it, in nanoseconds
 
@@ -70,6 +71,8 @@ class Chain:
         for at, link in enumerate(self.links):
             if link.joined and link.at_end and any(each.has_told for each in self.links[at + 1 :]):
                 link.settle()
+            if link is not self.current:  # the log itself may have been copied and truncated since the last look
+                link.look_at_start()
             if (mark := link.mark()) is not None:
                 yield mark
 
@@ -99,8 +102,9 @@ class Chain:
         newest = self.links[-1] if self.links else None
         unfound = len(marks) - 1 not in found and (newest is None or newest.is_deleted())
         if far and unfound:
-            self.lost += 1  # others may have come and gone between it and what is left
-        self.lost += _missing(beside, found, fresh)
+            self._lose("the file that was read last, and perhaps later ones, are gone")
+        for number in _missing(beside, found, fresh):
+            self._lose(f"{self.path}.{number} is gone")
         return self._open(fresh, now)
 
     def doubt(self, link: Stream) -> None:
@@ -147,7 +151,7 @@ class Chain:
             link.look_back_from = 0
             return
         elif link.position and (far or link.size > link.position):
-            self.lost += 1
+            self._lose("the log was emptied or rewritten, and its earlier text is in no file beside it")
         if copy is None and 0 < link.position < link.size:
             link.lines = Lines(self.limit, self.dropped)  # the rest of the line under way is gone
         held = len(self.links)
@@ -167,13 +171,9 @@ class Chain:
         fresh = [] if sure else self._unread_since(marks, {at: to for at, to in found.items() if to != here}, beside)
         # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
         joined = following is not None and marks[last].is_of(following.fd) and not sure
-        cut = 0
-        if following is not None and last not in found and here not in found.values():
-            cut = following.known_at(marks[last])
-        for at, mark in enumerate(marks):
-            # Its writer was at it, or there was more in it.
-            unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
-            self.lost += at not in found and unread and not (cut and at == last)
+        is_new = following is not None and last not in found and here not in found.values()
+        cut = following.known_at(marks[last]) if is_new and following is not None else 0
+        self._lose_unfound(marks[:last] if cut else marks, found)
         mark_of = {to: marks[at] for at, to in found.items()}
         for at, place in enumerate(files):
             known = mark_of.get(at)
@@ -188,6 +188,13 @@ class Chain:
         if cut and following is not None:
             following.go_on_at(cut)
         self._join(following)
+
+    def _lose_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
+        """Count the marked files that are gone, unless they had been read to their end and their writer had left them."""
+        for at, mark in enumerate(marks):
+            unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
+            if at not in found and unread:
+                self._lose(f"a file that was read to byte {mark.position} is gone or was changed")
 
     @property
     def _goes_on(self) -> bool:
@@ -209,7 +216,7 @@ class Chain:
         moved_on = any(each.has_text() for each in later)
         yield from link.read(now)
         if link.reason and isinstance(link, Packed) and link.size > link.position:
-            self.lost += 1  # it is damaged
+            self._lose(f"{link.name}: {link.reason}")
             link.size = link.position
         if link.at_end and not link.rewritten and not link.joined and moved_on:
             yield link.rest()
@@ -241,6 +248,10 @@ class Chain:
         if (mark := link.mark()) is not None:
             self.done = [*self.done, mark][-_REMEMBERED:]
         return rest + link.close()
+
+    def _lose(self, what: str) -> None:
+        self.lost += 1
+        self.lost_last = what
 
     def _beside(self, following: Stream | None) -> list[Place]:
         taken = following.key if following is not None else None
@@ -274,16 +285,16 @@ class Chain:
                 return False
             try:
                 fd = os.open(place.path, rotation.OPEN)
-            except OSError:
-                self.lost += 1  # deleted this very moment, or not for us to read
+            except OSError as error:  # deleted this very moment, or not for us to read
+                self._lose(f"{place.path}: {why(error)}")
                 continue
             try:
                 link = self.stream(fd, place.path)
                 if mark is not None:
                     link.go_on_at(mark.position)
-            except rotation.DAMAGE:
+            except rotation.DAMAGE as error:
                 os.close(fd)
-                self.lost += 1
+                self._lose(f"{place.path}: {error}")
                 continue
             link.gone_at = link.grown_at = now
             link.joined = joined
@@ -307,13 +318,14 @@ def _is_left(mark: Mark, files: Sequence[Place]) -> bool:
     return files[0].size == mark.position and not mark.joined and any(later.size for later in files[1:])
 
 
-def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Place]) -> int:
-    """Count the numbers that are missing between the last known file, server.log.5, and the log itself."""
+def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Place]) -> list[int]:
+    """Return the numbers that are missing between the last known file, server.log.5, and the log itself."""
     if not found:
-        return 0
+        return []
     last = beside[max(found.values())].count
     counts = [place.count for place in fresh]
     if last is None or not counts or any(count is None or count > last for count in counts):
-        return 0
+        return []
     there = {place.count for place in beside}
-    return sum(number not in there for number in range(min(1, *(count for count in counts if count is not None)), last))
+    lowest = min(1, *(count for count in counts if count is not None))
+    return [number for number in range(lowest, last) if number not in there]

@@ -178,10 +178,12 @@ class Logbook:
                 )
             if status.lost > (known.lost if known is not None else 0):
                 logger.warning(
-                    "log %s: %d rotated files were deleted, damaged or packed before they were read completely: "
-                    "their events are missing (compressed files that can be read: %s)",
+                    "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; "
+                    "keep rotated files beside the log (no olddir), uncompressed for one rotation (delaycompress) "
+                    "or as %s",
                     status.path,
                     status.lost,
+                    clean(status.lost_last),
                     ", ".join(READABLE),
                 )
 

@@ -93,7 +93,7 @@ def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raises `OSError` for a packing that Python cannot open."""
     opener = _UNPACK.get(packing(name))
     if opener is None:
-        raise OSError(0, f"{packing(name)} files cannot be read")
+        raise OSError(f"{packing(name)} files cannot be read")
     with os.fdopen(os.dup(fd), "rb") as file:
         file.seek(0)
         with opener(file) as text:

@@ -101,8 +101,6 @@ class Stream:
         """Say how far this file has been read and told; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
-        if not self.position and not self.rewritten:
-            self._look_at_start()
         mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
         return replace(mark, size=self.size, modified=self.modified, joined=self.joined, generation=self._generation)
 
@@ -163,7 +161,7 @@ class Stream:
                     self.grown_at = now
                     yield self.lines.feed(raw)
         except OSError as error:
-            self.reason = f"unreadable: {os.strerror(error.errno or errno.EIO)}"
+            self.reason = f"unreadable: {error.strerror or error}"
             self.at_end = True
 
     def _next(self) -> bytes:
@@ -220,9 +218,10 @@ class Stream:
     def _first_text(self) -> bytes:
         return os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
-    def _look_at_start(self) -> None:
-        """Read the start of a file that has not been read yet, so that its mark fits whatever happens to it."""
-        self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
+    def look_at_start(self) -> None:
+        """Note the start of a renamed file that has not been read yet, so that it is found again once it is compressed."""
+        if not self.position and not self.rewritten:
+            self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
 
     def _same_head(self) -> bool:
         head = self._first_text()
@@ -255,6 +254,7 @@ class Packed(Stream):
     """A compressed file, which nobody writes to any more; positions are those of its text."""
 
     def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:
+        self.name = name
         self._open = ExitStack()
         self._file = self._open.enter_context(rotation.unpacked(fd, name))
         try:
@@ -300,7 +300,7 @@ class Packed(Stream):
         self._open.close()
         return super().close()
 
-    def _look_at_start(self) -> None:
+    def look_at_start(self) -> None:
         """Do nothing: nobody writes to it."""
 
     def _first_text(self) -> bytes:

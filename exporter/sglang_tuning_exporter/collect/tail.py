@@ -48,7 +48,7 @@ class FileStatus:
     `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
     "unreadable: …" or "ended" (stdin).
     `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes; `lost` counts files
-    that were gone before they had been read to their end, or may have been. `unread` is its first line with words of
+    that were gone before they had been read to their end, or may have been, `lost_last` names the last one. `unread` is its first line with words of
     SGLang's, where no line of its form could be read: who reads the lines puts it in.
     """
 
@@ -60,6 +60,7 @@ class FileStatus:
     dropped_bytes: int = 0
     lost: int = 0
     unread: str = ""
+    lost_last: str = ""
 
 
 class LogFollower:
@@ -154,7 +155,8 @@ class LogFollower:
             if not chain.other_name:
                 reason = chain.reason or (chain.current.reason if chain.current else "")
                 position = chain.current.position if chain.current else 0
-                found.append(_status(chain.path, reason, position, chain.dropped, chain.lost))
+                status = _status(chain.path, reason, position, chain.dropped)
+                found.append(replace(status, lost=chain.lost, lost_last=chain.lost_last))
         used = {chain.pattern for chain in self._chains.values()}
         found += [
             _status(pattern, "missing", 0, Dropped()) for pattern in self._selection.barren if pattern not in used
@@ -321,5 +323,5 @@ def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> 
     return (Block(path, data, historical) for data in pieces if data)
 
 
-def _status(path: str, reason: str, position: int, dropped: Dropped, lost: int = 0) -> FileStatus:
-    return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes, lost)
+def _status(path: str, reason: str, position: int, dropped: Dropped) -> FileStatus:
+    return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes)
