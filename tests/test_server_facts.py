@@ -18,7 +18,8 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.server_info import RankInfo
-from sglang_tuning_exporter.state.facts import SHOWN_ARGS, ServerFacts, number, version_tuple
+from sglang_tuning_exporter.state.arguments import SHOWN_ARGS, number, version_tuple
+from sglang_tuning_exporter.state.facts import ServerFacts
 
 LOGS = Path(__file__).parent / "data" / "logs"
 

@@ -23,8 +23,8 @@ from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendations, since
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
+from sglang_tuning_exporter.state.arguments import version_tuple
 from sglang_tuning_exporter.state.confirmation import ASK_SECONDS
-from sglang_tuning_exporter.state.facts import version_tuple
 from sglang_tuning_exporter.state.history import History
 from sglang_tuning_exporter.state.outage import AWAY, Outage
 from sglang_tuning_exporter.state.profiles import PROFILES

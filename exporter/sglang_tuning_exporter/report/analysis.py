@@ -26,7 +26,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from sglang_tuning_exporter.state.facts import WHOLE_ARGS
+from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 from sglang_tuning_exporter.state.server import ServerState
 

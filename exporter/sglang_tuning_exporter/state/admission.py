@@ -1,9 +1,8 @@
-"""What holds requests of one scheduler back beside its queue, its limit and its pool. Pure.
+"""What else holds requests of one scheduler back: other queues (grammar, PD disaggregation) and the new-token ratio. Pure.
 
-Queues beside the main one (grammar, PD disaggregation) and the new-token ratio, the share of `max_new_tokens` that
-admission keeps room for. SGLang raises the ratio at a retraction to a fresh estimate, lets it fall by
-(initial - least) / 600 a decode step and sets it back when idle (`schedule_policy.py`, from 0.3.6 on), so that
-between two tellings it is known well enough.
+The ratio is the share of `max_new_tokens` that admission keeps free. SGLang raises it at a retraction to a new estimate, lowers it by
+(initial - least) / 600 per decode step and resets it when idle (`schedule_policy.py`, from 0.3.6 on), so it can be computed between
+two known values.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.facts import ServerFacts
 
 GRAMMAR = "grammar"
-# Where a disaggregated server's requests wait: for the other side, for room there, or for their transfer.
+# Where requests of a disaggregated server wait: for the other side, for room there, or for their transfer.
 DISAGGREGATION = frozenset(
     ("bootstrap", "unbootstrapped", "prealloc", "transfer", "transferring", "inflight", "host_receive")
 )
-# The ratio this far above where it starts is "still far above": 0.3 starts at 0.21, and a retraction lifts it to some 0.8.
+# Reasons: docs/decisions.md, "Constants by name".
 FAR_ABOVE = 0.2
-LEAST_SHARE = 0.14  # of the initial ratio: where it stops falling
+LEAST_SHARE = 0.14  # of the initial ratio
 DECAY_STEPS = 600.0
 
 
 class OtherQueues:
-    """The queues beside the main one and the new-token ratio, as last told; `matters` where any of it can decide."""
+    """The last other queues and new-token ratio; `matters` where one of them can decide why requests wait."""
 
     __slots__ = ("_ratio", "matters", "queues")
 
@@ -40,19 +39,19 @@ class OtherQueues:
         self.matters = False
 
     def clear(self) -> None:
-        """Forget it: nothing has been told for long, the server is idle, or it started anew."""
+        """Forget all: nothing was seen for too long, or the server started again."""
         self.queues = {}
         self._ratio = None
         self.matters = False
 
     def idle(self) -> None:
-        """Nothing runs or waits, and SGLang sets the ratio back."""
+        """Set all for an idle scheduler: SGLang resets the ratio."""
         self.queues = dict.fromkeys(self.queues, 0.0)
         self._ratio = None
         self.matters = False
 
     def see_queues(self, queues: Mapping[str, float]) -> None:
-        """Take the other queues of a batch line; what it does not name stays as it was."""
+        """Take the other queues of a batch line; those without a figure keep theirs."""
         if queues:
             self.queues.update(queues)
             self._weigh()
@@ -67,13 +66,13 @@ class OtherQueues:
         self._weigh()
 
     def retracted(self, ratio: float | None) -> None:
-        """Take the ratio that a retraction ends with."""
+        """Take the ratio after a retraction."""
         if ratio is not None:
             self._ratio = ratio
             self.matters = True
 
     def decoded(self, lines: int, facts: ServerFacts) -> None:
-        """Let the ratio fall over the decode steps that `lines` decode lines stand for."""
+        """Lower the ratio by the decode steps of `lines` decode lines."""
         initial = facts.initial_new_token_ratio
         if self._ratio is None or initial is None:
             return
@@ -81,11 +80,11 @@ class OtherQueues:
         steps = lines * facts.decode_log_interval
         self._ratio = max(self._ratio - steps * (initial - least) / DECAY_STEPS, least)
         if self._ratio <= initial + FAR_ABOVE:
-            self._ratio = None  # it only falls until it is told again: it decides nothing any more
+            self._ratio = None  # it falls until the next known value, so it decides nothing any more
             self._weigh()
 
     def elsewhere(self, usages: Mapping[str, float], facts: ServerFacts) -> OtherWaits:
-        """Say what of it can hold requests back now."""
+        """Return what can hold requests back now."""
         if not self.matters and len(usages) < 2:
             return NO_OTHER_WAITS
         initial = facts.initial_new_token_ratio

@@ -1,9 +1,8 @@
-"""For how long a batch line speaks: when the next one is due, and how long a prefill lasts. Pure; seconds on the caller's clock.
+"""How long a batch line is valid: when the next one is due, and how long a prefill takes. Pure; seconds on the caller's clock.
 
-SGLang prints a decode line every `--decode-log-interval` (40) decode steps, so the next one is due after 40 steps. Much later
-than that nothing is decoded any more. A prefill line stands for its own tokens; what follows it is decoding. Lines are taken
-by the moment: printed times are whole seconds, and the order of lines within one says nothing. The reasons for the constants:
-docs/decisions.md.
+SGLang prints a decode line every `--decode-log-interval` (40) decode steps, so the next one is due after 40 steps. Much later than
+that, nothing is decoded any more. A prefill line is about its own tokens; decoding follows. All lines of one time are taken together:
+printed times are whole seconds, and the order within one means nothing. Reasons for the constants: docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import DecodeBatch
 
-DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, unless --decode-log-interval says otherwise
+DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 OVERDUE = 2.5  # times the interval to the next line; after that the server is idle
 LEAST_SECONDS = 2.0  # printed times are whole seconds
 LEAST_ACTIVE_SECONDS = 0.5
@@ -24,16 +23,16 @@ USUAL_STEP_SECONDS = 0.05  # of a decode step, until the log shows it
 SLOW_STEP_SECONDS = 1.5
 MOST_OVERDUE_SECONDS = 300.0
 USUAL_TOKENS_PER_SECOND = 1000.0  # of prefill, until the log shows it
-DRAFTED_TOKENS = 4.0  # that one speculative step may accept, where the arguments do not say
-# A prefill batch this close to the most that fits is full: whole pages are filled, and the last one may not fit.
+DRAFTED_TOKENS = 4.0  # that one speculative step may accept, where no argument has it
+# Of the most tokens in a batch: whole pages are filled, and the last one may not fit.
 FULL_PREFILL_SHARE = 0.9
-_JUMP_SECONDS = 60.0  # more than this is a clock that was set, not a line that came late
+_JUMP_SECONDS = 60.0  # more than this is a clock that was set, not a late line
 _FADES = 0.98  # of the lateness, with each delivery
 _WEIGHT = 0.5  # of the newest prefill pace
 
 
 class Cadence:
-    """Learns from the batch lines of one scheduler how fast they follow each other."""
+    """How fast the batch lines of one scheduler follow each other."""
 
     __slots__ = (
         "_before", "_decode_line", "_decode_lines", "_decoded_at", "_follows", "_joined", "_joins", "_late",
@@ -46,23 +45,21 @@ class Cadence:
         self.chunk: float | None = (
             None  # the most prompt tokens of one prefill batch where a prompt may go on in the next
         )
-        self.full = False  # the last line is a prefill batch that holds as much as one may
-        self.goes_on = False  # and its last prompt goes on in the next
+        self.full = False  # the last line is a full prefill batch
+        self.goes_on = False  # and its last prompt continues in the next
         self._moment = -inf
         self._prefills = 0  # lines of this moment, as the next three
         self._tokens = self._sequences = self._started = 0.0
-        self._follows = False  # the first prefill batch follows one whose last prompt goes on, at once
+        self._follows = False  # the first prefill batch continues the last prompt of the one before
         self._moment_before = -inf
-        self._tokens_before = 0.0  # of the moment before, where it had prefill lines alone
+        self._tokens_before = 0.0  # of the moment before, where it had only prefill lines
         self._before = self._decoded_at = -inf  # the last two moments with decode lines
         self._decode_line: DecodeBatch | BatchRun | None = None
         self._decode_lines = 0  # in that last moment
         self._joined = True  # requests, between the last two moments with decode lines
         self._joins = True  # requests, since then
         self._woke_at = -inf  # when something ran again after a pause
-        self._pace: float | None = (
-            None  # seconds of prefill for each token, of prefill batches that followed each other
-        )
+        self._pace: float | None = None  # prefill seconds per token, of prefill batches that followed each other
         self._peak = 0.0  # most prompt tokens computed in one printed second
         self._second = -inf
         self._second_tokens = 0.0
@@ -70,13 +67,13 @@ class Cadence:
         self._late = 0.0
 
     def ended(self, tokens: float, most: float | None) -> bool:
-        """Take note of how the last line ends: a prefill batch of `tokens` where `most` fit, or 0. Says whether it is full."""
+        """Set the tokens of the last line, a prefill batch in which `most` fit, or 0; return whether it is full."""
         self.full = most is not None and 0 < FULL_PREFILL_SHARE * most <= tokens
         self.goes_on = self.full and self.chunk is not None and tokens >= FULL_PREFILL_SHARE * self.chunk
         return self.full
 
     def woke(self, now: float) -> None:
-        """Take note that something runs again after a pause."""
+        """Note that something runs again after a pause."""
         self._woke_at = now
 
     def _begin(self, now: float) -> None:
@@ -94,7 +91,7 @@ class Cadence:
         self._late *= _FADES
 
     def decoded(self, now: float, lines: int, last: DecodeBatch | BatchRun) -> None:
-        """Take note of `lines` decode lines; what the `last` of them says is read when somebody asks."""
+        """Add `lines` decode lines; the figures of the `last` are read when they are needed."""
         if now != self._moment:
             self._begin(now)
         if now != self._decoded_at:
@@ -104,9 +101,9 @@ class Cadence:
         self._decode_line = last
 
     def prefilled(self, now: float, printed: float, tokens: float, sequences: float, lines: int) -> float:
-        """Take note of prefill lines and give how many more requests they started than was known.
+        """Add prefill lines; return how many requests they started.
 
-        A request whose prompt goes beyond a full batch is in the next one again, and no new one there.
+        A request whose prompt is longer than a full batch is in the next batch again, and is not new there.
         """
         if now != self._moment:
             self._begin(now)
@@ -129,7 +126,7 @@ class Cadence:
         return self._started - before
 
     def delivered(self, now: float, printed: float) -> None:
-        """Compare a line's printed time with its arrival: a log that comes in blocks is late by the length of a block."""
+        """Compare a line's printed time with its arrival: a log that comes in blocks is late by up to a block."""
         if now != self._moment:
             self._begin(now)
         offset = now - printed
@@ -145,13 +142,13 @@ class Cadence:
 
     @property
     def prefill_seconds(self) -> float:
-        """How long the prompt tokens of this moment take to compute, by estimate."""
+        """Estimated time to compute the prompt tokens of this moment."""
         if self._pace is not None:
             return self._tokens * self._pace
         return self._tokens / (self._peak if self._peak > 0 else USUAL_TOKENS_PER_SECOND)
 
     def hold_seconds(self) -> float:
-        """Say how long the last batch line speaks for."""
+        """Return how long the last batch line is valid."""
         due = self.interval * self._step_seconds() + self.prefill_seconds
         return max(OVERDUE * due, LEAST_SECONDS) + self._late
 
@@ -162,10 +159,10 @@ class Cadence:
         return min(self.hold_seconds(), MOST_OVERDUE_SECONDS)
 
     def _step_seconds(self) -> float:
-        """Read how long a decode step takes for each of its tokens.
+        """Return how long a decode step takes, for each of its tokens.
 
-        Where nothing joined between two decode lines, the batch decoded all the time. Else the throughput tells, which SGLang
-        takes over the time since the decode line before, pauses counted.
+        Where no request joined between two decode lines, the batch decoded all the time. Otherwise it follows from the throughput, which
+        SGLang takes over the time since the decode line before, pauses included.
         """
         gap = self._decoded_at - self._before
         if not self._joined and self._before > -inf and gap > 0:
@@ -176,7 +173,7 @@ class Cadence:
         throughput = last.generation_throughput
         if self._decode_lines == 1:
             if self._before == -inf:
-                return USUAL_STEP_SECONDS  # it counts from the start of the server
+                return USUAL_STEP_SECONDS  # it is over the time since the server started
             active = max(self._decoded_at - max(self._before, self._woke_at), LEAST_ACTIVE_SECONDS)
             throughput *= max(gap / active, 1.0)
         return last.running / throughput

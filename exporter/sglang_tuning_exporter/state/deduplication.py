@@ -1,4 +1,4 @@
-"""Counting events, not lines: TP and PP ranks repeat what happened once, and a failure is printed more than once.
+"""Count events, not lines: TP and PP ranks print the same event, and a failure is printed more than once.
 
 Pure; times are seconds on the caller's clock.
 """
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 _Shard: TypeAlias = "tuple[int | None, int | None]"  # PP and TP rank: the ranks of one scheduler
 _ONLY: _Shard = (None, None)
 
-REPEAT_SECONDS = 10.0  # ranks print the same event within milliseconds; a slow log shipper adds seconds
+REPEAT_SECONDS = 10.0
 _MOST_KEYS = 512
 
 
 class RetractionLedger:
-    """Tells a new retraction from another TP rank's repetition of one.
+    """Distinguishes new retractions from repetitions by other TP ranks.
 
-    Every TP rank of every pipeline stage prints every retraction (srt/managers/scheduler.py logs it on all ranks), with the
-    same figures. So the n-th line of one rank is the n-th line of another: a line is a new event only when its rank has
-    printed these figures more often than any rank before. DP ranks are kept apart.
+    Every TP rank of every pipeline stage prints every retraction with the same figures (srt/managers/scheduler.py). So the n-th line
+    of one rank is the n-th line of another: a line is a new event only if its rank has printed these figures more often than any rank
+    before. DP ranks are separate.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[object, ...], tuple[float, dict[_Shard, int]]] = OrderedDict()
 
     def is_new(self, line: Retraction, now: float) -> bool:
-        """Say whether `line` is an event that was not counted yet."""
+        """Return whether a line is an event that was not counted yet."""
         key = (
             line.rank.dp,
             line.requests,
@@ -53,12 +53,12 @@ class RetractionLedger:
         return lines[shard] > before
 
     def saved(self, now: float) -> list[Any]:
-        """Give what may still be repeated, as plain JSON: figures, age in seconds, lines by PP and TP rank."""
+        """Return what may still be repeated, as plain JSON: figures, age in seconds, lines by PP and TP rank."""
         recent = [(key, now - last, lines) for key, (last, lines) in self._seen.items() if now - last <= REPEAT_SECONDS]
         return [[list(key), age, [[*shard, count] for shard, count in lines.items()]] for key, age, lines in recent]
 
     def restore(self, saved: object, now: float) -> None:
-        """Go on from what `saved` gave; the time between two processes does not count."""
+        """Go on from what `saved` returned; the time between two processes does not count."""
         for entry in saved[-_MOST_KEYS:] if isinstance(saved, list) else ():
             try:
                 key, age, lines = entry
@@ -72,16 +72,16 @@ class RetractionLedger:
 class OutOfMemoryLedger:
     """Counts a fatal failure once, however many ranks print it and however often.
 
-    It is logged and raised, then raised again by the parent process, and not every line tells the phase.
+    It is logged and raised, then raised again by the parent process, and not every line has its phase.
     """
 
     def __init__(self) -> None:
         self._last: dict[OutOfMemoryPhase, float] = {}
 
     def classify(self, line: OutOfMemory, now: float) -> Literal["new", "repeated", "explained"]:
-        """Say what `line` is: a failure of its own, one counted before, or the phase of one counted as unknown.
+        """Return what a line is: a new failure, one counted before, or the phase of one counted as unknown.
 
-        A line that does not tell its phase repeats any recent failure.
+        A line without a phase repeats any recent failure.
         """
         recent = {phase for phase, at in self._last.items() if now - at <= REPEAT_SECONDS}
         if line.phase in recent or (line.phase == "unknown" and recent):
@@ -94,34 +94,34 @@ class OutOfMemoryLedger:
         return "new"
 
     def saved(self, now: float) -> dict[str, float]:
-        """Give the age in seconds of each phase's last line."""
+        """Return the age in seconds of each phase's last line."""
         return {phase: now - at for phase, at in self._last.items() if now - at <= REPEAT_SECONDS}
 
     def restore(self, saved: object, now: float) -> None:
-        """Go on from what `saved` gave."""
+        """Go on from what `saved` returned."""
         for phase, age in saved.items() if isinstance(saved, dict) else ():
             if phase in OUT_OF_MEMORY_PHASES and isinstance(age, (int, float)) and 0 <= age <= REPEAT_SECONDS:
                 self._last[cast("OutOfMemoryPhase", phase)] = now - age
 
     def forget(self) -> None:
-        """Start again with a new server: what follows repeats nothing."""
+        """Forget the server before: the next failure repeats nothing."""
         self._last.clear()
 
 
 class StatsRanks:
     """Which rank's batch lines count for a DP rank: the lowest PP rank that prints, and of that the lowest TP rank.
 
-    Every pipeline stage prints every batch. Of its TP ranks only the first prints, except that with
-    `--enable-metrics-for-all-schedulers` all do in 0.4.9 to 0.5.9. All ranks print their start-up lines, before any batch:
-    a rank that `exists` there counts from the first batch line on, whichever rank prints it first.
+    Every pipeline stage prints every batch. Only its first TP rank prints, except with `--enable-metrics-for-all-schedulers` in 0.4.9
+    to 0.5.9. All ranks print their start-up lines before the first batch: a rank that `exists` there counts from the first batch line
+    on, whichever rank prints it first.
     """
 
     def __init__(self) -> None:
         self._lowest: dict[int | None, _Shard] = {}
-        self._last: Rank | None = None  # that counted: nearly always it prints again
+        self._last: Rank | None = None  # whose line counted: nearly always it prints the next one
 
     def exists(self, rank: Rank) -> None:
-        """Learn of a rank before it prints its first batch."""
+        """Note a rank before it prints its first batch."""
         shard = (rank.pp, rank.tp)
         known = self._lowest.get(rank.dp)
         if shard != _ONLY and (_place(shard) < _place(known) if known else len(self._lowest) < MOST_RANKS):
@@ -129,7 +129,7 @@ class StatsRanks:
             self._last = None
 
     def counts(self, rank: Rank) -> bool:
-        """Say whether a batch line of `rank` is its scheduler's own and not a repetition."""
+        """Return whether a batch line of `rank` counts, and is no repetition."""
         if rank is self._last or (rank.tp is None and rank.pp is None):
             return True
         self.exists(rank)
@@ -140,16 +140,16 @@ class StatsRanks:
         return True
 
     def forget(self) -> None:
-        """Start again with a new server, perhaps with other ranks."""
+        """Forget the server before: a new one may have other ranks."""
         self._lowest.clear()
         self._last = None
 
     def saved(self) -> list[list[int | None]]:
-        """Give DP rank, and the PP and TP rank that count, for each."""
+        """Return for each DP rank the PP and TP rank that count."""
         return [[dp, pp, tp] for dp, (pp, tp) in self._lowest.items()]
 
     def restore(self, saved: object) -> None:
-        """Go on from what `saved` gave."""
+        """Go on from what `saved` returned."""
         self._last = None
         for entry in saved[:MOST_RANKS] if isinstance(saved, list) else ():
             if (

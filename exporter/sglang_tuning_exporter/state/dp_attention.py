@@ -1,8 +1,8 @@
-"""Ranks of DP attention run each step together, so what one does decides whether the others replay a captured graph. Pure.
+"""Ranks of DP attention run each step together: what one does decides whether the others replay a captured graph. Pure.
 
-All run eager where one of them prefills, or where the batch of one is beyond the captured sizes (`can_cuda_graph`,
-`global_num_tokens`: srt/managers/scheduler_dp_attn_mixin.py in 0.5.5, srt/model_executor/cuda_graph_runner.py). A small batch
-that is said to run eager is then no finding of its own.
+All run eager where one of them prefills, or where the batch of one is larger than the captured sizes (`can_cuda_graph`,
+`global_num_tokens`: srt/managers/scheduler_dp_attn_mixin.py in 0.5.5, srt/model_executor/cuda_graph_runner.py). A small batch that
+runs eager is then no finding.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from sglang_tuning_exporter.state.signals import HOLD_SECONDS, UNTOLD_CAPTURED
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-# Lines of one step come in any order, and a prefill is printed when it has ended.
+# Lines of one step come in any order, and a prefill is printed at its end.
 STEP_SECONDS = 2.0
 
 
 class AttentionRanks:
-    """What the ranks of one server last did. Times are those of the caller."""
+    """What the ranks of one server did last."""
 
     def __init__(self) -> None:
         self._running: dict[int | None, tuple[float, float]] = {}  # when, and how many
         self._prefilled: list[tuple[int | None, float]] = []  # the last two ranks that did
 
     def forget(self) -> None:
-        """Start again with a new server."""
+        """Forget the server before."""
         self._running.clear()
         self._prefilled.clear()
 
@@ -36,15 +36,15 @@ class AttentionRanks:
         self._prefilled = [(dp, now), *(each for each in self._prefilled if each[0] != dp)][:2]
 
     def decoded(self, dp: int | None, running: float, now: float) -> float:
-        """Take a decode batch of a rank; gives the time of the one before."""
+        """Take a decode batch of a rank; return the time of the one before."""
         before = self._running.get(dp, (-inf, 0.0))[0]
         self._running[dp] = (now, running)
         return before
 
     def explain_eager(self, dp: int | None, facts: ServerFacts, now: float, since: float) -> bool:
-        """Say whether steps without a graph can be another rank's doing; `since` is when the first of them was.
+        """Return whether another rank can be the cause of steps without a graph; `since` is when the first of them was.
 
-        Without a log nobody tells when a rank prefills: then they always can.
+        Without a log it is unknown when a rank prefills: then another rank always can.
         """
         if facts.args and facts.attention_ranks < 2:
             return False

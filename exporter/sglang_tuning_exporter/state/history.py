@@ -1,4 +1,4 @@
-"""The last quarter of an hour of a server's figures, for the exporter's own page. Pure; seconds are on the caller's clock."""
+"""A server's figures of the last quarter of an hour, for the exporter's own page. Pure; seconds on the caller's clock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STEP_SECONDS = 5.0
 
 
 class Moment(NamedTuple):
-    """What a server did at one moment, all schedulers together; None is not told. `retractions` counts since the exporter came."""
+    """What a server did at one moment, all schedulers together; None is unknown. `retractions` counts since the exporter started."""
 
     at: float
     queued: float | None
     usage: float | None  # of the fullest pool, 0-1
     running: float | None
     throughput: float | None  # generated tokens per second
-    replayed: float | None  # share of the decode batches since the moment before that replayed a captured graph
+    replayed: float | None  # share of decode batches with a captured graph since the moment before
     retractions: float
 
 
@@ -36,11 +36,11 @@ class History:
         self._batches = (0.0, 0.0)  # replayed and eager, when the last moment was kept
 
     def begin(self, state: ServerState) -> None:
-        """Leave out what `state` has counted until now."""
+        """Leave out what `state` has counted so far."""
         self._batches = _batches(state)
 
     def offer(self, state: ServerState, now: float) -> None:
-        """Keep what `state` tells at `now`, if five seconds have passed."""
+        """Keep the figures of `state` if five seconds have passed."""
         if now < self._due:
             return
         self._due = now + STEP_SECONDS
@@ -63,14 +63,14 @@ class History:
         )
 
     def line(self, figure: Callable[[Moment], float | None]) -> list[tuple[float, float | None]]:
-        """Give one figure over time: seconds before the last moment (0 or less), and its value."""
+        """Return one figure over time: seconds relative to the last moment (0 or less), and its value."""
         if not self._moments:
             return []
         end = self._moments[-1].at
         return [(moment.at - end, figure(moment)) for moment in self._moments]
 
     def retractions(self) -> list[tuple[float, float | None]]:
-        """Give the retractions of each step, as `line`."""
+        """Return the retractions of each step, as `line` does."""
         line = self.line(lambda moment: moment.retractions)
         before = [value for _, value in line]
         return [
@@ -85,6 +85,6 @@ def _batches(state: ServerState) -> tuple[float, float]:
 
 
 def added_up(figures: Iterable[float | None]) -> float | None:
-    """Add up the figures that are told; None where none is."""
-    told = [figure for figure in figures if figure is not None]
-    return sum(told) if told else None
+    """Return the sum of the figures that are known; None where none is."""
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if known else None

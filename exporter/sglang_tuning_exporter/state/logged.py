@@ -20,9 +20,10 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
+from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
 from sglang_tuning_exporter.state.confirmation import FATAL, Unconfirmed
 from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, RetractionLedger, StatsRanks
-from sglang_tuning_exporter.state.facts import WHOLE_ARGS, ServerFacts
+from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.forgeries import ForgeryFilter
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START, WORK, Journal
 from sglang_tuning_exporter.state.life import Life
