@@ -182,7 +182,6 @@ def test_the_recipe_for_a_log_line_gives_its_event(tree: Tree) -> None:
         '    (re.compile(rb"SIGTERM received',
         f'    (re.compile(rb"{LINE}"), "process_died"),\n    (re.compile(rb"SIGTERM received',
     )
-    tree.replace(lines, 'rb"The server is|', 'rb"The server is|The server has run|')
     tree.write(
         "tests/test_log_patience.py",
         "from sglang_tuning_exporter.sglang.log.reader import LogReader\n\n\n"

@@ -51,14 +51,6 @@ _CHECK_TIMES = re.compile(
 )
 _CHECK_OFF = 2.0  # seconds: both times are printed without fractions
 
-# The beginnings of all messages that matter here.
-_POSSIBLE = re.compile(
-    rb"The server is|(?:[A-Z]\w{0,40} )?[Ww]atchdog timeout|Health check|Subprocess |Process "
-    rb"|Received sig|Child process|Rank \d|Initialization|SIGTERM"
-    rb"|[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exc|Exception|(?:RuntimeError|ValueError): |(?:Prefill|Decode) out of"
-    rb"|alloc_req|Not enough mem|torch\.|OutOfMemoryError|Capture "
-)
-
 _ALLOCATOR = re.compile(rb"(?:RuntimeError: )?(Prefill|Decode) out of memory\. (?:Please )?[Tt]ry to lower")
 _SLOTS = re.compile(rb"(?:RuntimeError: )?alloc_req_slots runs out of memory\.")
 _POOL = re.compile(
@@ -73,6 +65,13 @@ _DEVICE = re.compile(
     rb"(?:torch\.(?:cuda\.)?OutOfMemoryError: "
     rb"|(?:torch\.AcceleratorError|RuntimeError): (?:CUDA|HIP|NPU|MUSA|XPU) (?:error: )?out of memory)"
     rb"|(?:torch\.)?OutOfMemoryError: "
+)
+# Any of these: most messages are none, and one look says so.
+_POSSIBLE = re.compile(
+    b"|".join(
+        each.pattern
+        for each in (*(each for each, _ in _LIVENESS), _ALLOCATOR, _SLOTS, _POOL, _LAST_REQUEST, _CAPTURE, _DEVICE)
+    )
 )
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
