@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
+from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "exporter" / "sglang_tuning_exporter"
@@ -140,3 +141,13 @@ def test_a_comment_cites_no_document_that_is_not_in_the_repository() -> None:
         text = re.sub(r"`[^`]+` in \w+/\w+", "", path.read_text(encoding="utf-8"))
         for cited in re.findall(r"\b(?:docs/[\w/-]+\.(?:md|json)|[A-Z]{4,}\.md)", text):
             assert (ROOT / cited).exists() or (ROOT / "docs" / cited).exists(), (path.name, cited)
+
+
+def test_every_threshold_has_a_row_with_its_default() -> None:
+    section = DOCUMENT.partition("## Thresholds of the profiles")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    named = {name: value for names, value in cells for name in re.findall(r"`(\w+)`", names)}
+    assert named.keys() == set(THRESHOLDS)
+    for name, cell in named.items():
+        values = {getattr(profile, name) for profile in PROFILES.values()} - {None}
+        assert all(re.search(rf"(?<![\d.]){value:g}(?![\d.])", cell) for value in values) or " to " in cell, name

@@ -18,7 +18,7 @@ ONE_MORE = 0.1
 # "About one a minute is fine": one every 50 seconds is about one.
 ABOUT = 0.2
 LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
-# The guide's oldest edition (E1) calls a queue of 50 to 500 healthy, the newest 100 to 2000.
+# Healthy queue in the first edition of SGLang's tuning guide; 100 to 2000 in the newest.
 FIRST_EDITION_QUEUE = (50.0, 500.0)
 
 
@@ -51,10 +51,10 @@ class Profile:
     inter_token_seconds: float | None = None
     latency_objective: float = 0.99  # share of observations that must keep to the two above
     token_usage_target: float = 0.9
-    retractions_per_minute: float = 1.0  # "about once a minute is fine" (editions E5 and C)
+    retractions_per_minute: float = 1.0  # the guide: about one a minute is fine
     rejections_per_minute: float = 1.0
     aborted_share: float = 0.05  # of the requests that got their first token or were given up
-    reserve_lower_gb: float = 5.0  # below: OOM threatens (editions E3-E5, C)
+    reserve_lower_gb: float = 5.0  # below: risk of running out of memory
     reserve_upper_gb: float = 10.0  # 10-20 GB is too much; 8-10 GB is in no edition's range and so judged by nobody
     reserve_aim_gb: float = 6.5  # the middle of the 5-8 GB the guide calls good
     reserve_least_gb: float = 1.0  # almost nothing: the next allocation fails
