@@ -222,7 +222,7 @@ def test_the_mail_says_which_flag_to_turn_from_what_to_what_and_why(manager: Ale
     words = plain.get_content()
     assert mail["Subject"] == "[warn] mail: retracting 4/min → --schedule-conservativeness 0.1→1.3"
     assert "mail:1: 4.0 retractions/min." in words
-    assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in words
+    assert "Change --schedule-conservativeness: now 0.1, try 1.3." in words
     assert f"Why: {row.turn.why}" in words
     assert f"It will not help if {row.turn.will_not_help_if}." in words
 
@@ -234,7 +234,7 @@ def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manage
     body = manager.mails("html:1")[0].get_body(("html",))
     assert body is not None
     html = body.get_content()
-    assert "<strong>Turn --schedule-conservativeness: now 0.1, try 1.3.</strong>" in html
+    assert "<strong>Change --schedule-conservativeness: now 0.1, try 1.3.</strong>" in html
     assert "&lt;script&gt;" in html
     assert hostile not in html
 
@@ -284,7 +284,7 @@ def test_slack_is_given_links_of_its_own_kind(configuration: Path) -> None:
     shown = alert("SGLangRetractingTooOften", "links:1", {**FIGURES, **LINKS})
     text = rendered(configuration, "slack", "firing", shown)
     assert f"<{LINKS['runbook_url']}|Runbook> · <{LINKS['dashboard_url']}|Dashboard>" in text
-    assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in text
+    assert "Change --schedule-conservativeness: now 0.1, try 1.3." in text
 
 
 FOREIGN = {"labels": {"alertname": "NodeFilesystemFull"}, "annotations": {}}
@@ -311,7 +311,7 @@ def test_of_alerts_that_come_together_ours_keep_all_their_words(configuration: P
     if template == "title":
         assert text.strip().startswith("[warn] both: retracting 4/min")
     else:
-        assert text.index("Turn --schedule-conservativeness: now 0.1, try 1.3.") < text.index("NodeFilesystemFull")
+        assert text.index("Change --schedule-conservativeness: now 0.1, try 1.3.") < text.index("NodeFilesystemFull")
 
 
 TITLES = {
@@ -361,7 +361,7 @@ def test_a_flag_without_a_present_value_is_mailed_with_what_to_do(manager: Alert
     wait_until(lambda: manager.mails("flag:1"), "the mail")
     body = manager.mails("flag:1")[0].get_body(("plain",))
     assert body is not None
-    assert "Turn --enable-metrics: add --enable-metrics --enable-cache-report." in body.get_content()
+    assert "Change --enable-metrics: add --enable-metrics --enable-cache-report." in body.get_content()
 
 
 def test_the_webhooks_message_reads_as_text(manager: Alertmanager) -> None:
@@ -370,7 +370,7 @@ def test_the_webhooks_message_reads_as_text(manager: Alertmanager) -> None:
     [message] = [m for m in manager.received if m["commonLabels"]["instance"] == "hook:1"][:1]
     text = as_text(message)
     assert text.startswith("[warning] SGLangRetractingTooOften on hook:1\n")
-    assert "  Turn --schedule-conservativeness: now 0.1, try 1.3.\n" in text
+    assert "  Change --schedule-conservativeness: now 0.1, try 1.3.\n" in text
 
 
 def test_the_end_of_an_alert_is_told(manager: Alertmanager) -> None:

@@ -95,7 +95,7 @@ def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_low
         notes = alert["annotations"]
         assert (notes["flag"], notes["current"], notes["suggested"]) == ("--schedule-conservativeness", "0.1", "1.3")
         assert notes["direction"] == "raise"
-        assert "Turn --schedule-conservativeness: now 0.1, try 1.3." in run.texts()
+        assert "Change --schedule-conservativeness: now 0.1, try 1.3." in run.texts()
         # A retraction leaves the pool half empty: requests wait beside room most of the time, and yet nobody is told to
         # lower the flag.
         room = 'instance:sglang_tuning_state:share10m{signal="admission", state=~"held_back|recovering"}'

@@ -45,7 +45,7 @@ def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> N
         "[warning] SGLangRetractingTooOften on gpu1:9741\n"
         "  Requests are taken out again.\n"
         "  gpu1:9741: 4.0 retractions/min.\n"
-        "  Turn --schedule-conservativeness: now 0.1, try 1.3.\n"
+        "  Change --schedule-conservativeness: now 0.1, try 1.3.\n"
         "  Why: The pool is full.\n"
         "  It will not help if it is above 1.43.\n"
     )

@@ -22,7 +22,7 @@ from conftest import (
     wait_for,
 )
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
-from sglang_tuning_exporter.serve.app import patience
+from sglang_tuning_exporter.serve.app import scrape_timeout
 
 if TYPE_CHECKING:
     import socket
@@ -97,7 +97,7 @@ def test_a_failure_has_its_reason_and_the_page_comes_in_time(
     begin = time.monotonic()
     within = 3.0 if reason == "too_large" else 1.0
     page = exporter.page(within=str(within))
-    # What is announced is the scraper's whole patience: past it, Prometheus has gone.
+    # What is announced is the scraper's whole scrape_timeout: past it, Prometheus has gone.
     assert time.monotonic() - begin < within
     assert page.value("sglang_tuning_up") == 0
     assert page.error == reason
@@ -217,7 +217,7 @@ def test_a_scraper_that_is_stopped_lets_its_callers_go(sglang: FakeSGLang) -> No
     ],
 )
 def test_the_scrapers_patience_less_a_margin_is_ours(announced: str | None, most: float, seconds: float) -> None:
-    assert patience(announced, most) == pytest.approx(seconds)
+    assert scrape_timeout(announced, most) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From the one table to files: alert rules, configuration and templates, runbooks, dashboards. Everything generated is committed and checked."""
+"""Generated files: alert rules, configuration, templates, runbooks, boards, reference. All are committed and checked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sglang_tuning_exporter.diagnosis import runbook as runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, diagnoses, reference, static, tables
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 
-LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, a duration would be none, or longer than Prometheus can say
+LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
-    """Every generated file: path under the output directory → text."""
+    """Return every generated file: path under the output directory → text."""
     return {
         **alerts.files(time_scale, links),
         **runbooks.files(),
@@ -30,7 +30,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
 
 
 def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, str]:
-    """The generated files, and those written by people that hold a generated part, where they exist."""
+    """Return the generated files, and existing hand-written files with a generated part."""
     found = dict(files(time_scale, links))
     for name, places in tables.inserts().items():
         path = output / name
@@ -40,7 +40,7 @@ def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, st
 
 
 def run(output: Path, *, check: bool, time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> int:
-    """`generate`: write the files, or with `check` compare them. 0: all is as it should be; 1: `check` found a stale file."""
+    """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file."""
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
     stale = []

@@ -1,4 +1,4 @@
-"""The table as Prometheus rules and as Alertmanager's configuration."""
+"""The table of diagnoses as Prometheus rules and Alertmanager configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sglang_tuning_exporter.mixin.records import records
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
-# Go templates own the curly braces, so ours are square.
+# Go templates use curly braces, so ours are square.
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sglang_tuning_exporter.mixin"),
-    autoescape=False,  # noqa: S701 # nosec B701 # YAML, made from the table alone
+    autoescape=False,  # noqa: S701 # nosec B701 # YAML made of the table alone
     undefined=StrictUndefined,
     variable_start_string="[[",
     variable_end_string="]]",
@@ -52,9 +52,9 @@ class Rule:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """What it tells people, by the annotation's name; those without words are left out."""
+        """The annotations by name; empty ones are left out."""
         turn, advice = self.row.turn.filled(in_force()), AdviceAnnotations(self.row)
-        told = {
+        found = {
             "summary": self.row.summary,
             "description": description(self.row),
             "flag": advice.flag,
@@ -71,11 +71,11 @@ class Rule:
             "runbook_url": self.links.runbook(self.row),
             "dashboard_url": self.links.dashboard(self.row),
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in found.items() if text}
 
 
 def scaled(text: str, time_scale: float) -> str:
-    """`text` with every duration in it divided by `time_scale`, in whole milliseconds where seconds do not divide."""
+    """Return `text` with every duration divided by `time_scale`, in milliseconds where that is not a whole second."""
     if time_scale == 1:
         return text
 
@@ -87,7 +87,7 @@ def scaled(text: str, time_scale: float) -> str:
 
 
 def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, str]:
-    """Rules, Alertmanager's configuration and notification templates: repository path → text."""
+    """Return rules, Alertmanager configuration and notification templates: repository path → text."""
     values = {
         "records": tuple(records()),
         "rules": [Rule(row, time_scale, links) for row in ALERTS],

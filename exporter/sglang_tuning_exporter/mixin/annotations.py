@@ -1,4 +1,4 @@
-"""What an alert tells people: what is seen, which flag to turn, from what, to what, and where to look."""
+"""The annotations of alerts: what is seen, which flag to change, its value now and the value to try, and links."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GRAFANA_URL = "http://localhost:3000"
 _MEMORY, _IN_GB = "available_gpu_memory_bytes", f" / {GIGABYTE}"
 _SWITCHED = frozenset({"add", "drop"})  # a switch has no value
 _OWN = "{{ $labels.instance }}"
-# What is in force where an argument was left to its default.
+# The series of the value in force where an argument has its default.
 _IN_FORCE = {"max_running_requests": "sglang_tuning_running_requests_limit"}
 
 
-# Of Prometheus's templates those that fail for no alert: a slip in one has Prometheus refuse all rules, or tell an error as an address.
+# Templates that work for every alert: an error in one makes Prometheus refuse all rules, or put the error into the address.
 _TEMPLATE = re.compile(
     r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
 )
@@ -41,12 +41,12 @@ def _is_address(text: str) -> bool:
             and text.isprintable()
             and " " not in text
         )
-    except ValueError:  # an IPv6 address or a port that is none
+    except ValueError:  # an invalid IPv6 address or port
         return False
 
 
 def _living(row: Diagnosis, metric: str) -> str:
-    """Write the query of a series of the exporter that has an alert's page; where that one is away, of any other."""
+    """Write the query of a series of the exporter that serves an alert's page; where it is down, of any other."""
     if row.about == "exporter":
         return f'printf "{metric}{{job=%q}}" $labels.job | query'
     return f'query "{metric}"' if row.about == "job" else asked(metric)
@@ -68,12 +68,10 @@ def _exporter(row: Diagnosis) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where notifications send people: `runbooks` holds the pages, `grafana` the boards.
+    """Addresses for the links in notifications: of the runbooks and of Grafana.
 
-    `{alert}` in `runbooks` is the alert's name, else that is added. None is the exporter that saw it: it serves the pages, and
-    exposes its address.
-
-    Both may hold Prometheus templates over the alert's labels.
+    `{alert}` in `runbooks` is the alert's name; else it is appended. Without `runbooks` the link leads to the exporter, which
+    serves the pages. Both may hold Prometheus templates over the alert's labels.
     """
 
     runbooks: str | None = None
@@ -92,7 +90,7 @@ class Links:
                 raise UsageError(f"{key}={url}: give an address that begins with http:// or https://")
 
     def runbook(self, row: Diagnosis) -> str:
-        """Give the address of an alert's page."""
+        """Return the address of an alert's page."""
         if self.runbooks is None:
             return f"{_exporter(row)}/runbooks/{row.alert}"
         has_place = "{alert}" in self.runbooks
@@ -100,7 +98,7 @@ class Links:
         return url.replace(_OWN, _instance(row))
 
     def dashboard(self, row: Diagnosis) -> str:
-        """Give the address of the board of the server that an alert is about, or of its job's servers."""
+        """Return the address of the board of an alert's server, or of its job's servers."""
         boards, job = f"{self.grafana.rstrip('/')}/d", "var-job={{ $labels.job | urlquery }}"
         if row.about == "job":
             return f"{boards}/{FLEET}?{job}"
@@ -112,7 +110,7 @@ DEFAULT_LINKS = Links()
 
 @cache
 def in_force() -> dict[str, str]:
-    """Give each threshold as a template: the one that the exporter shows, else the default profile's."""
+    """Return each threshold as a template: the exporter's, else the default profile's."""
     shown = {
         "token_usage_target": ("", "token_usage", "target"),
         "reserve_least_gb": (_IN_GB, _MEMORY, "least"),
@@ -143,27 +141,27 @@ def _queue_limit() -> str:
 
 
 def description(row: Diagnosis) -> str:
-    """Write what is seen, with the figure of the moment."""
+    """Return the description: what is seen, with its figure."""
     seen = row.sentence(row.condition.seen_as, in_force())
     return f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}."
 
 
 @dataclass(frozen=True, slots=True)
 class AdviceAnnotations:
-    """What to do, as annotations: the exporter's advice while it sees the same, else the guide's words.
+    """The annotations with advice: the exporter's, else the guide's words.
 
-    All of it comes from one series, so that the flag, its present value and the value to try belong together.
+    All of them come from one series, so that flag, present value and value to try belong together.
     """
 
     row: Diagnosis
 
     @property
     def flag(self) -> str:
-        """The flag to turn, spelled as the running version wants it; empty when the advice is to people."""
+        """The flag to change, as the running release spells it; empty when the advice is to people."""
         arg = self.row.turn.arg
         if not arg and not self.row.borrows:
             return ""
-        return self._told("flag", "--" + arg.replace("_", "-") if arg else "")
+        return self._advice("flag", "--" + arg.replace("_", "-") if arg else "")
 
     @property
     def current(self) -> str:
@@ -171,11 +169,11 @@ class AdviceAnnotations:
         arg = self.row.turn.arg
         if not self.flag or not self._computed:
             return ""
-        return self._told("current", self._set if arg and self.row.turn.direction not in _SWITCHED else "")
+        return self._advice("current", self._set if arg and self.row.turn.direction not in _SWITCHED else "")
 
     @property
     def _set(self) -> str:
-        """What the row's own argument is set to, or what is in force without it."""
+        """The value of the row's own argument, or the one in force without it."""
         arg, value = self.row.turn.arg, "{{ . | first | value }}"
         default = "not set"
         if arg in _IN_FORCE:
@@ -184,13 +182,13 @@ class AdviceAnnotations:
 
     @property
     def suggested(self) -> str:
-        """The value to try, or what people should do."""
-        return self._told("suggested", self.row.turn.filled(in_force()).fallback)
+        """The value to try, or the advice to people."""
+        return self._advice("suggested", self.row.turn.filled(in_force()).fallback)
 
     @property
     def direction(self) -> str:
-        """Which way to turn it."""
-        return self._told("direction", self.row.turn.direction)
+        """Raise, lower, set, add or drop."""
+        return self._advice("direction", self.row.turn.direction)
 
     def of_own_flag(self, words: str, else_words: str = "") -> str:
         """Write words about the row's own flag: where the exporter advises another flag, `else_words`."""
@@ -206,16 +204,16 @@ class AdviceAnnotations:
     @property
     def expected(self) -> str:
         """What the change is expected to bring, by the measured step times; empty where that cannot be predicted."""
-        return self._told("expected", "") if is_predictable(self.row) else ""
+        return self._advice("expected", "") if is_predictable(self.row) else ""
 
     @property
     def _computed(self) -> bool:
-        """Whether the exporter can have advice of its own for the row."""
+        """Whether the exporter computes advice for the row."""
         return not self.row.condition.is_advice_fixed
 
-    def _told(self, label: str, words: str) -> str:
+    def _advice(self, label: str, words: str) -> str:
         if not self._computed:
             return words
-        # The newest, where the advice changed within the minutes for which a series is known.
+        # The newest series, where the advice changed within the last minutes.
         series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
         return otherwise(series, f'{{{{ . | first | label "{label}" }}}}', words)

@@ -1,6 +1,6 @@
-"""Builders of whole Grafana boards: rows and shelves of panels, what people choose, marks in time, ways to other boards. Pure.
+"""Builders of whole Grafana boards: rows and shelves of panels, variables, annotations, links. Pure.
 
-No board's content is known here. The JSON is that of schema 39, which Grafana 10.4 and newer read.
+No board's content is here. The JSON is that of schema 39, which Grafana 10.4 and newer read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 39  # Grafana 10.4
 COLUMNS = 24  # width of Grafana's grid
-TAG = "sglang-tuning"  # what the boards of this project can be searched by
+TAG = "sglang-tuning"  # to search for the boards of this project
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Shelf:
     widths: tuple[int, ...] = ()
 
     def places(self) -> list[tuple[int, int]]:
-        """Return column and width of each panel. ValueError when they do not fill the 24 columns exactly."""
+        """Return column and width of each panel. Raises ValueError unless they fill the 24 columns exactly."""
         widths = self.widths or (COLUMNS // len(self.panels),) * len(self.panels)
         if len(widths) != len(self.panels) or sum(widths) != COLUMNS:
             raise ValueError(f"widths={widths}: give {len(self.panels)} widths that add up to {COLUMNS}")
@@ -45,7 +45,7 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to another board of ours that takes the chosen time and these variables along."""
+    """A link to another board of ours that keeps the time range and these variables."""
 
     title: str
     uid: str
@@ -87,7 +87,7 @@ def choice(
 
 
 def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "", shown: bool = True) -> Json:
-    """Mark the times at which `expr` has a sample, with a title made of its labels (`{{label}}`)."""
+    """Build an annotation at the times at which `expr` has a sample; its title may hold labels (`{{label}}`)."""
     return {
         "name": name,
         "datasource": DATASOURCE,
@@ -108,7 +108,7 @@ def _way(way: Way) -> Json:
         "url": f"/d/{way.uid}?{kept}",
         "icon": "dashboard",
         "keepTime": True,
-        "includeVars": False,  # the variables are in the address: a fleet's "All" servers make no sense on one server's board
+        "includeVars": False,  # they are in the URL: a fleet's "All" servers make no sense on one server's board
         "targetBlank": False,
         "tooltip": "",
         "tags": [],
@@ -149,7 +149,7 @@ def _source() -> Json:
 
 
 def _laid_out(chapters: Sequence[Chapter]) -> list[Json]:
-    """Give ids in reading order and places; the panels of a closed row lie inside it, as Grafana keeps them."""
+    """Return rows and panels with ids in reading order and positions; panels of a closed row lie inside it, as Grafana stores them."""
     panels: list[Json] = []
     number, top = 0, 0
     for chapter in chapters:
@@ -177,7 +177,7 @@ def _laid_out(chapters: Sequence[Chapter]) -> list[Json]:
 
 
 def _exactly(node: Any, names: Sequence[str]) -> Any:
-    """Match variables of one value with `=`: Grafana escapes no such value, and `[2001:db8::1]:9741` is another pattern."""
+    """Match single-value variables with `=`: Grafana does not escape them, and `[2001:db8::1]:9741` would be a pattern."""
     if isinstance(node, dict):
         return {key: _exactly(value, names) for key, value in node.items()}
     if isinstance(node, list):
@@ -199,7 +199,7 @@ def board(
     ways: Sequence[Way] = (),
     documents: Sequence[tuple[str, str]] = (),
 ) -> Json:
-    """Build a whole board: ids count from 1 in reading order, positions follow from chapters and shelves."""
+    """Build a whole board; ids and positions follow from chapters and shelves."""
     single = [choice["name"] for choice in variables if not (choice["multi"] or choice["includeAll"])]
     made: Json = {
         "uid": uid,

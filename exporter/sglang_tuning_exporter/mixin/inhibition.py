@@ -1,4 +1,4 @@
-"""Which alert is not notified while another one is: a consequence while its cause fires."""
+"""Inhibition: an alert is not notified while its cause fires."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
     """Whether `row` is not notified while `other` fires for the same server.
 
-    Only by its cause, or by what explains everything else of a server (`Diagnosis.hides`); never by its own consequence;
-    and never an alert by one that is less urgent: who is called for critical ones alone would not be called. An alert about a
-    job has no server, and hides and is hidden by none.
+    Only by its cause, or by an alert that explains everything else about a server (`Diagnosis.hides`). Never by its own
+    consequence, nor by a less urgent alert, which may go to nobody. An alert about a job has no server: it hides no alert
+    and is hidden by none.
     """
     if "job" in {row.about, other.about}:
         return False
@@ -30,7 +30,7 @@ def is_hidden_by(row: Diagnosis, other: Diagnosis) -> bool:
 
 
 def inhibitions() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Give the alerts that hide, and those that they hide, so that each pair is given once."""
+    """Yield the alerts that hide and those that they hide, each pair once."""
     hidden: dict[tuple[str, ...], list[str]] = {}
     for row in ALERTS:
         sources = tuple(other.alert for other in ALERTS if is_hidden_by(row, other))

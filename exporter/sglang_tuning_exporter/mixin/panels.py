@@ -1,8 +1,7 @@
-"""Builders of Grafana panels: a few facts in, the JSON of a panel out. Pure.
+"""Builders of Grafana panels as JSON. Pure.
 
-No board's content is known here. Every builder asks for a title, a description, the metric the description ends with,
-a unit and the words to show instead of "No data", so that a panel without them cannot be written. Positions and ids are
-given by `layout.board`. The JSON is that of schema 39, which Grafana 10.4 and newer read.
+No board's content is here. Every builder requires a title, a description, the metric at its end, a unit and the words for
+"No data". Positions and ids come from `board.board`. The JSON is that of schema 39, which Grafana 10.4 and newer read.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ Style: TypeAlias = "Mapping[str, Any]"
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 
-# Grafana makes $__rate_interval four times this, whatever scrape interval its data source is set to: two scrapes that
-# are two minutes apart still make a rate. A point stands for no less.
+# $__rate_interval is four times this, whatever the data source's scrape interval: scrapes two minutes apart still
+# give a rate.
 SMALLEST_STEP = "1m"
 NO_TRAFFIC = "No requests, or only the log is read"  # a log has no latencies
-NOT_TOLD = "Not reported"  # by this release, by this kind of server, or because it is down
+NOT_REPORTED = "Not reported"  # by this release, by this kind of server, or because it is down
 
-# Judged figures take these; a figure nobody judges is NEUTRAL, so that colour always means something.
+# Green: fine. Amber: requests are held back. Red: act. Blue: information. Grey: idle or unknown.
 # White text on each, and each as text on white, has a contrast of at least 4.5 : 1 (WCAG AA); as large text on Grafana's dark
 # background 3 : 1.
 GOOD, WATCH, BAD, NEUTRAL, QUIET = "#37872d", "#c2570c", "#d42a3f", "#3274d9", "#6e7280"
-# For lines side by side of which none is judged.
+# For lines side by side that are not judged.
 COLOURS = (NEUTRAL, "#a352cc", "#0f9a96", "#b8782c", "#e0559d", "#8ab8ff", "#7a6a58")
 
 
@@ -45,7 +44,7 @@ class Query:
 
 
 def painted(colour: str, **custom: Any) -> Json:
-    """Fix a colour and, by name, custom properties of the panel type (`lineWidth=2`)."""
+    """Set a fixed colour and custom properties of the panel type (`lineWidth=2`)."""
     return {
         "color": {"mode": "fixed", "fixedColor": colour},
         **{f"custom.{key}": value for key, value in custom.items()},
@@ -53,7 +52,7 @@ def painted(colour: str, **custom: Any) -> Json:
 
 
 def measured(colour: str = NEUTRAL, **custom: Any) -> Json:
-    """Draw what the panel is about in shades of one colour: DP ranks and pools stay apart and none looks judged."""
+    """Draw the panel's main series in shades of one colour, one for each DP rank or pool."""
     return painted(colour, **custom) | {"color": {"mode": "shades", "fixedColor": colour}}
 
 
@@ -68,7 +67,7 @@ def bound_line(colour: str, **custom: Any) -> Json:
 
 
 def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
-    """Map values: exact value -> (words, colour or none)."""
+    """Map exact values to (words, colour or none)."""
     options = {
         value: {"text": text} | ({"color": colour} if colour else {}) for value, (text, colour) in mapping.items()
     }
@@ -76,7 +75,7 @@ def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
 
 
 def ranges(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
-    """Map values from each whole number up to the next one: number -> (words, colour or none)."""
+    """Map values from each whole number up to the next one to (words, colour or none)."""
     return [
         {
             "type": "range",
@@ -116,7 +115,7 @@ def _reference(index: int) -> str:
 
 
 def _targets(queries: Sequence[Query], *, instant: bool, form: str = "time_series") -> list[Json]:
-    # one step for all lines of a panel, so that their points lie above each other
+    # one step for all lines of a panel, so that their points align
     step = {"interval": SMALLEST_STEP} if any("$__rate_interval" in query.expr for query in queries) else {}
     return [
         {
@@ -159,7 +158,7 @@ def _panel(
             "defaults": {
                 "unit": unit,
                 "noValue": no_value,
-                # no figure of the board judges, only what the exporter exposes; words for no value are grey
+                # boards have no thresholds of their own; words for no value are grey
                 "thresholds": steps(QUIET, (0, NEUTRAL)),
                 "custom": custom or {},
                 **(defaults or {}),
@@ -187,7 +186,7 @@ def stat(
     mappings: list[Json] | None = None,
     sizes: Json | None = None,
 ) -> Json:
-    """Show the newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours it."""
+    """Show the newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours the background."""
     defaults: Json = {"color": {"mode": "thresholds"}}
     if decimals is not None:
         defaults["decimals"] = decimals
@@ -234,7 +233,7 @@ def timeseries(
     """Draw lines over time from 0 (to `ceiling`)."""
     custom: Json = {
         "drawStyle": "line",
-        "lineInterpolation": "stepBefore" if stacked else "linear",  # a share is that of the interval before its point
+        "lineInterpolation": "stepBefore" if stacked else "linear",  # a share is of the interval before its point
         "lineWidth": 0 if stacked else 2,
         "fillOpacity": 75 if stacked else fill,
         "showPoints": "never",
@@ -277,7 +276,7 @@ def heatmap(title: str, query: Query, *, description: str, metric: str, unit: st
         options={
             "calculate": False,
             "cellGap": 1,
-            # the square root shows a few slow requests beside many fast ones
+            # the square root makes a few slow requests visible beside many fast ones
             "color": {"mode": "scheme", "scheme": "Blues", "exponent": 0.5, "scale": "exponential", "steps": 64},
             "exemplars": {"color": "rgba(255,0,255,0.7)"},
             "filterValues": {"le": 1e-9},

@@ -1,4 +1,4 @@
-"""PromQL as the boards need it: selectors for the chosen servers, sums by rank, words for a figure. Pure."""
+"""PromQL of the boards: selectors for the chosen servers, sums by rank, words for a figure. Pure."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PLACE = ("job", "instance")  # what tells one exporter, and so one server, from another
+PLACE = ("job", "instance")  # labels of one exporter, and so of one server
 ON = ", ".join(PLACE)
-# No scrape worked for so long: the exporter is down. Where scrapes are two minutes apart, that is one of them.
+# Without a successful scrape for this long, the exporter is down; enough for scrapes two minutes apart.
 SILENT = "2m"
-LOOK_STEP = "1m"  # how exactly it is known when a series ended
-EVER = "1d:5m"  # the time in which a target was seen to be an exporter, looked at every five minutes
-# Severities of a diagnosis, the urgency of a verdict that is none, and of one that says that all is well.
+LOOK_STEP = "1m"  # resolution of the times at which series start and end
+EVER = "1d:5m"  # how far back a target was an exporter, in steps of five minutes
+# Urgency of a verdict: by the severity of its diagnosis, without a diagnosis, and of a healthy server.
 URGENCY = {"critical": 4, "warning": 3, "info": 2}
 NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
 VERDICT = "sglang_tuning_verdict"
 _WELL = "healthy|idle"
 _FIRING = ('alertname=~"SGLang.+"', 'alertstate="firing"')
 _EXPORTER_DOWN = next(row for row in DIAGNOSES if row.about == "exporter")
-_LONGEST_NAME = 5  # underscores in the longest argument that is ever advised
+_LONGEST_NAME = 5  # underscores in the longest argument of any advice
 
 
 # --- selectors -------------------------------------------------------------------------------------------------------
 
 
 def is_(label: str, value: str) -> str:
-    """Match a label that has this value."""
+    """Return the matcher of a label with this value."""
     return f'{label}="{value}"'
 
 
 def is_not(label: str, value: str) -> str:
-    """Match a label that has another value; the empty one: a label that is there."""
+    """Return the matcher of a label with another value; an empty value: any that is set."""
     return f'{label}!="{value}"'
 
 
@@ -46,7 +46,7 @@ def own(metric: str, *matchers: str) -> str:
 
 
 def ranked(metric: str, *matchers: str) -> str:
-    """Select a series that carries `dp_rank` where there are DP ranks; "All" also matches one without the label."""
+    """Select a series with `dp_rank` where there are DP ranks; "All" also matches one without the label."""
     return own(metric, *matchers, 'dp_rank=~"$dp_rank"')
 
 
@@ -56,19 +56,19 @@ def native(metric: str, *matchers: str) -> str:
 
 
 def threshold(signal: str, bound: str) -> str:
-    """Ask what the profile in force calls healthy, as last known; no sample where the profile has no such bound."""
+    """Return the threshold in force, as last known; no sample where the profile has no such bound."""
     series = own("sglang_tuning_threshold", f'signal="{signal}"', f'bound="{bound}"')
     return f"max({promql.known(series)})"
 
 
 def drawn_threshold(signal: str, bound: str) -> str:
-    """Ask for a threshold to be drawn: only where there was something to judge in the last 10 minutes, and not of a dead server."""
+    """Return a threshold to draw: only where the server served in the last 10 minutes, and not while it is down."""
     serving = own("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
     return while_there(f"({threshold(signal, bound)} and on () (max(max_over_time({serving}[10m])) > 0))", "")
 
 
 def rate(selector: str, window: str = "$__rate_interval") -> str:
-    """Give a counter's rate per second, by default over the interval that Grafana proposes."""
+    """Return a counter's rate per second, by default over the interval that Grafana proposes."""
     return f"rate({selector}[{window}])"
 
 
@@ -101,7 +101,7 @@ def _last(selector: str) -> str:
 
 
 def _last_seen(selector: str) -> str:
-    """Give the time of each series' last sample in the time shown."""
+    """Return the time of each series' last sample in the time range."""
     return f"max_over_time(timestamp({selector})[$__range:{LOOK_STEP}])"
 
 
@@ -119,30 +119,30 @@ _WAS_DOWN = f"({_last_seen(own(VERDICT, is_('verdict', 'server_down')))} >= on (
 
 
 def by_server(expr: str, of: str = "max") -> str:
-    """Bring `expr` down to one sample for each server."""
+    """Aggregate `expr` to one sample for each server."""
     return f"{of} by ({ON}) ({expr})"
 
 
 def once(expr: str) -> str:
-    """Sum `expr`, one sample a server, over the fleet; a server that two jobs scrape counts once."""
+    """Sum `expr`, which has one sample for each server, over the fleet; a server scraped by two jobs counts once."""
     return f"sum(max by (instance) ({expr}))"
 
 
 def per_rank(expr: str, *, by: Sequence[str] = (), of: str = "max") -> str:
-    """Split `expr` by DP rank, with a label `rank` for legends that stays away where the server has no ranks."""
+    """Split `expr` by DP rank, with a label `rank` for legends; absent where the server has no ranks."""
     labels = ", ".join((*by, "dp_rank"))
     return f'label_replace({of} by ({labels}) ({expr}), "rank", " on rank $1", "dp_rank", "(.+)")'
 
 
 def words(value: str, *cases: tuple[str, str], otherwise: str) -> str:
-    """Give `value` a label `verdict`: the words of the first case (condition, words) whose condition has a sample."""
+    """Add a label `verdict` to `value`: the words of the first case (condition, words) whose condition has a sample."""
     said = [f'label_replace(group({condition}), "verdict", "{text}", "", "")' for condition, text in cases]
     said.append(f'label_replace(vector(1), "verdict", "{otherwise}", "", "")')
     return f"({value}) * on () group_left (verdict) ({' or on () '.join(said)})"
 
 
 def ratio(part: str, whole: str, by: str = "") -> str:
-    """Divide two sums of rates; no point, and not NaN, where the whole is nothing."""
+    """Divide two sums of rates; no point, and not NaN, where the whole is 0."""
     return f"sum{by} ({part}) / (sum{by} ({whole}) > 0)"
 
 
@@ -159,12 +159,12 @@ def buckets(metric: str, *older: str, window: str = "$__rate_interval") -> str:
 
 
 def quantile(share: str, metric: str, *older: str, window: str = "$__rate_interval") -> str:
-    """Give a quantile in the histogram's unit; `>= 0` drops the NaN of a time without requests."""
+    """Return a quantile in the histogram's unit; `>= 0` drops the NaN of a time without requests."""
     return f"histogram_quantile({share}, {buckets(metric, *older, window=window)}) >= 0"
 
 
 def quantiles(share: str, metric: str, *older: str, by: Sequence[str]) -> str:
-    """Give a quantile over 5 minutes for each server."""
+    """Return a quantile over 5 minutes for each server."""
     names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
     on = ", ".join(by)
     found = f" or on ({on}) ".join(f"sum by ({on}, le) ({rate(native(name), '5m')})" for name in names)
@@ -175,10 +175,10 @@ def quantiles(share: str, metric: str, *older: str, by: Sequence[str]) -> str:
 
 
 def retractions(*by: str) -> str:
-    """Give retractions per minute over 10 minutes, by these labels, as the rule that notifies counts them.
+    """Return retractions per minute over 10 minutes, by these labels, as the alert's rule counts them.
 
-    Events where the log tells them, requests thrown back where only the metrics do, or the log is dead. Without the rules,
-    and by DP rank, which the rule does not know, they are counted here.
+    Events where they are in the log, else retracted requests from the metrics. Without the rules, and by DP rank, they are
+    counted here.
     """
     ranks = "dp_rank" in by
     sum_ = f"sum by ({', '.join(by)})"
@@ -192,7 +192,7 @@ def retractions(*by: str) -> str:
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
-# Where every TP and PP rank has its own series they tell the same tokens, so that the first speaks for all.
+# TP and PP ranks report the same tokens: the first one is enough.
 _FIRST_RANK = ('tp_rank=~"0|"', 'pp_rank=~"0|"', 'dp_rank=~"$dp_rank"')
 
 
@@ -205,10 +205,10 @@ def prompt_tokens(source: str) -> str:
 
 
 def generated_tokens(window: str = "$__rate_interval") -> str:
-    """Tokens generated per second, by server: as counted for all ranks, or by rank (0.5.7 on), else what the log last said.
+    """Return tokens generated per second, by server: counted for all ranks or by rank (0.5.7 on), else as last logged.
 
-    That last figure stands still on an idle server and has no model: it counts only while a rank serves, and for no
-    server that counts its tokens or is known to serve another model.
+    The logged figure does not change on an idle server and has no model. So it counts only while a rank serves, and not for
+    a server that counts its tokens or serves another model.
     """
     total = "sglang:generation_tokens_total"
     of_rank = 'dp_rank=~"$dp_rank"'  # no series of all ranks has it where one rank is chosen
@@ -229,7 +229,7 @@ def generated_tokens(window: str = "$__rate_interval") -> str:
 
 
 def down() -> str:
-    """Ask for the exporters that do not answer: targets that were seen to be exporters, and whose scrapes fail."""
+    """Return the exporters that do not answer: targets that were exporters and whose scrapes fail."""
     up, alert = own("up"), is_("alertname", _EXPORTER_DOWN.alert)
     firing = own("ALERTS", alert, is_("alertstate", "firing"))
     return (
@@ -239,7 +239,7 @@ def down() -> str:
 
 
 def _levels(select: Callable[[str], str]) -> str:
-    """Give the urgency of the verdicts that `select` makes of a selector."""
+    """Return the urgency of the verdicts; `select` makes an expression of a selector."""
     levels = {is_("severity", severity): urgency for severity, urgency in URGENCY.items()}
     none = is_("severity", "none")  # no diagnosis has that severity
     levels |= {f'{none}, verdict!~"{_WELL}"': NO_VERDICT, f'{none}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
@@ -247,7 +247,7 @@ def _levels(select: Callable[[str], str]) -> str:
 
 
 def _fired(select: Callable[[str], str], less: float = 0.0) -> str:
-    """Give the urgency of the alerts that fire, less a bit."""
+    """Return the urgency of the firing alerts, minus `less`."""
     return " or ".join(
         f"{select(own('ALERTS', *_FIRING, is_('severity', severity)))} * {urgency - less:g}"
         for severity, urgency in URGENCY.items()
@@ -255,12 +255,12 @@ def _fired(select: Callable[[str], str], less: float = 0.0) -> str:
 
 
 def verdict(*, ended: bool = False) -> str:
-    """Ask for what limits each chosen server: a label `verdict`, one sample a server; the value is its urgency.
+    """Return what limits each chosen server: a label `verdict`, one sample a server; the value is its urgency.
 
     A dead exporter, and an alert that fires for what no verdict covers (a burn rate, a server that is not ready for too
     long), rank above a milder verdict. `ended`: where the data ended before the time shown does, the last verdict.
     """
-    # a tenth less: of two that are as urgent, the exporter's own verdict is shown
+    # minus 0.1: of two with the same urgency, the exporter's own verdict is shown
     fired = _fired(str, 0.1) + (f" or {_fired(_at_the_end, 0.1)}" if ended else "")
     every = (
         f"{_levels(str)} or ({_levels(promql.known)}) unless on ({ON}) sglang_tuning_build_info"
@@ -273,9 +273,9 @@ def verdict(*, ended: bool = False) -> str:
 
 
 def since() -> str:
-    """Ask since when the present verdict holds, in milliseconds.
+    """Return since when the present verdict holds, in milliseconds.
 
-    That is the end of the last other verdict, else the begin of what is known; of a dead exporter its last answer.
+    That is the end of the verdict before it, else its first sample; of a dead exporter its last answer.
     """
     of_alerts = f'label_replace({own("ALERTS", *_FIRING)}, "verdict", "$1", "diagnosis", "(.+)")'
     own_first, first_fired = (
@@ -290,7 +290,7 @@ def since() -> str:
 
 
 def until() -> str:
-    """Ask when the data of a server ended, in milliseconds; nothing where it goes on to the end of the time shown."""
+    """Return when the data of a server ended, in milliseconds; no sample where it reaches the end of the time range."""
     return f"1000 * ({_END} unless on () {_EXPORTERS})"
 
 
@@ -315,7 +315,7 @@ def with_figure(verdicts: str) -> str:
 
 
 def flagged(expr: str) -> str:
-    """Turn the label `arg` into `flag`, as it is typed: schedule_policy becomes --schedule-policy."""
+    """Convert the label `arg` to `flag`, as it is typed: schedule_policy becomes --schedule-policy."""
     expr = f'label_replace({expr}, "flag", "--$1", "arg", "(.*)")'
     for _ in range(_LONGEST_NAME):  # RE2 replaces one underscore at a time
         expr = f'label_replace({expr}, "flag", "$1-$2", "flag", "(.*)_(.*)")'
@@ -336,23 +336,23 @@ def _recommended() -> str:
 
 
 def ended() -> str:
-    """Ask how the log says that a server ended, as advice about a server that is down."""
+    """Return how a server ended, by its log, as advice about a server that is down."""
     said = f'label_replace({_shown_to_the_end(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
     return f'group by ({ON}, diagnosis, advice) (label_replace({said}, "diagnosis", "server_down", "", ""))'
 
 
 def while_there(expr: str, on: str = ON) -> str:
-    """Drop what is known of a server that is down: old figures would look like those of this moment."""
+    """Drop the samples of a server that is down: old figures would look like present ones."""
     return f"({expr} unless on ({on}) {known(own(VERDICT, is_('verdict', 'server_down')))})"
 
 
 def alerts() -> str:
-    """Ask for the alerts that fire, or did when the data ended, by server; the most severe has the largest value."""
+    """Return the alerts that fire, or did when the data ended, by server; the most severe has the largest value."""
     return f"max by ({ON}, alertname, severity) ({_fired(str)} or {_fired(_at_the_end)})"
 
 
 def advice() -> str:
-    """Ask for the first change that each diagnosis advises, in words: labels job, instance, diagnosis and `advice`.
+    """Return the first change that each diagnosis advises, in words: labels job, instance, diagnosis and `advice`.
 
     Of a server that is down: how its log says that it ended.
     """
@@ -360,9 +360,9 @@ def advice() -> str:
 
 
 def every_advice() -> str:
-    """Ask for every change that is advised now: some diagnoses change two flags together."""
+    """Return every change that is advised now: some diagnoses change two flags together."""
     on = f"{ON}, diagnosis, arg"
-    # A figure becomes a label by being counted.
+    # count_values makes a label of a figure.
     tried, now = (
         f'count_values by ({on}) ("{label}", {_shown_to_the_end(own(gauge))})'
         for label, gauge in (

@@ -1,4 +1,4 @@
-"""What the rules record: thresholds as last known, and shares, rates and ratios over the windows that alerts and boards ask for."""
+"""Recording rules: thresholds as last known, and shares, rates and ratios over the windows of alerts and boards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REJECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One recording rule; `comment` is for whoever reads the file."""
+    """One recording rule; `comment` is written into the rules file."""
 
     name: str
     lines: list[str]
@@ -34,11 +34,11 @@ class Record:
 
 
 def records() -> Iterator[Record]:
-    """Give every recording rule, each after those that it asks."""
+    """Yield every recording rule, each after those that it uses."""
     yield Record(
         "instance:sglang_tuning_threshold:last5m",
         [f"max by (job, instance, signal, bound) ({known('sglang_tuning_threshold')})"],
-        comment=f"As last known: a missed scrape ends nothing for {KNOWN}. One for each server, whatever other labels its target has had meanwhile.",
+        comment=f"As last known, for {KNOWN} after a missed scrape. One series for each server, whatever other labels its target had.",
     )
     yield Record(
         "instance:sglang_tuning_server_arg:last5m",
@@ -72,9 +72,9 @@ def _shares(windows: tuple[str, ...], comment: str) -> Iterator[Record]:
             widened(
                 f"max without (dp_rank) (sum without (state) (increase({_SECONDS}{{{_SERVING}}}[{{window}}])))", windows
             ),
-            comment="Seconds in which the busiest DP rank served: eight ranks that are busy for eight seconds are no minute of load.",
+            comment="Seconds in which the busiest DP rank served: eight ranks that are busy for eight seconds are not a minute of load.",
         )
-    # Nothing watched is 0 / 0, which is no number and above no limit; left out, it would be asked of the next longer window.
+    # Without samples this is NaN, which is above no limit. Without NaN, the next longer window would be used.
     waited = f'{_SECONDS}{{dp_rank!="", signal="queue", state!~"empty|idle|unknown"}}[{{window}}]'
     watched = f'{_SECONDS}{{dp_rank!="", signal="queue", state!="unknown"}}[{{window}}]'
     of_rank = "sum by (job, instance, dp_rank)"
@@ -90,7 +90,7 @@ def _rates() -> Iterator[Record]:
     for windows, comment in (
         (
             LONG,
-            "Per minute. Retraction events where the log tells them; retracted requests where only the metrics do, or the log is dead.",
+            "Per minute. Retraction events from the log; retracted requests where only the metrics have them, or the log is unreadable.",
         ),
         (SHORT, ""),
         (LATELY, ""),
@@ -114,7 +114,7 @@ def _rates() -> Iterator[Record]:
                 f"instance:sglang_tuning_rejections:rate{windows[0]}",
                 widened(f"increase({counter}[{{window}}]) / {{minutes}}", windows),
                 {"kind": kind},
-                "Refusals (503) are read off the access log, requests given up are counted by the server."
+                "Refusals (503) come from the access log, requests given up from the server's counter."
                 if comment and kind == "rejected"
                 else "",
             )
@@ -123,14 +123,14 @@ def _rates() -> Iterator[Record]:
     yield Record(
         "instance:sglang_tuning_given_up:ratio10m",
         widened(f"{given_up} / ({given_up} + ({started} or 0 * {given_up}))", LONG),
-        comment="Part of the requests that their clients gave up: of those, and of the ones that got a first token (none, where that is not counted).",
+        comment="Share of requests that their clients gave up, of all that were given up or got a first token.",
     )
 
 
 def _latencies() -> Iterator[Record]:
     comment = (
-        "Observations above the profile's objective, over the two windows of each burn rate and those of a finding. No ratio of nothing while"
-        " nobody asks; a profile without an objective has no breaches and so no ratio."
+        "Observations above the profile's objective, over the windows of burn rates and findings. No ratio without requests or without an"
+        " objective."
     )
     for windows in (SHORT, LONG, ("30m",), ("1h",), ("6h",)):
         name = windows[0]
@@ -148,13 +148,13 @@ def _latencies() -> Iterator[Record]:
         )
 
 
-# A replica is asked to do so much of what it can: what a scaler divides the demand by. And what one server may ask for at most:
-# requests that piled up for the minutes of a cold start are no lasting demand, so a fleet doubles at most until the new ones serve.
+# Target load of a replica, by which a scaler divides the demand; and the largest demand of one server: requests that piled up
+# during a cold start are no lasting demand, so a fleet at most doubles until the new replicas serve.
 WANTED_RATIO, MOST_RATIO = 0.8, 1.6
 
 
 def _demand() -> Iterator[Record]:
-    """What a scaler asks: the demand of each server in replicas, and that of a model and job."""
+    """Yield the demand of each server in replicas, and that of each model and job, for autoscalers."""
     ratio, helps, servers = (
         f"max by (job, instance) ({known(f'sglang_tuning_{name}')})"
         for name in ("capacity_ratio", "scale_out_helps", "build_info")
@@ -181,6 +181,6 @@ def _wanted(name: str, by: str, demand: str, servers: str) -> Iterator[Record]:
     yield Record(
         name,
         [f"{known} > {all_of_them}", f"or ({all_of_them}) and ({few})", f"or {known}", f"or {all_of_them}"],
-        comment=f"In servers: divided by {WANTED_RATIO} it is the replicas that are wanted (deploy/keda.yml, deploy/hpa.yml). While one is down, stuck or"
-        " starting none are taken away; and it adds none itself.",
+        comment=f"In servers: divided by {WANTED_RATIO} it is the number of replicas (deploy/keda.yml, deploy/hpa.yml). A server that is down, stuck or"
+        " starting neither adds a replica nor removes one.",
     )

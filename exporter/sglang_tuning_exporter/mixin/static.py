@@ -1,6 +1,6 @@
-"""Configuration that nothing is computed for: Prometheus's own file, and what Grafana is provisioned with.
+"""Configuration files that need no computing: Prometheus's own, and Grafana's provisioning.
 
-It lies in `static/` as it is written, so that an installed exporter gives the whole of `alerts/` and `dashboards/` without a checkout.
+They are in `static/`, so that an installed exporter can write all of `alerts/` and `dashboards/` without a checkout.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from importlib.resources import files as packaged
 
 
 def files() -> dict[str, str]:
-    """Every such file: repository path → text."""
+    """Return every such file: repository path → text."""
     found: dict[str, str] = {}
     folders = [("", packaged("sglang_tuning_exporter.mixin") / "static")]
     while folders:

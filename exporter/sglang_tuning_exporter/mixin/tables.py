@@ -1,4 +1,4 @@
-"""Tables for people, from the same tables that the program runs on: alert → advice for the README, fact → source for docs/sources.md."""
+"""Markdown tables made of the program's own tables: alerts and settings for the README, sources of facts for docs/sources.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def inserts() -> dict[str, dict[str, str]]:
-    """File → name of its marked place → text that belongs there."""
+    """Return the text for each marked place: file → name of the place → text."""
     return {"README.md": {"alerts": alerts_table(MOST_IMPORTANT), "settings": settings_table(EVERYDAY)}}
 
 
@@ -35,7 +35,7 @@ EVERYDAY = ("sglang_url", "log_file", "profile", "listen_address", "threshold", 
 
 
 def alerts_table(names: Sequence[str]) -> str:
-    """These alerts with their advice in short, as Markdown for the README."""
+    """Return these alerts with their advice as a Markdown table."""
     rows = {row.alert: row for row in ALERTS}
     head = ["| alert | when | what to change |", "|---|---|---|"]
     return "\n".join(
@@ -44,7 +44,7 @@ def alerts_table(names: Sequence[str]) -> str:
 
 
 def settings_table(names: Sequence[str]) -> str:
-    """These settings of `serve`, as Markdown for the README."""
+    """Return these settings of `serve` as a Markdown table."""
     options = {option.name: option for option in OPTIONS}
     head = ["| flag | default | meaning |", "|---|---|---|"]
     return "\n".join(
@@ -59,27 +59,27 @@ def settings_table(names: Sequence[str]) -> str:
 
 
 def _brief(text: str) -> str:
-    """Cut a help text where its list of names begins."""
+    """Return a help text without its list of names."""
     return text.partition(": ")[0]
 
 
 def default(option: Option) -> str:
-    """Write a setting's default for a table."""
+    """Return a setting's default for a table."""
     return f"`{option.default_text}`" if option.default_text else "-"
 
 
 def link(row: Diagnosis, alerts: str) -> str:
-    """Write an alert's name as a link to its runbook; `alerts` is the way to that folder."""
+    """Return an alert's name as a link to its runbook; `alerts` is the path to that folder."""
     return f"[{row.alert}]({alerts}/runbooks/{row.alert}.md)"
 
 
 def when(row: Diagnosis) -> str:
-    """Write when an alert fires."""
+    """Return when an alert fires."""
     return row.summary.removesuffix(".") + (f" (profile {', '.join(row.profiles)})" if row.profiles else "")
 
 
 def advice(row: Diagnosis) -> str:
-    """Write what to change, where no figure can be computed."""
+    """Return what to change, where no figure can be computed."""
     turn = row.turn.filled(DEFAULT.figures)
     flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
     return f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
@@ -91,7 +91,7 @@ RELEASES = (
     "0.5.9", "0.5.12", "0.5.16", "0.5.20", "0.5.23",
 )  # fmt: skip
 
-# What the log tells, since which release, and where. The fixtures under tests/data/logs hold such lines.
+# Facts in the log, since which release, and where. The fixtures under tests/data/logs have such lines.
 LOGGED: tuple[tuple[str, str, str], ...] = (
     ("running", "0.3.0", "`#running-req` in decode and prefill lines"),
     ("queued", "0.3.0", "`#queue-req` in decode and prefill lines"),
@@ -124,7 +124,7 @@ LOGGED: tuple[tuple[str, str, str], ...] = (
 
 
 def _order(release: str) -> tuple[int, ...]:
-    """A release as numbers that sort: 0.5.10.post1 → (0, 5, 10, 1)."""
+    """Return a release as numbers to sort by: 0.5.10.post1 → (0, 5, 10, 1)."""
     return tuple(int(part) for part in release.replace("post", "").split("."))
 
 
@@ -139,23 +139,23 @@ def _cell(fact: str, release: str) -> str:
 
 
 def sources_page() -> str:
-    """Which fact comes from where in which release, as Markdown."""
+    """Return docs/sources.md: the source of each fact in each release."""
     names = dict.fromkeys(
         [source.fact for source in facts.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"]
     )
     lines = [
         "# Where each fact comes from",
         "",
-        "Made by `sglang-tuning-exporter generate` from the tables that the exporter reads by. M: a metric, L: the log, ·: this release does not tell it,",
-        "and then its series are absent. Where both tell, graph use comes from the metrics, retraction events and memory failures from the log, and of the",
-        "rest whatever was told last.",
+        "Made by `sglang-tuning-exporter generate` from the exporter's own tables. M: a metric, L: the log, ·: not available in this release, and its series",
+        "are absent. Where both are available, graph use comes from the metrics, retraction events and memory failures from the log, and the",
+        "rest from the newer of the two.",
         "",
         "| fact | " + " | ".join(RELEASES) + " |",
         "|---" * (len(RELEASES) + 1) + "|",
         *(f"| {name} | " + " | ".join(_cell(name, release) for release in RELEASES) + " |" for name in names),
         "",
         "`/server_info` (0.5.6 on; `/get_server_info` from 0.3.5) adds the version, the resolved arguments and the running limit really in force (0.5.8 on);",
-        "each is asked once a start. `/v1/loads` (0.5.8 on) names that limit by DP rank. From 0.5.18 on it counts prefill and decode steps, out of a",
+        "each is asked once a start. `/v1/loads` (0.5.8 on) has that limit by DP rank. From 0.5.18 on it counts prefill and decode steps, out of a",
         "snapshot that answers without the scheduler, and is asked after each scrape, at most every five seconds: [docs/capacity.md](capacity.md).",
         "",
         f"Of a page (the largest real one has 0.2 MB) are read {MOST_BYTES >> 20} MiB, {MOST_LINES} lines of up to {LONGEST_LINE} characters, and",
@@ -181,7 +181,7 @@ def sources_page() -> str:
 
 
 def inserted(text: str, places: dict[str, str]) -> str:
-    """`text` with what lies between each pair of markers replaced."""
+    """Return `text` with the part between each pair of markers replaced."""
     for name, content in places.items():
         begin, end = f"<!-- generated: {name} -->", "<!-- /generated -->"
         before, found, rest = text.partition(begin)

@@ -52,7 +52,7 @@ def _alert(alert: dict[str, Any]) -> str:
         said.append(notes.get("description"))
         if notes.get("flag"):
             now = f"now {notes['current']}, try " if notes.get("current") else ""
-            said.append(f"Turn {notes['flag']}: {now}{notes.get('suggested', '?')}.")
+            said.append(f"Change {notes['flag']}: {now}{notes.get('suggested', '?')}.")
         elif notes.get("suggested"):
             said.append(f"Do: {notes['suggested']}.")
         # an alert that is not ours says less

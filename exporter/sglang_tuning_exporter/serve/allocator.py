@@ -1,4 +1,4 @@
-"""What glibc's allocator keeps of memory that was freed: a sidecar's peak is one page, its rest should not be."""
+"""Settings of glibc's allocator, so that memory of a large page is returned to the system after a scrape."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ _LARGE = 64 << 10  # bytes
 
 
 def give_back() -> bool:
-    """Have pages read and written go back to the system once they are done with, from all threads; False where that cannot be said.
+    """Return freed memory to the system, from all threads; False where the C library has no such setting.
 
-    Unasked, glibc keeps a heap for each thread, and from the first large block that is freed on keeps what is as large.
-    To be called before threads are started. MALLOC_ARENA_MAX and its kin in the environment do the same for a process
-    that somebody else starts.
+    By default glibc keeps a heap for each thread, and keeps freed blocks up to the largest one so far. Call it before
+    threads are started. The environment variable MALLOC_ARENA_MAX and similar ones do the same for another process.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""What limits the server now, as JSON: `/api/v1/findings`, the report's schema without the log's own part."""
+"""`/api/v1/findings`: what limits the server now, as JSON in the report's schema without the log's own part."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def render(sidecar: Sidecar) -> bytes:
-    """Write the document; every key is there, `null` where the server does not tell."""
+    """Return the document as JSON; every key is there, `null` where a value is not known."""
     return (json.dumps(cleaned(document(sidecar)), indent=2, allow_nan=False) + "\n").encode(
         "utf-8", "backslashreplace"
     )
 
 
 def document(sidecar: Sidecar) -> Document:
-    """Give the document of this moment. The span is the window that the findings look back over."""
+    """Return the document of this moment. `span` is the window of the findings."""
     with sidecar.view() as now:
         judgement = sidecar.judge(now)
         past = judgement.past

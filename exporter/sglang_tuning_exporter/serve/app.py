@@ -1,4 +1,4 @@
-"""The FastAPI application over a `Sidecar`. Reads only: GET and HEAD, no parameter reaches a file or a socket."""
+"""The FastAPI application of a `Sidecar`. Read-only: GET and HEAD; no parameter reaches a file or a socket."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import Door
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
-# What is kept back of the scraper's patience for rendering and the way home.
+# Kept of the scraper's timeout for rendering and the way back.
 MARGIN_SECONDS = 0.5
 MARGIN_SHARE = 0.1
 
 
-def patience(announced: str | None, most: float) -> float:
-    """Give the seconds that a scrape of SGLang may take: what the scraper announced less a margin, at most `most`.
+def scrape_timeout(announced: str | None, most: float) -> float:
+    """Return the seconds that a scrape of SGLang may take: the scraper's announced timeout less a margin, at most `most`.
 
-    Nonsense counts as not announced.
+    An invalid value counts as not announced.
     """
     try:
         seconds = float(announced or "")
@@ -44,15 +44,15 @@ def patience(announced: str | None, most: float) -> float:
 
 
 def exposition(sidecar: Sidecar, families: CollectorRegistry, timeout: float) -> str:
-    """One page for Prometheus: SGLang scraped now, our families, and SGLang's own series behind them."""
+    """Scrape SGLang and return the page: our families, then SGLang's own series."""
     native = sidecar.scrape(timeout)
     return own_page(families) + native
 
 
 def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
-    """Make the application; with a `door`, for those alone whom it lets in.
+    """Return the application; a `door` adds authentication and rate limits.
 
-    What waits for a scrape or for the state is a plain function and holds a thread; health is told by the loop itself.
+    Handlers that wait for a scrape or for the state are plain functions and run in a thread; health runs in the event loop.
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(sidecar)
@@ -64,7 +64,7 @@ def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
 
     @reading(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
-        timeout = patience(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
+        timeout = scrape_timeout(request.headers.get(TIMEOUT_HEADER), sidecar.config.scrape_timeout)
         return formats.response(exposition(sidecar, families, timeout), request.headers)
 
     @reading(app, "/api/v1/findings")
@@ -73,7 +73,7 @@ def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
 
     @reading(app, "/-/healthy", response_class=PlainTextResponse)
     async def healthy() -> Response:
-        # Of a plain str FastAPI would make a model, and load what Pydantic was before: a megabyte.
+        # For a plain str FastAPI would build a model, which loads Pydantic v1: a megabyte.
         return PlainTextResponse("sglang-tuning-exporter is healthy.\n")
 
     @reading(app, "/-/ready", response_class=PlainTextResponse, responses={503: {"content": {"text/plain": {}}}})
@@ -87,12 +87,12 @@ def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
 
 
 def _pages(sidecar: Sidecar) -> APIRouter:
-    """Make the routes that people read.
+    """Return the routes of the HTML pages.
 
-    What writes them is loaded with the first reader: templates and Markdown take 5 MB, and most sidecars are only scraped.
+    Templates and Markdown take 5 MB and are loaded at the first request: most sidecars are only scraped.
     """
     routes = APIRouter()
-    # Declared here, because a parameter of the function would promise a 422 that no word can lead to.
+    # Declared here: a parameter of the function would add a 422 response that cannot happen.
     named = {"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}
     absent = {"description": "No such alert", "content": {"application/json": {}}}
 

@@ -1,4 +1,4 @@
-"""Who may stay connected: the last to ask. Connections that dawdle cannot keep a scraper out."""
+"""Limit of open connections: the one that was idle longest is closed, so that slow clients cannot block a scraper."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from itertools import count
 
 from sglang_tuning_exporter.serve.security.uvicorn_server import Protocol
 
-# A Prometheus or two, the probes of an orchestrator and some browsers have a dozen.
+# Two Prometheus servers, probes and some browsers need about a dozen.
 MOST_CONNECTIONS = 64
 _moments = count()
 
 
 class Connection(Protocol):
-    """One connection. When there are too many, the one that goes whose last whole request came longest ago.
+    """One connection. When there are too many, the one with the oldest complete request is closed.
 
-    Not limited by time, which a scraper far away might need: half a request, an answer that nobody reads and an idle
-    connection cost nothing until somebody else wants the place. A scraper whose idle connection was closed opens another.
+    There is no time limit, since a distant scraper may be slow: an idle connection costs nothing until another one needs
+    its place. A scraper whose idle connection was closed opens a new one.
     """
 
-    asked_at = 0  # in the order of whole requests, and of arrivals
+    asked_at = 0  # order of complete requests and of new connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it alike
-        """Let it in, and another out if need be."""
+        """Accept it, and close another one if there are too many."""
         self.asked_at = next(_moments)
         super().connection_made(transport)
         others = [each for each in self.connections if isinstance(each, Connection)]
         if len(others) > MOST_CONNECTIONS:
             oldest = min(others, key=lambda each: each.asked_at)
-            self.connections.discard(oldest)  # the loop may let in several before it tells that this one is lost
+            self.connections.discard(oldest)  # the loop may accept several before it reports this one as closed
             oldest.transport.abort()
 
     def handle_events(self) -> None:
-        """Note when a request has come whole."""
+        """Record when a request is complete."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:

@@ -1,4 +1,4 @@
-"""A page for Prometheus in the format and the encoding that the scraper accepts: text 0.0.4 or OpenMetrics, plain or gzip."""
+"""Content negotiation of a metrics page: text 0.0.4 or OpenMetrics, plain or gzip."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BOUND = re.compile(r'(?:^|,)le="[^"]*"')
 
 
 def response(page: str, headers: Mapping[str, str]) -> Response:
-    """Answer with a page of text 0.0.4, as these request headers accept it.
+    """Return a page of text 0.0.4 in the format and encoding that the request headers accept.
 
-    OpenMetrics goes to whoever accepts no plain text: Prometheus accepts both, and gets what costs less.
+    OpenMetrics only where plain text is not accepted: Prometheus accepts both, and plain text costs less.
     """
     accepted = qualities(headers.get("Accept", ""))
     is_open = accepted.get("application/openmetrics-text", 0.0) > 0 and not any(
@@ -36,7 +36,7 @@ def response(page: str, headers: Mapping[str, str]) -> Response:
 
 
 def qualities(header: str) -> dict[str, float]:
-    """Read `Accept` or `Accept-Encoding`: each item with its `q`, 1 where it has none and 0 where that is no number."""
+    """Parse `Accept` or `Accept-Encoding`: the `q` of each item, 1 where it has none and 0 where it is not a number."""
     found: dict[str, float] = {}
     for item in header.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
@@ -46,7 +46,7 @@ def qualities(header: str) -> dict[str, float]:
 
 
 def openmetrics(page: str) -> str:
-    """Rewrite a page of text 0.0.4, one family after another and without timestamps, as OpenMetrics 1.0."""
+    """Convert a page of text 0.0.4 without timestamps to OpenMetrics 1.0."""
     families: list[_Family] = []
     by_name: dict[str, _Family] = {}
     for line in page.splitlines():
@@ -73,12 +73,12 @@ class _Family:
     def lines(self) -> Iterator[str]:
         name, kind = self.name, "unknown" if self.type == "untyped" else self.type
         samples = self.samples
-        if kind == "counter":  # its family lacks the `_total` of its samples
+        if kind == "counter":  # the family's name has no `_total`
             name, kind = (name[: -len("_total")], kind) if name.endswith("_total") else (name, "unknown")
         elif kind == "histogram":
             series = self._series()
             if not all(any('le="+Inf"' in line for line in lines) for lines in series.values()):
-                name = ""  # OpenMetrics has no histogram without this bucket: its samples go without a type
+                name = ""  # OpenMetrics requires this bucket: without it the samples have no type
             else:
                 samples = [line for lines in series.values() for line in lines]
         if name:
@@ -88,7 +88,7 @@ class _Family:
         yield from samples
 
     def _series(self) -> dict[str, list[str]]:
-        """Return the lines of each series of a histogram, buckets first: several processes write all their sums first."""
+        """Return the lines of each series of a histogram, buckets first; SGLang's processes write sums first."""
         series: dict[str, list[str]] = {}
         for line in self.samples:
             labels = line.rpartition(" ")[0].partition("{")[2].rstrip("}")

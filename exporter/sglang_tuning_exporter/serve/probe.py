@@ -1,7 +1,7 @@
-"""`python -m sglang_tuning_exporter.serve.probe`: a container's health check, which knows neither passwords nor authorities.
+"""`python -m sglang_tuning_exporter.serve.probe`: a container's health check, without password or certificate.
 
-An exporter that asks for a password (401), for fewer requests (429) or, in its handshake, for a certificate is as alive as one that
-says so. The address is that of `SGLANG_TUNING_LISTEN_ADDRESS`, asked from inside.
+An exporter that asks for a password (401), for fewer requests (429) or, in its handshake, for a certificate is alive too. The
+address is that of `SGLANG_TUNING_LISTEN_ADDRESS`, asked from inside the container.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ALIVE = frozenset({200, 401, 429})
 
 
 def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:
-    """Whether an exporter answers there, in the clear or by TLS; `seconds` for each try."""
+    """Whether an exporter answers there, with or without TLS; `seconds` is the timeout of each try."""
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
         return _status(connection) in ALIVE
     except (http.client.BadStatusLine, ConnectionResetError, BrokenPipeError):
-        return _shakes_hands(host, port, seconds)  # it hangs up on those who do not begin with a handshake
+        return _shakes_hands(host, port, seconds)  # it closes connections that do not start with a handshake
     except (http.client.HTTPException, OSError):
         return False
     finally:
@@ -31,7 +31,7 @@ def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:
 
 def _shakes_hands(host: str, port: int, seconds: float) -> bool:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # It is asked whether it is there, on the loopback, and is told nothing.
+    # On loopback, and nothing secret is sent.
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=trusting)
     has_shaken = False
@@ -40,9 +40,9 @@ def _shakes_hands(host: str, port: int, seconds: float) -> bool:
         has_shaken = True
         return _status(connection) in ALIVE
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # it wants a certificate, and says so
+        return "ALERT" in (error.reason or "")  # it asks for a certificate
     except (http.client.RemoteDisconnected, ConnectionError):
-        return has_shaken  # it wants one, and hung up after the handshake
+        return has_shaken  # it asks for one, and closed the connection after the handshake
     except (http.client.HTTPException, OSError):
         return False
     finally:
@@ -55,9 +55,9 @@ def _status(connection: http.client.HTTPConnection) -> int:
 
 
 def main() -> int:
-    """Give the exit status: 0 for alive."""
+    """Return the exit status: 0 for alive."""
     host, _, port = os.environ.get("SGLANG_TUNING_LISTEN_ADDRESS", "").rpartition(":")
-    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}  # noqa: S104 - not listened on, but looked for
+    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}  # noqa: S104 - an address to look for, not to listen on
     return 0 if is_alive(everywhere.get(host, host.strip("[]")), int(port or DEFAULT_PORT)) else 1
 
 

@@ -1,4 +1,4 @@
-"""A route that is only read: GET and HEAD by one function, described once in the schema."""
+"""Routes for GET and HEAD by one function, described once in the schema."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")
 
 
 def reading(routes: FastAPI | APIRouter, path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:
-    """Decorate a function that answers both; `described` is what FastAPI's `get` takes."""
+    """Decorate a function that answers both; `described` are the arguments of FastAPI's `get`."""
 
     def decorate(endpoint: _Endpoint) -> _Endpoint:
-        # Under two methods in the schema one name would stand for two operations.
+        # In the schema, two methods would need two operation names.
         routes.api_route(path, methods=["HEAD"], **{**described, "include_in_schema": False})(endpoint)
         return routes.get(path, **described)(endpoint)
 

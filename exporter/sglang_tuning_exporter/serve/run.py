@@ -1,4 +1,4 @@
-"""`serve`: configuration in, a running sidecar until it is told to end."""
+"""`serve`: runs a sidecar until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio._backends._asyncio  # noqa: F401 - loaded at the first request otherwise, when there may be no file descriptor left
+import anyio._backends._asyncio  # noqa: F401 - else loaded at the first request, when no file descriptor may be left
 import uvicorn
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.active_config import Door
 
 BACKLOG = 128
-MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more is answered 400
+MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 TICK_SECONDS = 1.0
-GRACE_SECONDS = 1  # for answers under way, when it is told to end
+GRACE_SECONDS = 1  # for running responses at the end
 TROUBLE_SECONDS = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 def bind(address: Address, key: str = "--listen-address") -> socket.socket:
-    """Open a listening TCP socket, so that a taken port is one line and not a traceback. Raises `UsageError`."""
+    """Return a listening TCP socket. Raises `UsageError`, such as for a port in use."""
     try:
         listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:  # a kernel without IPv6
@@ -49,8 +49,8 @@ def bind(address: Address, key: str = "--listen-address") -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address.host, address.port))
-        listener.listen(BACKLOG)  # before it listens, another process can bind the same port as well
-    except (OSError, ValueError) as error:  # ValueError: a name that is none
+        listener.listen(BACKLOG)  # before listen(), another process can bind the same port
+    except (OSError, ValueError) as error:  # ValueError: not a host name
         listener.close()
         raise UsageError(
             f"{key}={address}: {getattr(error, 'strerror', None) or error}; give another port or address"
@@ -59,11 +59,11 @@ def bind(address: Address, key: str = "--listen-address") -> socket.socket:
 
 
 def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
-    """Quiet, bounded, and without uvicorn's own logging set-up; TLS as the `door` says."""
+    """Return a uvicorn configuration with limits, without its logging set-up, and with the `door`'s TLS."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
         http=Connection,
-        ws="none",  # with a library for it installed, an upgrade would go round what stands before the application
+        ws="none",  # an upgrade to WebSocket would bypass the guard
         proxy_headers=False,
         h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         log_config=None,
@@ -73,7 +73,7 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
-        limit_concurrency=2 * MOST_CONNECTIONS,  # of requests at work: those of connections that were let go, too
+        limit_concurrency=2 * MOST_CONNECTIONS,  # running requests, those of closed connections included
     )
     config.load()
     wire.set_headers(config, door)
@@ -82,7 +82,7 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
 
 
 class _ExporterServer(wire.GuardedServer):
-    """Wakes up once a second, for the Date header; uvicorn's own does ten times as often to see whether it should end."""
+    """Wakes up once a second, for the Date header; uvicorn does so ten times a second to see whether to end."""
 
     def __init__(self, config: uvicorn.Config, sidecar: Sidecar, door: Door | None) -> None:
         super().__init__(config, door)
@@ -113,7 +113,7 @@ class _ExporterServer(wire.GuardedServer):
         await super().startup(sockets)
 
     def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Say once a minute, in a line, that no connection can be taken: asyncio tries again every second."""
+        """Log once a minute that no connection can be accepted; asyncio tries again every second."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
             loop.default_exception_handler(context)
@@ -132,19 +132,19 @@ class _ExporterServer(wire.GuardedServer):
             logger.warning("SIGHUP: ignored; restart to change settings (rotated logs are followed without a signal)")
 
     def end(self, *_: object) -> None:
-        """Have it end in order."""
+        """End in order."""
         self.should_exit = True
         self._wake()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._sidecar.stop()  # first, so that no request waits for a scrape any more
+        self._sidecar.stop()  # first, so that no request waits for a scrape
         await super().shutdown(sockets)
 
 
 def _door(config: Config) -> Door | None:
     if config.web_config is None:
         return None
-    from sglang_tuning_exporter.serve.security.active_config import Door  # noqa: PLC0415 - YAML and TLS are for those who ask for them
+    from sglang_tuning_exporter.serve.security.active_config import Door  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
 
     return Door(config.web_config)
 
@@ -164,8 +164,7 @@ def serve(config: Config) -> int:
     allocator.give_back()
     sidecar = Sidecar(config)
     server = _ExporterServer(uvicorn_config(make_app(sidecar, door), door), sidecar, door)
-    # uvicorn takes the signals over while it runs, then raises them again for whoever came before it: that is us, and
-    # we end in order.
+    # uvicorn handles signals while it runs, then raises them again for the handler set before it.
     signal.signal(signal.SIGTERM, server.end)
     sidecar.threads.give_up = server.end
     sidecar.start()

@@ -8,6 +8,6 @@ from sglang_tuning_exporter.mixin.boards import fleet, latency, scheduling, serv
 
 
 def files() -> dict[str, str]:
-    """Give the repo-relative path -> exact text of every board; the same bytes at every call."""
+    """Return every board as text: repository path -> text, the same bytes at every call."""
     made = (fleet.board(), server.board(), scheduling.board(), latency.board())
     return {f"dashboards/{board['uid']}.json": json.dumps(board, indent=2, ensure_ascii=False) + "\n" for board in made}

@@ -1,4 +1,4 @@
-"""The top of a server's board: what limits it in words, what to change, and the guide's figures as tiles."""
+"""The top of a server's board: what limits it, what to change, and the guide's figures as tiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_tuning_exporter.mixin.panels import (
     BAD,
     GOOD,
     NEUTRAL,
-    NOT_TOLD,
+    NOT_REPORTED,
     QUIET,
     WATCH,
     Json,
@@ -47,7 +47,7 @@ from sglang_tuning_exporter.state.signals import Signal
 
 
 def verdict_strip() -> Shelf:
-    """Give what limits the server as a sentence with its figure, and since when."""
+    """Return the verdict as a sentence with its figure, and since when it holds."""
     sentence = stat(
         "What limits it now",
         Query(with_figure(verdict(ended=True)), "{{verdict}}"),
@@ -81,7 +81,7 @@ def verdict_strip() -> Shelf:
 
 
 def answer() -> Shelf:
-    """Give the changes that the verdict asks for, and the alerts that fire."""
+    """Return the changes to make, and the alerts that fire."""
     return Shelf(5, (_advice(), _alerts()), (15, 9))
 
 
@@ -108,11 +108,11 @@ def _alerts() -> Json:
 
 
 def _advice() -> Json:
-    # what limits the server comes before what could be better besides
+    # the verdict comes before the other findings
     limits = f'label_replace({verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
     holds = while_there(f"({shown(own('sglang_tuning_diagnosis_active'))} == 1)")
     found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) {holds})"
-    # What turns no figure stands in `advice` by its name; the column's mapping makes words of it.
+    # Without a flag, `advice` is the diagnosis; the column's mapping has its words.
     in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
     because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
     turned = f"{every_advice()} * on ({ON}, diagnosis) group_left () {found}"
@@ -137,7 +137,7 @@ def _advice() -> Json:
 
 
 def server() -> Json:
-    """Show version, model and profile of the server, and what the exporter reads of it."""
+    """Return version, model and profile of the server, and its data sources."""
     info = f"group by (version, model_name, profile) ({shown(own('sglang_tuning_server_info'))})"
     sources = f"group by (metrics, log) ({shown(own('sglang_tuning_sources_info'))})"
     labels: dict[str, tuple[str, str | None]] = {
@@ -154,7 +154,7 @@ def server() -> Json:
         header=False,
         labels_as_rows=True,
         metric="sglang_tuning_server_info",
-        description="What is running, what it is judged as, and what the exporter reads of it. The same figure means"
+        description="What runs, its profile, and its data sources. The same figure means"
         " different things for different uses: the guide's queue of a hundred is good for a batch job and"
         " bad for a chat.",
         columns={"label": {"mappings": texts(labels), "custom.width": 84}, "value": {}},
@@ -184,7 +184,7 @@ def _is(signal: Signal, state: str) -> tuple[str, str]:
 
 
 def _figure(
-    title: str, expr: str, description: str, metric: str, *, unit: str, decimals: int, no_value: str = NOT_TOLD
+    title: str, expr: str, description: str, metric: str, *, unit: str, decimals: int, no_value: str = NOT_REPORTED
 ) -> Json:
     looks = {text: painted(colour) for text, colour in _COLOURS.items() if f'"{text}"' in expr}
     return stat(
@@ -201,7 +201,7 @@ def _figure(
 
 
 def figures() -> Shelf:
-    """Give the guide's five figures of this moment, each with its judgement, and its data sources."""
+    """Return the guide's five present figures with their judgement, and the data sources."""
     return Shelf(4, (_queue(), _usage(), _retractions(), _graphs(), _memory(), _answers()))
 
 
@@ -249,11 +249,11 @@ def _graphs() -> Json:
     lower = threshold("cuda_graph", "lower")
 
     def was(states: str) -> str:
-        """Ask in the time shown, and not at this moment: now it may be idle."""
+        """Look at the whole time range: at this moment the server may be idle."""
         seconds = ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state=~"{states}"')
         return f"(sum(increase({seconds}[$__range])) > 0)"
 
-    decoded = was("replayed|beyond_captured|eager")  # the tokens of health checks on an idle server are not judged
+    decoded = was("replayed|beyond_captured|eager")  # not the tokens of health checks on an idle server
     return _figure(
         "CUDA graphs used",
         words(
@@ -327,6 +327,6 @@ def _answers() -> Json:
         mappings=texts({"1": ("up", NEUTRAL), "0": ("down", BAD)}),
         sizes={"titleSize": 14, "valueSize": 20},
         metric="sglang_tuning_up",
-        description="Whether the last scrape of SGLang worked and its log can be read. Without them the other figures"
-        " say nothing; the guide reads the log alone.",
+        description="Whether the last scrape of SGLang worked and its log can be read. Without them there are no other"
+        " figures; the guide uses the log alone.",
     )

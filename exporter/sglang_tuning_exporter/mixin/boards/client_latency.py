@@ -1,4 +1,4 @@
-"""What clients feel: the latencies that SGLang measures, as lines, as maps, and against the objective."""
+"""The latencies that SGLang measures, as lines beside their objective and as heat maps."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _quantiles(
         Query(quantile(share, *metric), name, painted(colour, fillOpacity=0)) for share, name, colour in QUANTILES
     ]
     if objective:
-        # no line where nothing can be held against it: the panel then says so in words
-        told = f"{threshold(objective, 'upper')} and on () ({buckets(*metric)})"
-        queries.insert(0, Query(told, "objective", bound_line(WATCH)))
+        # no line without latencies: the panel then shows its words for no value
+        objective_line = f"{threshold(objective, 'upper')} and on () ({buckets(*metric)})"
+        queries.insert(0, Query(objective_line, "objective", bound_line(WATCH)))
     return timeseries(title, *queries, unit=unit, metric=metric[0], description=says, no_value=no_value)
 
 
@@ -95,7 +95,7 @@ def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAF
 
 
 def first_token_map() -> Json:
-    """Every first token as a spot in a map."""
+    """Heat map of the time to the first token."""
     return _map(
         "TTFT, all requests",
         FIRST,
@@ -105,7 +105,7 @@ def first_token_map() -> Json:
 
 
 def between_tokens_map() -> Json:
-    """Every gap between tokens as a spot in a map."""
+    """Heat map of the time between two tokens."""
     return _map(
         "ITL, all tokens",
         BETWEEN,
@@ -115,5 +115,5 @@ def between_tokens_map() -> Json:
 
 
 def lines() -> Shelf:
-    """Give the three latencies of a request, for the server's board."""
+    """Return the three latencies of a request, for the server's board."""
     return Shelf(7, (first_token(), between_tokens(), whole_request()))

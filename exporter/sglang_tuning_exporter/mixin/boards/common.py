@@ -1,4 +1,4 @@
-"""What the boards share: how to choose a server, the ways between the boards, marks in time."""
+"""Parts of all boards: variables, links between the boards, annotations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang_tuning_exporter.mixin.queries import own
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 DOCUMENTS = (("The tuning guide", GUIDE_URL),)
-GUIDE = PROFILES["offline"]  # the profile the guide speaks of; its figures appear in descriptions, never in queries
+GUIDE = PROFILES["offline"]  # the guide's profile; its figures appear in descriptions, never in queries
 
 SMALL = {"titleSize": 14, "valueSize": 30}
 NO_EXPORTER = "No answer from the exporter"
@@ -26,7 +26,7 @@ TITLES = {
 
 
 def ways(here: str) -> tuple[Way, ...]:
-    """Give the ways from this board to the others. A chosen server goes along between boards that show one."""
+    """Return the links to the other boards. Between boards of one server, they keep the chosen one."""
     found = []
     for uid, title in TITLES.items():
         if uid != here:
@@ -37,7 +37,7 @@ def ways(here: str) -> tuple[Way, ...]:
 
 
 def variables(*, fleet: bool = False) -> tuple[Json, ...]:
-    """Build what every board lets people choose: job, exporter (and so server), model, DP rank."""
+    """Return the variables of every board: job, exporter (and so server), model, DP rank."""
     build = "sglang_tuning_build_info"
     of_job = f'label_values({build}{{job=~"$job"}}, instance)'
     return (
@@ -71,7 +71,7 @@ def variables(*, fleet: bool = False) -> tuple[Json, ...]:
 
 
 def marks(*, shown: bool = True) -> tuple[Json, ...]:
-    """Mark critical alerts, starts, changed arguments and memory failures on every graph; not `shown` until somebody asks."""
+    """Return the annotations: critical alerts, starts, changed arguments, memory failures; off by default unless `shown`."""
     firing = own("ALERTS", 'alertstate="firing"', 'severity="critical"', 'alertname=~"SGLang.+"')
     return (
         # The minute in which it began: an alert that fires for hours is a line, not an area over the graph.

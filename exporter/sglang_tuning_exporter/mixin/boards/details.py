@@ -16,14 +16,14 @@ NOT_HERE = "No requests, or not exposed by this release"
 
 
 def requests() -> Chapter:
-    """Give the closed row about requests."""
+    """Return the closed row about requests."""
     return Chapter(
         "Requests: stages, lengths, HTTP status", (Shelf(8, (_stages(), _lengths(), _status())),), closed=True
     )
 
 
 def speculation() -> Chapter:
-    """Give the closed row about speculative decoding."""
+    """Return the closed row about speculative decoding."""
     length, share = (f"avg({native(f'sglang:spec_accept_{name}')}) > 0" for name in ("length", "rate"))
     panel = timeseries(
         "Speculative decoding",

@@ -1,4 +1,4 @@
-"""The guide's figures over time, each with the band that the profile in force calls healthy."""
+"""The guide's figures over time, each with the healthy range of the profile in force."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sglang_tuning_exporter.mixin.boards.common import GUIDE
 from sglang_tuning_exporter.mixin.panels import (
     BAD,
     GOOD,
-    NOT_TOLD,
+    NOT_REPORTED,
     WATCH,
     Json,
     Query,
@@ -23,18 +23,18 @@ NO_LOG = "No log is read"
 
 
 def shelves() -> tuple[Shelf, Shelf]:
-    """Give the guide's figures over time, and beside the queue the wait that it means."""
+    """Return the guide's figures over time, and the estimated wait beside the queue."""
     return Shelf(7, (queue(), wait(), usage())), Shelf(7, (running(), retractions(), coverage()))
 
 
 def _edge(expr: str, name: str) -> Query:
-    """Draw nothing: the end of the scale, for a band to reach to."""
+    """Return an invisible line at the end of the scale, the edge of a band."""
     hidden = {"legend": True, "tooltip": True, "viz": False}
     return Query(expr, name, painted(GOOD, lineWidth=0, fillOpacity=0) | {"custom.hideFrom": hidden})
 
 
 def queue() -> Json:
-    """Queued requests against the limit in force: the range of the profile, else the length that the longest wait means."""
+    """Queued requests and the limit in force: the profile's range, or the queue that is admitted within the longest wait."""
     queued, wait = (ranked(f"sglang_tuning_{name}") for name in ("queued_requests", "queue_wait_seconds"))
     longest, upper = drawn_threshold("queue", "wait_seconds"), drawn_threshold("queue", "upper")
     by_wait = f"unless on () {longest}"
@@ -48,7 +48,7 @@ def queue() -> Json:
         Query(per_rank(queued), "queued{{rank}}", measured(fillOpacity=0)),
         unit="short",
         metric="sglang_tuning_queued_requests",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Requests that wait, and the limit in force. Where throughput counts it is a range (the guide's"
         f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f}): below the lower line the client is the bottleneck; above the upper one,"
         " drawn when the queue comes near it, scheduling costs too much. A profile for interactive clients limits the wait:"
@@ -72,8 +72,8 @@ def usage() -> Json:
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_token_usage_ratio",
-        no_value=NOT_TOLD,
-        description=f"Share of each KV pool in use. The guide wants it above {GUIDE.token_usage_target} while requests"
+        no_value=NOT_REPORTED,
+        description=f"Share of each KV cache in use. The guide wants it above {GUIDE.token_usage_target} while requests"
         " wait; below it, look for what holds them back.",
     )
 
@@ -119,14 +119,14 @@ def coverage() -> Json:
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_decode_batches_total",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Share of decode batches that replayed a captured graph. The guide raises the largest captured"
         " batch when batches outgrow it, and lowers the static memory share with it.",
     )
 
 
 def wait() -> Json:
-    """The wait that the queue means, against the profile's objective."""
+    """The estimated wait against the profile's limit."""
     objective = drawn_threshold("queue", "wait_seconds")
     return timeseries(
         "Estimated wait in the queue",
@@ -139,14 +139,14 @@ def wait() -> Json:
         Query(per_rank(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", measured()),
         unit="suffix: s",
         metric="sglang_tuning_queue_wait_seconds",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Requests waiting divided by requests admitted per second. The guide counts requests; an online"
         " server is judged by this wait. A gap means that requests wait and none is admitted.",
     )
 
 
 def running() -> Json:
-    """Running requests against their limit, drawn where they come near it: far above, it would flatten the curve."""
+    """Running requests and their limit; it is drawn only near the curve, which it would flatten otherwise."""
     limit, running = (ranked(f"sglang_tuning_running_requests{end}") for end in ("_limit", ""))
     near = f"{limit} and on () 4 * max({running}) > max({limit})"
     return timeseries(
@@ -155,7 +155,7 @@ def running() -> Json:
         Query(per_rank(ranked("sglang_tuning_running_requests")), "running{{rank}}", measured()),
         unit="short",
         metric="sglang_tuning_running_requests",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Requests in the running batch against the most that may run (drawn where they come near it). Where the guide sees usage below"
         " its target with a queue, a batch at this line means that the limit holds them back, not"
         " admission.",

@@ -1,4 +1,4 @@
-"""The board of all servers: one row each, the worst first, and the way to each server's own board."""
+"""The board of all servers: one row each, the worst first, with a link to each server's own board."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sglang_tuning_exporter.mixin.panels import (
     COLOURS,
     GOOD,
     NEUTRAL,
-    NOT_TOLD,
+    NOT_REPORTED,
     QUIET,
     WATCH,
     Json,
@@ -68,7 +68,7 @@ OPEN = (
     "&${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
 )
 
-LARGEST = 5  # more lines cannot be told apart
+LARGEST = 5  # more lines cannot be distinguished
 
 
 def board() -> Json:
@@ -93,7 +93,7 @@ def board() -> Json:
 
 def _servers_by_level() -> Json:
     counted = f'count_values("level", topk by (instance) (1, {verdict(ended=True)}))'
-    # every level has its tile, in this order, unless no exporter was ever seen
+    # a tile for every level, in this order, unless there was never an exporter
     seen = f"max_over_time({own('sglang_tuning_build_info')}[{EVER}])"
     tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
     counted = f"sum by (level) ({tiles} or {counted})"
@@ -109,7 +109,7 @@ def _servers_by_level() -> Json:
         metric="sglang_tuning_verdict",
         description="Critical: down, stuck, out of memory, far too slow for the objective, or the exporter does not answer."
         " Limited: by one of the guide's figures; the table says by which. Fine: healthy or idle. No verdict:"
-        " starting, not ready, too little seen, or nothing that the guide knows of. An instance that two jobs scrape counts once, two"
+        " starting, not ready, too little seen, or no clear bottleneck. An instance that two jobs scrape counts once, two"
         " exporters beside one server count twice.",
     )
 
@@ -126,7 +126,7 @@ def _summary() -> Shelf:
                 unit="locale",
                 decimals=0,
                 sizes=SMALL,
-                no_value=NOT_TOLD,
+                no_value=NOT_REPORTED,
                 metric="sglang_tuning_queued_requests",
                 description="Requests in all queues. What the guide calls healthy depends on the server, so that it is"
                 " judged by server and not here.",
@@ -149,9 +149,9 @@ def _summary() -> Shelf:
 
 
 def _worst() -> str:
-    """Each server's verdict and the change it asks for, a label `advice`; the value is its urgency, and below 1 the part of the time shown that was lost.
+    """Return each server's verdict and its change, a label `advice`. The value is the urgency plus the limited share of the time range.
 
-    Where no figure is known `advice` is the verdict; the column's mapping turns it into words.
+    Without a flag, `advice` is the verdict; the column's mapping has its words.
     """
     found = verdict(ended=True)
     limited, seen = (
@@ -254,7 +254,14 @@ def _since() -> Json:
 
 
 def _lines(
-    title: str, expr: str, metric: str, says: str, *, unit: str, no_value: str = NOT_TOLD, ceiling: float | None = None
+    title: str,
+    expr: str,
+    metric: str,
+    says: str,
+    *,
+    unit: str,
+    no_value: str = NOT_REPORTED,
+    ceiling: float | None = None,
 ) -> Json:
     """Draw the five servers with the largest mean in the time shown, the largest in the first colour."""
     mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{LOOK_STEP}] @ end())) > 0)"

@@ -1,4 +1,4 @@
-"""The board of what clients feel: latencies against their objectives, how fast the error budget burns, and SGLang's figures of requests."""
+"""The board of latencies: against their objectives, how fast the error budget burns, and SGLang's figures of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_tuning_exporter.mixin.panels import (
     GOOD,
     NEUTRAL,
     NO_TRAFFIC,
-    NOT_TOLD,
+    NOT_REPORTED,
     WATCH,
     Json,
     Query,
@@ -75,7 +75,7 @@ def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> 
 
 
 def _burn(latency: str, window: str) -> str:
-    """How many times faster than allowed the error budget is used, over a window; no point without requests."""
+    """Return the burn rate of the error budget over a window; no point without requests."""
     of = f'latency="{latency}"'
     breaches = rate(own("sglang_tuning_latency_breaches_total", of), window)
     seen = rate(own("sglang_tuning_latency_observations_total", of), window)
@@ -83,7 +83,7 @@ def _burn(latency: str, window: str) -> str:
 
 
 def _notified(times: float) -> str:
-    """How fast the budget burns when the rule notifies: so many times, or when as much is missed as any rule asks for."""
+    """Return the burn rate at which the rule notifies; capped, because no rule asks for more missed requests than that."""
     return f"clamp_max({MOST_SHARE} / ((1 - {threshold('latency', 'objective')}) > 0), {times:g})"
 
 
@@ -125,7 +125,7 @@ def _tiles() -> Shelf:
         f"sum(rate({own(counter)}[5m]))"
         for counter in ("sglang_tuning_rejected_requests_total", "sglang_tuning_aborted_requests_total")
     )
-    # either may be untold: the log tells the one, the metrics the other
+    # rejected requests come from the log, aborted ones from the metrics: either may be missing
     lost = f"(({rejected} or on () 0 * {aborted}) + ({aborted} or on () 0 * {rejected})) * 60"
     limit = threshold("rejections_per_minute", "upper")
     return Shelf(
@@ -158,7 +158,7 @@ def _tiles() -> Shelf:
                 unit="suffix: /min",
                 decimals=1,
                 sizes=SMALL,
-                no_value=NOT_TOLD,
+                no_value=NOT_REPORTED,
                 names={"too many": painted(WATCH), "none": painted(GOOD), "a few": painted("yellow")},
                 metric="sglang_tuning_rejected_requests_total",
                 description="Requests turned away or aborted, a minute, over the last 5 minutes. The guide would have"
@@ -185,7 +185,7 @@ def _burning() -> Shelf:
                 unit="suffix:x",
                 metric="sglang_tuning_latency_breaches_total",
                 description="How many times faster than allowed the objective of the profile is missed: 1 uses the error"
-                " budget up exactly. The guide has no such figure; it says what to turn when a line is crossed.",
+                " budget up exactly. The guide has no such figure; its flags help when a line is crossed.",
             )
         )
     return Shelf(8, tuple(panels))

@@ -1,4 +1,4 @@
-"""The board of one server's insides: pools, admission, retractions, prefill, ranks, and the queues of a disaggregated server."""
+"""The board of one server's scheduler: admission, GPU memory, queues, prefill, DP ranks, speculative decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 from sglang_tuning_exporter.mixin.panels import (
     COLOURS,
     NEUTRAL,
-    NOT_TOLD,
+    NOT_REPORTED,
     QUIET,
     WATCH,
     Json,
@@ -60,7 +60,7 @@ def board() -> Json:
     return layout.board(
         SCHEDULING,
         TITLES[SCHEDULING],
-        description="Why requests wait or come back: KV pools, admission, retractions, prefill, ranks, disaggregation.",
+        description="Why requests wait: admission, GPU memory, other queues, prefill, DP ranks, speculative decoding.",
         chapters=(
             Chapter("", (_shares(),)),
             Chapter("Admission", (_admission(),)),
@@ -81,9 +81,9 @@ def board() -> Json:
 def _share(signal: Signal, title: str, says: str) -> Json:
     seconds = ranked("sglang_tuning_state_seconds_total", f'signal="{signal}"', 'state!~"idle|unknown"')
     spent = f"increase({seconds}[$__rate_interval])"
-    seen = f"sum by (state) (increase({seconds}[$__range])) > 0"  # no legend for what never was
+    seen = f"sum by (state) (increase({seconds}[$__range])) > 0"  # no legend for states that never occurred
     share = f"sum by (state) ({spent}) / on () group_left () (sum({spent}) > 0)"
-    shades = iter(AMBERS)  # the colour of all that holds requests back; side by side they must be told apart
+    shades = iter(AMBERS)  # shades of the colour for waiting requests, to distinguish them
     looks: dict[str, Style] = {
         state: named(words, next(shades) if colour == WATCH else colour)
         for state in STATES[signal]
@@ -146,7 +146,7 @@ def _admission() -> Shelf:
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_new_token_ratio",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Share of its max_new_tokens for which each running request is budgeted: what the guide's"
         " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
         " last one, it holds requests back.",
@@ -158,7 +158,7 @@ def _admission() -> Shelf:
         fill=0,
         unit="short",
         metric="sglang_tuning_waiting_requests",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Requests that wait although the KV cache has room: their grammar is being compiled, or, on a disaggregated"
         " server, the other side or the transfer holds them. The guide's flags of this server do not help them.",
     )
@@ -174,7 +174,7 @@ def _prefill() -> Shelf:
         Query(per_rank(ranked("sglang_tuning_pending_tokens")), "waiting{{rank}}", measured()),
         unit="short",
         metric="sglang_tuning_pending_tokens",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Tokens of the prompts in the queue. High with few decode batches, the server is bound by prompts:"
         " the guide raises --chunked-prefill-size, memory allowing.",
     )
@@ -184,7 +184,7 @@ def _prefill() -> Shelf:
         Query(prompt_tokens("cached"), "from the prefix cache", painted("light-blue")),
         unit="short",
         metric="sglang_tuning_prompt_tokens_total",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Prompt tokens that were computed and that were found in the prefix cache. Where prompts share"
         " prefixes, the guide's --schedule-policy lpm moves tokens from the one line to the other.",
     )
@@ -198,7 +198,7 @@ def _prefill() -> Shelf:
         names={"replayed": named("graph replayed", NEUTRAL), "eager": named("without graph", "purple")},
         unit="short",
         metric="sglang_tuning_decode_batches_total",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Decode batches with and without a captured CUDA graph; where the server does not count them, one in"
         " 40. Few of them beside a long backlog mean that prompts take the time; the guide cares for both.",
     )

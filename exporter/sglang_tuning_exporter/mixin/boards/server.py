@@ -1,4 +1,4 @@
-"""The board of one server: what limits it, the guide's figures against their healthy band, since when, what clients feel."""
+"""The board of one server: what limits it and since when, the guide's figures, throughput and latency."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_tuning_exporter.mixin.panels import (
     BAD,
     GOOD,
     NEUTRAL,
-    NOT_TOLD,
+    NOT_REPORTED,
     QUIET,
     WATCH,
     Json,
@@ -114,7 +114,7 @@ def _throughput() -> Shelf:
         Query(f"sum({generated_tokens()})", "generated", painted(GOOD)),
         unit="short",
         metric="sglang_tuning_generation_tokens_per_second",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Tokens read and written: what every change of a flag should be judged by. The guide tunes for"
         " throughput, and this is it.",
     )
@@ -125,7 +125,7 @@ def _throughput() -> Shelf:
         Query(f"sum({rate(own('sglang_tuning_rejected_requests_total'))})", "rejected", painted(BAD)),
         unit="short",
         metric="sglang:num_requests_total",
-        no_value=NOT_TOLD,
+        no_value=NOT_REPORTED,
         description="Requests that ended, were aborted by their clients, or were turned away because the queue was"
         " full. The guide slows the clients down before it comes to that.",
     )
@@ -138,7 +138,7 @@ def _throughput() -> Shelf:
 def _health() -> Shelf:
     unknown, read = own("sglang_tuning_log_unrecognised_total"), own("sglang_tuning_log_lines_total")
     kinds = f"sum by (kind) ({rate(read)})"
-    seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for what never was
+    seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for kinds that never occurred
     lines = timeseries(
         "Log lines per second",
         Query(f"{kinds} and on (kind) ({seen})", "{{kind}}"),
@@ -147,7 +147,7 @@ def _health() -> Shelf:
         no_value="No log is read",
         metric="sglang_tuning_log_lines_total",
         description="Lines read, by kind; only kinds that were seen in the time shown. The guide's figures are in the decode and prefill lines; lines that look"
-        " like them and are not recognised mean a newer SGLang than this exporter knows.",
+        " like them and are not recognised mean a newer SGLang than this exporter supports.",
     )
     age = stat(
         "Last log line",

@@ -1,4 +1,4 @@
-"""The words and colours of states and diagnoses, the same on every panel of every board."""
+"""Words and colours of states and diagnoses, the same on every panel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_tuning_exporter.state.signals import Signal
 
 SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
 
-# state -> words and colour. A state's number on the timeline is its place in this table.
+# State -> words and colour. A state's number on the timeline is its place in this table.
 STATE_WORDS: dict[str, tuple[str, str]] = {
     "idle": ("idle", QUIET),
     "unknown": ("not known", "#3f434d"),
@@ -34,7 +34,7 @@ STATE_WORDS: dict[str, tuple[str, str]] = {
     "recovering": ("recovering from retractions", WATCH),
     "hybrid_pool_full": ("second KV cache full", WATCH),
     "grammar_queue": ("grammars compile", WATCH),
-    "pd_queue": ("other side or transfer", WATCH),
+    "pd_queue": ("prefill/decode peer or transfer", WATCH),
     "unsupported": ("no graphs here", NEUTRAL),
 }
 SIGNAL_TITLES: dict[Signal, str] = {
@@ -66,18 +66,18 @@ OTHER_VERDICTS: dict[str, tuple[str, str]] = {
 
 
 def verdicts() -> dict[str, tuple[str, str]]:
-    """Every verdict there can be -> words and colour, the most urgent first."""
+    """Return every verdict with its words and colour."""
     return {row.id: (row.headline, SEVERITIES[row.severity]) for row in DIAGNOSES} | OTHER_VERDICTS
 
 
 def verdict_looks() -> dict[str, Style]:
-    """Overrides by name for series that are called as their verdict; their colour is that of their urgency."""
+    """Return overrides for series named by their verdict; their colour comes from their urgency."""
     looks: dict[str, Style] = {name: {"displayName": said} for name, (said, _) in verdicts().items()}
     return looks | {"idle": {"displayName": verdicts()["idle"][0], "mappings": texts({"0": (" ", QUIET)})}}
 
 
 def verdict_sentences() -> dict[str, Style]:
-    """Overrides by name for the verdict alone: the sentence of its row with the label `figure`, in the colour of its urgency."""
+    """Return overrides for the verdict strip: the row's sentence with the label `figure`, in the colour of its urgency."""
     said = {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
     return {
         name: named(said.get(name, words) + "${__field.labels.figure}", colour)
@@ -86,7 +86,7 @@ def verdict_sentences() -> dict[str, Style]:
 
 
 def changes() -> dict[str, tuple[str, str | None]]:
-    """Say for each verdict what to do where no figure follows from what is known: "raise --flag: words"."""
+    """Return for each verdict what to do where no value can be computed: "raise --flag: words"."""
     said: dict[str, tuple[str, str | None]] = {}
     for row in DIAGNOSES:
         turn = row.turn.filled(DEFAULT.figures)
@@ -95,7 +95,7 @@ def changes() -> dict[str, tuple[str, str | None]]:
     return said | {
         "healthy": ("leave it as it is", None),
         "idle": ("nothing before there is load", None),
-        "no_clear_bottleneck": ("nothing that the guide knows of", None),
+        "no_clear_bottleneck": ("the guide has no advice for it", None),
         "starting": ("wait until the model is loaded", None),
         "not_enough_data": ("wait a few minutes", None),
     }

@@ -1,4 +1,4 @@
-"""State into Prometheus families: a custom collector that makes fresh families for every scrape."""
+"""The server's state as Prometheus families: a custom collector that makes new families for every scrape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
-# Counters that no line of the log moves.
+# Counters that come from metrics alone.
 OF_METRICS = frozenset(
     PREFIX + name
     for name in (
@@ -37,7 +37,7 @@ OF_METRICS = frozenset(
 
 
 def sections(sidecar: SidecarView, now: float) -> dict[str, list[Metric]]:
-    """Make every family by the heading that it has in the reference, those without samples included."""
+    """Return every family by its heading in the reference, those without samples included."""
     return {
         "Data sources": [*sources(sidecar), *agreement(sidecar, now)],
         "Server": [*server(sidecar, now)],
@@ -51,16 +51,16 @@ def sections(sidecar: SidecarView, now: float) -> dict[str, list[Metric]]:
 
 
 class SidecarCollector(Collector):
-    """Everything `sglang_tuning_*`: names, labels and meanings are the contract with the rules and dashboards.
+    """Collects all `sglang_tuning_*` families. Names, labels and meanings are the contract with rules and boards.
 
-    While the log's past is being read its counters are left out: Prometheus would take their way up for events of now.
+    While older lines of the log are read, its counters are left out: Prometheus would count their increase as present events.
     """
 
     def __init__(self, sidecar: SidecarView) -> None:
         self._sidecar = sidecar
 
     def collect(self) -> Iterator[Metric]:
-        """All families at one moment. A thing that this server cannot tell is absent."""
+        """Return all families at one moment; unknown figures are absent."""
         sidecar = self._sidecar
         with sidecar.view() as now:
             families = [family for section in sections(sidecar, now).values() for family in section]
@@ -70,12 +70,12 @@ class SidecarCollector(Collector):
 
 
 def page(families: CollectorRegistry) -> str:
-    """Write everything that a registry of ours collects now as Prometheus's text format 0.0.4."""
+    """Return what a registry of ours collects now in Prometheus's text format 0.0.4."""
     return text(families.collect())
 
 
 def registry(sidecar: SidecarView) -> CollectorRegistry:
-    """Make a registry of its own with nothing but our families (no process or platform metrics)."""
+    """Return a registry with our families alone (no process or platform metrics)."""
     own = CollectorRegistry(auto_describe=False)
     own.register(SidecarCollector(sidecar))
     return own

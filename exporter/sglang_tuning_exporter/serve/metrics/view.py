@@ -1,4 +1,4 @@
-"""What the families need of a running sidecar; `report.backfill` gives the same of a log of the past."""
+"""Protocols of what the families need of a running sidecar; `report.backfill` implements them for a log of the past."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LogView(Protocol):
-    """The log half: its files, what was counted of its lines, and whether the state file can be written."""
+    """The log: its files, its counted lines, and whether the state file can be written."""
 
     last_line_at: float | None
 
@@ -46,7 +46,7 @@ class LogView(Protocol):
 
 
 class SidecarView(Protocol):
-    """One server's state with where it comes from."""
+    """One server's state and its data sources."""
 
     config: Config
     profile: Profile
@@ -59,17 +59,17 @@ class SidecarView(Protocol):
 
     @property
     def log(self) -> LogView | None:
-        """The log half; None without a log."""
+        """The log; None without one."""
 
     @property
     def log_silent_seconds(self) -> float | None:
-        """How long after the log's last batch line the metrics showed work; None where there are not both."""
+        """Seconds from the log's last batch line to the last work in the metrics; None unless both are read."""
 
     def view(self) -> AbstractContextManager[float]:
-        """Hold the state still; the moment is given."""
+        """Lock the state; the context is the present time."""
 
     def past(self, now: float, seconds: float | None = None) -> Past:
-        """Give what the conditions look at of the last `seconds`, the profile's window unless given."""
+        """Return what the conditions need of the last `seconds`, by default the profile's window."""
 
     def judge(self, now: float) -> Judgement:
-        """Say what limits the server."""
+        """Return what limits the server."""

@@ -1,4 +1,4 @@
-"""The family by which the rules find this exporter's pages, for the links in notifications."""
+"""The family with the address of this exporter's pages, for the links in notifications."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def web(external_url: str | None, *, is_tls: bool) -> InfoMetricFamily:
-    """Make the family with its sample."""
+    """Return the family with its sample."""
     return info(
         "web",
         "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it serves.",
@@ -24,11 +24,11 @@ def web(external_url: str | None, *, is_tls: bool) -> InfoMetricFamily:
 
 
 class WebCollector(Collector):
-    """Exposes the address; whether TLS is on is asked at each scrape, because the web configuration file may change."""
+    """Exposes the address. Whether TLS is on is looked up at each scrape, because the web configuration may change."""
 
     def __init__(self, external_url: str | None, is_tls: Callable[[], bool]) -> None:
         self._external_url, self._is_tls = external_url, is_tls
 
     def collect(self) -> Iterator[InfoMetricFamily]:
-        """Give the one family."""
+        """Return the one family."""
         yield web(self._external_url, is_tls=self._is_tls())

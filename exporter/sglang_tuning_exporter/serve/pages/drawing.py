@@ -1,4 +1,4 @@
-"""What the line charts of pages and reports are made of, as inline SVG. Pure."""
+"""Parts of the line charts of pages and reports, as inline SVG. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def svg(parts: Sequence[str], words: str, width: int, height: int, kind: str = "") -> Markup:
-    """Put a drawing together; `words` describe it to who cannot see it, `kind` is its class in the style sheet."""
+    """Return an SVG of these parts; `words` are its title for screen readers, `kind` its CSS class."""
     styled = f'class="{kind}" ' if kind else ""
     return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
         f'<svg {styled}viewBox="0 0 {width} {height}" role="img" preserveAspectRatio="none">'
@@ -24,7 +24,7 @@ def svg(parts: Sequence[str], words: str, width: int, height: int, kind: str = "
 def band(
     bounds: tuple[float | None, float | None], top: float, y: Callable[[float], float], *, left: int, right: int
 ) -> str:
-    """Draw what is healthy, from the lower bound to the upper one; None: open on that side, to 0 or to the top."""
+    """Draw the healthy band from the lower to the upper bound; None: open on that side."""
     lower, upper = bounds
     high, low = y(top if upper is None else min(upper, top)), y(min(lower or 0.0, top))
     return f'<rect class="band" x="{left}" y="{high:g}" width="{right - left}" height="{max(low - high, 0):.1f}"/>'
@@ -36,7 +36,7 @@ def line(corners: Iterable[tuple[float, float]]) -> str:
 
 
 def area(corners: Iterable[tuple[float, float]]) -> str:
-    """Fill what the corners enclose."""
+    """Fill the area between the corners."""
     return f'<path class="area" d="M{_joined(corners)}Z"/>'
 
 
@@ -45,7 +45,7 @@ def _joined(corners: Iterable[tuple[float, float]]) -> str:
 
 
 def unbroken(points: Iterable[_T], gap: float, moment: Callable[[_T], float | None]) -> list[list[_T]]:
-    """Split points where nothing was known for longer than `gap` seconds, or where one has no moment."""
+    """Split points at gaps longer than `gap` seconds, and at points without a time."""
     pieces: list[list[_T]] = []
     last: float | None = None
     for point in points:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     Points = Sequence[tuple[float, float | None]]
     Words = Callable[[float], str]
 
-NOT_TOLD = "not reported"
+NOT_REPORTED = "not reported"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `judgement` is good, bad or empty; `before` says in words what `spark` draws, both empty without a past.
+    """One figure. `judgement` is good, bad or empty; `before` is what `spark` draws in words, both empty without a past.
 
-    `beside` is said in small behind the value.
+    `beside` stands in small letters after the value.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """What one data-parallel rank does, in words."""
+    """The figures of one data-parallel rank, as text."""
 
     name: str
     running: str
@@ -55,7 +55,7 @@ class RankRow:
 
 
 def figures(state: ServerState, past: Past, history: History, now: float) -> list[Figure]:
-    """Give the figures in the order in which they are read; `now` is on the state's clock."""
+    """Return the figures in reading order; `now` is on the state's clock."""
     return [
         _queue(state.schedulers, past.profile, history, now),
         _usage(state.schedulers, past.profile, history),
@@ -69,17 +69,17 @@ def figures(state: ServerState, past: Past, history: History, now: float) -> lis
 
 
 def of_before(shown: list[Figure]) -> list[Figure]:
-    """Return the figures of a server that is down: only what was before, and no judgement."""
-    return [replace(figure, value=NOT_TOLD, judgement="", beside="") for figure in shown]
+    """Return the figures of a server that is down: only their past, without judgement."""
+    return [replace(figure, value=NOT_REPORTED, judgement="", beside="") for figure in shown]
 
 
 def ranks(state: ServerState) -> list[RankRow]:
-    """Give the data-parallel ranks; empty where there is one scheduler only."""
+    """Return the data-parallel ranks; empty where there is one scheduler."""
     if len(state.schedulers) < 2:
         return []
     return [
         RankRow(
-            NOT_TOLD if rank.dp is None else f"DP{rank.dp}",
+            NOT_REPORTED if rank.dp is None else f"DP{rank.dp}",
             count(rank.running),
             count(state.facts.running_limit(rank.dp)),
             count(rank.queued),
@@ -90,27 +90,27 @@ def ranks(state: ServerState) -> list[RankRow]:
 
 
 def span(points: Points) -> str:
-    """Write how long ago the first told point of the last quarter of an hour was."""
-    told = [-at for at, value in points if value is not None and at >= -LENGTH_SECONDS]
-    seconds = max(told, default=0.0)
+    """Return the age of the first known point of the last 15 minutes, as text."""
+    known = [-at for at, value in points if value is not None and at >= -LENGTH_SECONDS]
+    seconds = max(known, default=0.0)
     if seconds < 1:
         return "just now"
     return f"last {round(seconds / 60)} min" if seconds >= 90 else f"last {seconds:.0f} s"
 
 
 def count(figure: float | None) -> str:
-    """Write a number of things."""
-    return NOT_TOLD if figure is None else f"{figure:.0f}"
+    """Return a count as text."""
+    return NOT_REPORTED if figure is None else f"{figure:.0f}"
 
 
 def _drawn(
     figure: Figure, points: Points, words: Words = count, *, band: Band | None = None, top: float = 0.0
 ) -> Figure:
-    """Give the figure with its past."""
-    told = [value for _, value in points if value is not None and isfinite(value)]
-    if not told:
+    """Return the figure with its past."""
+    known = [value for _, value in points if value is not None and isfinite(value)]
+    if not known:
         return figure
-    low, high = words(min(told)), words(max(told))
+    low, high = words(min(known)), words(max(known))
     before = f"{span(points)}: {low}" + (f" to {high}" if low != high else "")
     return replace(figure, spark=sparkline(points, f"{figure.name}, {before}", band=band, top=top), before=before)
 
@@ -127,7 +127,7 @@ def _queue(schedulers: list[RankState], profile: Profile, history: History, now:
     states = {rank.states["queue"] for rank in schedulers}
     bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
     judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
-    # Judged by the wait that it means, a queue has no healthy length.
+    # Where the wait is judged, the queue has no healthy length.
     band = Band(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else None
     figure = Figure(
         "Queued requests",
@@ -179,7 +179,7 @@ def _coverage(past: Past, history: History) -> Figure:
     if past.facts.without_graph:
         return Figure(name, "off", healthy, "bad")
     if coverage is None:
-        figure = Figure(name, NOT_TOLD, healthy)
+        figure = Figure(name, NOT_REPORTED, healthy)
     else:
         figure = Figure(name, _percent(coverage), healthy, "good" if coverage > least else "bad")
     return _drawn(figure, history.line(lambda moment: moment.replayed), _percent, band=Band(least), top=1.0)
@@ -188,11 +188,11 @@ def _coverage(past: Past, history: History) -> Figure:
 def _retractions(past: Past, history: History) -> Figure:
     rate, tolerated = past.retractions_per_minute, past.profile.retractions_per_minute
     name, points = "Retractions a minute", history.retractions()
-    watched = history.line(lambda moment: moment.retractions)  # a step longer than what happened in its steps
+    watched = history.line(lambda moment: moment.retractions)  # one step longer than the events in its steps
     before = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
     return Figure(
         name,
-        f"{rate:.1f}" if past.served_seconds or rate else NOT_TOLD,
+        f"{rate:.1f}" if past.served_seconds or rate else NOT_REPORTED,
         f"up to about {tolerated:g}",
         "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
         spark=sparkline(points, f"Retractions, {before}", marks=True),
@@ -201,7 +201,7 @@ def _retractions(past: Past, history: History) -> Figure:
 
 
 def _given_up(past: Past) -> list[Figure]:
-    """Give the part of the requests that clients gave up; nothing where the server does not count them."""
+    """Return the share of requests that clients gave up; empty where the server does not count them."""
     share = past.given_up_share
     return [] if share is None else [Figure("Requests given up", _percent(share))]
 
@@ -210,15 +210,15 @@ def _reserve(past: Past) -> Figure:
     reserve, profile, name = past.facts.reserve_gb, past.profile, "GPU memory left at start"
     healthy = f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
     if reserve is None:
-        return Figure(name, "no GPU", "") if past.facts.is_cpu else Figure(name, NOT_TOLD, healthy)
+        return Figure(name, "no GPU", "") if past.facts.is_cpu else Figure(name, NOT_REPORTED, healthy)
     if profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
-        return Figure(name, f"{reserve:.1f} GB", healthy)  # more than what the guide calls good, less than too much
+        return Figure(name, f"{reserve:.1f} GB", healthy)  # between good and too much: not judged
     good = profile.reserve_lower_gb <= reserve <= profile.reserve_good_gb
     return Figure(name, f"{reserve:.1f} GB", healthy, "good" if good else "bad")
 
 
 def _ratio(figure: float | None) -> str:
-    return NOT_TOLD if figure is None else f"{figure:.2f}"
+    return NOT_REPORTED if figure is None else f"{figure:.2f}"
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""How pages are made from their templates: everything is escaped, and a name that is not given is an error."""
+"""The Jinja environment of all pages: everything is escaped, and an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_tuning_exporter.sglang.clean import shown
 
 
 def environment(*rooms: str) -> Environment:
-    """Make an environment with the templates of these rooms, then those of the exporter's own pages."""
+    """Return an environment with the templates of these rooms, then those of the exporter's own pages."""
     names = [*(f"sglang_tuning_exporter.{room}" for room in rooms), "sglang_tuning_exporter.serve.pages"]
     return Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in names]),

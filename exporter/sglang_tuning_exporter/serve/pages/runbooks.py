@@ -1,6 +1,6 @@
-"""The runbooks as pages of the exporter itself, so that the link in a notification works without the internet.
+"""The runbooks as pages of the exporter, so that the link in a notification works without the internet.
 
-The text is the package's own. Only names that the table has are served, and no word of a request reaches a file.
+Only names of the table's alerts are served; no part of a request reaches a file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
-    """Write an alert's runbook as HTML, with its commands filled in for this server; None for a name the table has not.
+    """Return an alert's runbook as HTML, with its commands filled in for this server; None for an unknown name.
 
-    `host` is the address that the reader asked this exporter at: what Prometheus calls `instance`.
+    `host` is the address of the request: what Prometheus calls `instance`.
     """
     row = runbooks.with_alerts().get(alert)
     if row is None:
@@ -57,7 +57,7 @@ def render(sidecar: Sidecar, alert: str, host: str) -> str | None:
 
 
 def render_index(host: str) -> str:
-    """Write the list of all runbooks as HTML."""
+    """Return the list of all runbooks as HTML."""
     title, lead, body = _parts(runbooks.index(), _known_host(host))
     return _ENVIRONMENT.get_template("runbook.html").render(
         title=title, tone="", sections=(), lead=lead, body=body, present=None, absent=False, version=__version__
@@ -65,7 +65,7 @@ def render_index(host: str) -> str:
 
 
 def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[Finding | None, bool]:
-    """Say whether the diagnosis holds now, and else whether that is known: some are told by Prometheus alone."""
+    """Return the finding if the diagnosis holds now, and whether it is known not to hold; some need Prometheus."""
     with sidecar.view() as now:
         judgement = judge(sidecar.past(now))
     found = next((finding for finding in judgement.findings if finding.diagnosis.id == row.id), None)
@@ -73,7 +73,7 @@ def _now(sidecar: Sidecar, row: Diagnosis) -> tuple[Finding | None, bool]:
 
 
 def _known(sidecar: Sidecar, host: str) -> dict[str, str]:
-    """What the placeholders in commands stand for, as far as this exporter knows it, ready for a shell."""
+    """Return the known values of the placeholders in commands, quoted for a shell."""
     known = _known_host(host)
     url = sidecar.config.sglang_url
     if url is not None and "@" not in url:
@@ -94,7 +94,7 @@ def _parsed(text: str) -> tuple[Token, ...]:
 
 
 def _parts(text: str, known: Mapping[str, str]) -> tuple[str, str, str]:
-    """Give a page's title, its first paragraph and the rest, the last two as HTML: all text in it is escaped."""
+    """Return a page's title, its first paragraph and the rest, the last two as escaped HTML."""
     tokens = [_shown(token, known) for token in _parsed(text)]
     for heading, title in pairwise(tokens):
         if heading.type == "heading_open" and title.content in runbooks.SECTIONS:
@@ -110,7 +110,7 @@ def _html(tokens: Sequence[Token]) -> str:
 
 
 def _shown(token: Token, known: Mapping[str, str]) -> Token:
-    """Give a copy of a token as the page shows it: code filled in, links between pages without `.md`."""
+    """Return a copy of a token with placeholders filled in and links between pages without `.md`."""
     children = None if token.children is None else [_shown(child, known) for child in token.children]
     changed = token.copy(children=children, attrs=dict(token.attrs))
     if token.type in {"fence", "code_inline"}:

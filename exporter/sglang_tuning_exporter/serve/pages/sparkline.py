@@ -1,4 +1,4 @@
-"""A figure's last quarter of an hour as inline SVG: a line, the healthy band behind it, and words for who cannot see it. Pure."""
+"""The last 15 minutes of a figure as inline SVG: a line, the healthy band behind it, and a title for screen readers. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WIDTH, HEIGHT, MARGIN = 240, 44, 2
-_GAP_SECONDS = 20.0  # between two moments: then the exporter did not run, and the line breaks
+_GAP_SECONDS = 20.0  # longer than that the exporter did not run, and the line breaks
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What is healthy; None: no bound on that side."""
+    """The healthy range; None: no bound on that side."""
 
     lower: float | None = None
     upper: float | None = None
@@ -34,19 +34,19 @@ def sparkline(
     top: float | None = None,
     marks: bool = False,
 ) -> Markup:
-    """Draw points of (seconds before now, value), seconds 0 or less. `top` is the least height of the scale; `marks` draws bars.
+    """Draw points of (seconds, value), where seconds are 0 or less: relative to now. Empty where no value is known.
 
-    What is no figure counts as not told. Empty without a value: an empty picture says less than none. `words` describe it.
+    `words` are the title, `top` is the least height of the scale; `marks` draws bars instead of a line.
     """
     shown = [
         (min(at, 0.0), value if value is not None and isfinite(value) else None)
         for at, value in points
         if at >= -LENGTH_SECONDS
     ]
-    told = [value for _, value in shown if value is not None]
-    if not told:
+    known = [value for _, value in shown if value is not None]
+    if not known:
         return Markup()
-    highest = max([*told, top or 0.0, *_bounds(band, told)])
+    highest = max([*known, top or 0.0, *_bounds(band, known)])
     if highest <= 0:
         highest = 1.0
 
@@ -68,14 +68,14 @@ def sparkline(
     return drawing.svg(parts, words, WIDTH, HEIGHT, "spark")
 
 
-def _bounds(band: Band | None, told: list[float]) -> list[float]:
-    """A bound belongs on the scale where the line comes near it; a queue of 3 is not drawn on a scale of 2000."""
-    near = 4 * max(told)
+def _bounds(band: Band | None, known: list[float]) -> list[float]:
+    """Return the bounds near the line; a queue of 3 is not drawn on a scale of 2000."""
+    near = 4 * max(known)
     return [bound for bound in (band.lower, band.upper) if bound is not None and bound <= near] if band else []
 
 
 def _stroke(piece: list[tuple[float, float]]) -> str:
     if len(piece) == 1:
         ((x, y),) = piece
-        return f'<path class="dot" d="M{x:.1f} {y:.1f}h0"/>'  # its round ends are the dot: a circle would be stretched
+        return f'<path class="dot" d="M{x:.1f} {y:.1f}h0"/>'  # a line with round ends: a circle would be stretched
     return drawing.line(piece)

@@ -1,7 +1,7 @@
-"""The web configuration in force: read at the start, and again when a file of it has changed.
+"""The web configuration in force: read at the start, and again when one of its files changes.
 
-What replaces it must be whole and right: until then the last good one holds. A file that is being written, or was broken by a slip,
-neither opens the door nor takes the figures away; the log and `sglang_tuning_web_config_up` tell of it.
+Only a complete and valid file replaces it. Otherwise the last valid one stays in force; the log and
+`sglang_tuning_web_config_up` show that.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 def up_family() -> GaugeMetricFamily:
-    """Make the family of whether the file is in force, without a sample."""
-    return gauge("web_config_up", "Whether --web-config is in force as it is now; 0 while the last good one holds.")
+    """Return the family without a sample."""
+    return gauge("web_config_up", "Whether the present --web-config is in force; 0 while the last valid one is.")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds at one moment: the file's settings, and the context that they make; None without TLS."""
+    """The file's settings and the TLS context made of them (None without TLS), at one moment."""
 
     config: WebConfig
     context: ssl.SSLContext | None
     files: tuple[Path, ...]
-    look: _Look  # what the files were before they were read
+    look: _Look  # the files' status before they were read
 
 
 def read(path: Path) -> Rules:
@@ -67,7 +67,7 @@ def read(path: Path) -> Rules:
 
 
 def _look(files: tuple[Path, ...]) -> _Look:
-    """Tell files apart from what they were without reading them; None for one that is not there."""
+    """Return the status of each file, which changes when it is written; None for a missing one."""
     looks: list[tuple[int, ...] | None] = []
     for file in files:
         try:
@@ -80,16 +80,16 @@ def _look(files: tuple[Path, ...]) -> _Look:
 
 def _need_bcrypt() -> None:
     try:
-        import bcrypt  # noqa: F401, PLC0415 - for those who have passwords alone
+        import bcrypt  # noqa: F401, PLC0415 - only where passwords are set
     except ImportError:
         raise Refused("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
 
 
 class Door(Collector):
-    """Gives the `rules` in force. `start` looks for changes once a second, and calls `on_change` after one."""
+    """Holds the `rules` in force. `start` looks for changes once a second, and calls `on_change` after one."""
 
     def __init__(self, path: Path) -> None:
-        """Read it. Raises `UsageError`."""
+        """Read the file. Raises `UsageError`."""
         self._path = path
         try:
             self.rules = read(path)
@@ -102,40 +102,40 @@ class Door(Collector):
 
     @property
     def is_tls(self) -> bool:
-        """Whether TLS is spoken, which is settled at the start."""
+        """Whether TLS is on, which is decided at the start."""
         return self.rules.context is not None
 
     def listener_context(self) -> ssl.SSLContext | None:
-        """Give what a listener needs for TLS, now and after each change; None without TLS."""
+        """Return the listener's context, which follows each change; None without TLS."""
         return tls.Renewed(self._context) if self.is_tls else None
 
     def start(self, on_change: Callable[[], object]) -> None:
-        """Look for changes in a thread; no request ever waits for a file, or causes one to be read."""
+        """Look for changes in a thread, so that no request reads or waits for a file."""
         config = self.rules.config
         if config.http.http2:
             logger.info(
                 "%s: http_server_config.http2 is accepted and ignored: the exporter speaks HTTP/1.1", self._path
             )
-        logger.info("%s: loaded: %s", self._path, _told(config))
+        logger.info("%s: loaded: %s", self._path, _summary(config))
         self._thread = threading.Thread(target=self._watch, args=(on_change,), name="web-config", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
     def collect(self) -> Iterator[Metric]:
-        """Say whether the file is in force as it is now."""
+        """Return whether the present file is in force."""
         family = up_family()
         family.add_metric([], float(not self._problem))
         yield family
 
     def renew(self) -> bool:
-        """Take a change over when the files have been still for one look; True when the rules are new.
+        """Reload when the files have not changed for one look; True when the rules are new.
 
-        After a problem it is tried at every look: what was missing may have come.
+        After a problem it is tried at every look, since a missing file may have appeared.
         """
         look = _look(self.rules.files)
         is_still, self._seen = look == self._seen, look
@@ -147,10 +147,10 @@ class Door(Collector):
             self._complain(str(refused))
             return False
         if (rules.context is None) is self.is_tls:
-            self._complain("tls_server_config: TLS begins and ends with a restart only")
+            self._complain("tls_server_config: restart the exporter to turn TLS on or off")
             return False
         self.rules, self._seen, self._problem = rules, rules.look, ""
-        logger.info("%s: reloaded: %s", self._path, _told(rules.config))
+        logger.info("%s: reloaded: %s", self._path, _summary(rules.config))
         return True
 
     def _watch(self, on_change: Callable[[], object]) -> None:
@@ -168,7 +168,7 @@ class Door(Collector):
         return self.rules.context
 
 
-def _told(config: WebConfig) -> str:
+def _summary(config: WebConfig) -> str:
     words = ["no TLS" if config.tls is None else f"TLS, client_auth_type {config.tls.client_auth_type}"]
     words.append(f"passwords for {len(config.users)}" if config.users else "no passwords")
     return ", ".join(words)

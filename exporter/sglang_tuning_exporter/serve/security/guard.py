@@ -1,4 +1,4 @@
-"""What stands before the application: methods, bodies, rates and passwords, and the headers of every answer."""
+"""Checks before the application: method, body size, rate limit, password; and the headers of every response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.security.web_config import RateLimit
 
 METHODS = ("GET", "HEAD")
-# Nothing here reads a body. One of this size is let past, as some clients send it; a larger one ends the connection.
+# No request needs a body. A body up to this size is ignored, since some clients send one; a larger one closes the connection.
 MOST_BODY_BYTES = 64 << 10
 SAFE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -38,22 +38,22 @@ SAFE_HEADERS: Mapping[str, str] = {
 
 
 def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Give the headers of every answer: ours, in their place those of the web configuration; a blank one is left out."""
+    """Return the headers of every response: the defaults, overridden by the web configuration; an empty value removes one."""
     return [(name, value) for name, value in {**SAFE_HEADERS, **own}.items() if value]
 
 
 class Guard:
-    """An ASGI application around ours. Without a `door` nobody is asked who they are."""
+    """ASGI middleware. Without a `door` there is no authentication and no rate limit."""
 
     def __init__(self, app: ASGIApp, door: Door | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._door, self._clock = app, door, clock
         self._passwords = Passwords()
         self._bucket = TokenBucket()
-        # One thread, apart from those that answer: who guesses passwords holds up nobody but other guessers.
+        # A thread of its own: guessing passwords delays only other guesses.
         self._verifier = ThreadPoolExecutor(1, thread_name_prefix="passwords")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer in the application's stead, or let it answer."""
+        """Refuse the request, or pass it on to the application."""
         if scope["type"] == "http":
             refusal = await self._refusal(scope)
             if refusal is not None:
@@ -86,14 +86,14 @@ class Guard:
 
 
 class TokenBucket:
-    """Requests that may still come; full at first."""
+    """Token bucket of a rate limit; full at first."""
 
     def __init__(self) -> None:
         self._limit: RateLimit | None = None
         self._filled, self._at = 0.0, 0.0
 
     def gives(self, limit: RateLimit, now: float) -> bool:
-        """Take one at `now`, in seconds; False when there is none. A new limit begins with a full bucket."""
+        """Take one token at `now`, in seconds; False when none is left. A new limit starts with a full bucket."""
         if limit != self._limit:
             self._limit, self._filled, self._at = limit, float(limit.burst), now
         self._filled = min(float(limit.burst), self._filled + (now - self._at) / limit.interval)
@@ -105,9 +105,9 @@ class TokenBucket:
 
 
 def _is_heavy(given: Mapping[bytes, str]) -> bool:
-    """Whether a request's body is larger than is let past, or of a length that it does not say."""
+    """Whether a request's body is too large, or of unknown length."""
     length = given.get(b"content-length", "0")
-    # int() takes 4,300 digits at most.
+    # int() accepts at most 4,300 digits.
     return (
         b"transfer-encoding" in given or not length.isdecimal() or int(length.lstrip("0")[:20] or "0") > MOST_BODY_BYTES
     )

@@ -1,4 +1,4 @@
-"""Names and passwords against bcrypt hashes: slow on purpose, so what was right once is remembered."""
+"""Check of names and passwords against bcrypt hashes, which is slow on purpose; successful checks are cached."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_REMEMBERED = 100
-BCRYPT_BYTES = 72  # of a password that bcrypt looks at; what hashed a longer one cut it there
+BCRYPT_BYTES = 72  # of a password that bcrypt uses; tools that hash longer ones cut them here
 
 
 class Passwords:
-    """Who may come in. Passwords are remembered as keyed digests, never themselves, and only right ones."""
+    """Checks credentials. Right ones are cached as keyed digests, never as text."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
-        self._lock = (
-            threading.Lock()
-        )  # never held during a bcrypt: whoever is remembered does not wait for those who guess
+        self._lock = threading.Lock()  # never held during a bcrypt: cached users do not wait for guesses
         self._nobody: dict[int, bytes] = {}
 
     def remembers(self, users: Mapping[str, str], header: str | None) -> bool | None:
-        """Tell from an Authorization header whether it is let in; None when only bcrypt can say."""
+        """Return whether an Authorization header is accepted, from the cache; None when bcrypt has to decide."""
         parsed = _parsed(header)
         if parsed is None:
             return False
@@ -42,8 +40,8 @@ class Passwords:
         return None
 
     def verify(self, users: Mapping[str, str], header: str | None) -> bool:
-        """Say the same by bcrypt, which takes its time: as long for a name that nobody has as for a wrong password."""
-        import bcrypt  # noqa: PLC0415 - for those who have passwords alone
+        """Return the same by bcrypt. An unknown name takes as long as a wrong password."""
+        import bcrypt  # noqa: PLC0415 - only where passwords are set
 
         parsed = _parsed(header)
         if parsed is None:
@@ -53,7 +51,7 @@ class Passwords:
         against = hashed.encode() if hashed is not None else self._hash_of_nobody(users)
         try:
             is_right = bcrypt.checkpw(password[:BCRYPT_BYTES], against)
-        except ValueError:  # a NUL, which bcrypt does not take
+        except ValueError:  # a NUL, which bcrypt refuses
             is_right = False
         if hashed is None or not is_right:
             return False
@@ -64,14 +62,14 @@ class Passwords:
         return True
 
     def _digest(self, name: str, hashed: str, password: bytes) -> bytes:
-        """One that holds only while the user's hash is the same."""
+        """Return a digest that is valid only while the user's hash is unchanged."""
         digest = hashlib.blake2b(key=self._key)
         for part in (name.encode("utf-8", "surrogatepass"), hashed.encode(), password):
             digest.update(len(part).to_bytes(8, "big") + part)
         return digest.digest()
 
     def _hash_of_nobody(self, users: Mapping[str, str]) -> bytes:
-        """A hash as dear as the dearest of the users', which no password fits."""
+        """Return a hash with the highest cost of all users' hashes, which no password matches."""
         import bcrypt  # noqa: PLC0415 - as above
 
         cost = max(int(hashed[4:6]) for hashed in users.values())
@@ -81,7 +79,7 @@ class Passwords:
 
 
 def _parsed(header: str | None) -> tuple[str, bytes] | None:
-    """Take an Authorization header apart into name and password; None for anything but a Basic one."""
+    """Parse an Authorization header into name and password; None for anything but Basic."""
     scheme, _, encoded = (header or "").partition(" ")
     if scheme.lower() != "basic":
         return None

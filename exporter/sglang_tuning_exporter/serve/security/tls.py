@@ -1,4 +1,4 @@
-"""TLS as a web configuration file asks for it: its settings in, an `ssl.SSLContext` out."""
+"""TLS settings of a web configuration file as an `ssl.SSLContext`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_BYTES = 1 << 20  # a bundle of every public authority has a quarter of it
+MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 
 def files(tls: TLS, directory: Path) -> tuple[Path, ...]:
-    """Name the files that `tls` is made of; paths in it are relative to the configuration file's `directory`."""
+    """Return the files that `tls` names; relative paths start at the configuration file's `directory`."""
     return tuple(directory / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
 
 
 def context(tls: TLS, directory: Path) -> ssl.SSLContext:
-    """Make a server's context, reading the files that `tls` names. Raises `Refused`."""
+    """Return a server context made of the files that `tls` names. Raises `Refused`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.set_alpn_protocols(["http/1.1"])
     made.minimum_version, made.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
@@ -30,8 +30,8 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
     for curve in tls.curve_preferences:
         try:
             made.set_ecdh_curve(CURVES[curve])
-        except (ssl.SSLError, ValueError):  # Python 3.10 asks OpenSSL for curves in a way that does not know X25519
-            raise Refused(f"curve_preferences={curve}: this Python cannot be held to it; leave it out") from None
+        except (ssl.SSLError, ValueError):  # Python 3.10 cannot set X25519
+            raise Refused(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
     _load_pair(made, _pem(tls, directory, "cert"), _pem(tls, directory, "key"))
     if tls.client_auth_type != "NoClientCert":
         _trust(made, _pem(tls, directory, "client_ca"))
@@ -43,23 +43,23 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
 
 
 class Renewed(ssl.SSLContext):
-    """A listener's context whose every new handshake is made by the one that `current` gives then."""
+    """A listener's context; each new handshake uses the context that `current` returns at that time."""
 
     current: Callable[[], ssl.SSLContext]
 
     def __new__(cls, current: Callable[[], ssl.SSLContext]) -> Renewed:  # noqa: PYI034 - Self came with Python 3.11
-        """Make it; what the base class holds itself is never used."""
+        """Create it; the base class's own settings are never used."""
         made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
         made.current = current
         return made
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """Begin a handshake."""
+        """Start a handshake."""
         return self.current().wrap_bio(*args, **kwargs)
 
 
 def names(certificate: dict[str, Any]) -> set[str]:
-    """Give the subject's alternative names (DNS, IP, e-mail, URI) of what `getpeercert` tells."""
+    """Return the subject alternative names (DNS, IP, e-mail, URI) of what `getpeercert` returns."""
     kinds = {"DNS", "IP Address", "email", "URI"}
     return {value for kind, value in certificate.get("subjectAltName", ()) if kind in kinds}
 
@@ -80,7 +80,7 @@ def _choose_suites(made: ssl.SSLContext, tls: TLS) -> None:
     if not tls.cipher_suites:
         return
     older = [SUITES[name] for name in tls.cipher_suites if name in SUITES]
-    if not older:  # TLS 1.2 has nothing left that it could agree on
+    if not older:  # no suite is left for TLS 1.2
         made.minimum_version = ssl.TLSVersion.TLSv1_3
         return
     try:
@@ -90,10 +90,10 @@ def _choose_suites(made: ssl.SSLContext, tls: TLS) -> None:
 
 
 def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
-    """Give the text of a certificate, key or authority."""
+    """Return the PEM text of a certificate, key or authority."""
     name: str = getattr(tls, f"{kind}_file")
     if not name:
-        return str(getattr(tls, kind)).encode("ascii", "replace")  # PEM is ASCII; what is not makes no difference
+        return str(getattr(tls, kind)).encode("ascii", "replace")  # PEM is ASCII; other bytes fail later anyway
     try:
         with (directory / name).open("rb") as file:
             return file.read(MOST_BYTES)
@@ -105,8 +105,8 @@ def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
 
 
 def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
-    """Load a certificate and its key from memory, so that both are of the moment in which they were read."""
-    # OpenSSL reads them from files only; these are in memory and have no name that another process could open.
+    """Load a certificate and its key from memory, so that both are from the same read."""
+    # OpenSSL reads files only; these are in memory and have no path.
     held = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("cert", "key")]
     try:
         for descriptor, content in zip(held, (cert, key), strict=True):
@@ -125,7 +125,7 @@ def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
 
 
 def _no_password() -> str:
-    """Answer instead of the terminal, where OpenSSL would ask and wait."""
+    """Refuse a key with a password; OpenSSL would ask for it at the terminal."""
     raise Refused("tls_server_config.key_file: the key has a password; give one without")
 
 

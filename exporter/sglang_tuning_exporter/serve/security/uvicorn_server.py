@@ -1,4 +1,4 @@
-"""What is asked of uvicorn beyond its settings: our headers on its own answers, and TLS that is renewed while it runs."""
+"""uvicorn with our headers on its own error responses, and with TLS that is renewed while it runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ REQUEST_SECONDS = 2.0
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, which answers what is not HTTP without any header of ours."""
+    """uvicorn's HTTP protocol, with our headers on responses to invalid requests."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer `400` and hang up."""
+        """Respond `400` and close the connection."""
         text = msg.encode()
         own = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
         own += [(b"content-length", str(len(text)).encode()), (b"connection", b"close")]
@@ -39,17 +39,17 @@ class Protocol(H11Protocol):
 
 
 class GuardedServer(uvicorn.Server):
-    """uvicorn's, with a handshake that must end in time, and that takes over what the `door` reads anew."""
+    """uvicorn's server, with a handshake timeout and with the configuration that the `door` reloads."""
 
     def __init__(self, config: uvicorn.Config, door: Door | None = None) -> None:
         super().__init__(config)
         self._door = door
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         loop = asyncio.get_running_loop()
         if self.config.ssl is not None:
-            # uvicorn leaves asyncio's minute for a handshake, and hands nothing on that would shorten it.
+            # asyncio allows a minute for a handshake, and uvicorn has no setting for it.
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
             loop.create_server = create  # type: ignore[method-assign]
         await super().startup(sockets)
@@ -57,18 +57,18 @@ class GuardedServer(uvicorn.Server):
             self._door.start(lambda: loop.call_soon_threadsafe(self._renewed))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the requests under way end, and nothing begin."""
+        """Finish running requests and accept no new ones."""
         if self._door is not None:
             self._door.stop()
         await super().shutdown(sockets)
 
     def _renewed(self) -> None:
-        """Answer by the new rules: connections that were let in by the old ones end after the answer under way."""
+        """Apply a new configuration: older connections are closed after their running response."""
         set_headers(self.config, self._door)
         if self.config.ssl is not None:
             loop = asyncio.get_running_loop()
             for connection in list(self.server_state.connections):
-                # One that has just been made is about to ask, and is not to be turned away for it.
+                # A new connection is about to send its first request: let it.
                 is_new = getattr(connection, "cycle", None) is None
                 loop.call_later(REQUEST_SECONDS if is_new else 0.0, self._end, connection)
 
@@ -78,6 +78,6 @@ class GuardedServer(uvicorn.Server):
 
 
 def set_headers(config: uvicorn.Config, door: Door | None) -> None:
-    """Have every answer carry ours, uvicorn's own 400 and 503 too."""
+    """Set our headers on every response, uvicorn's own 400 and 503 too."""
     own = {} if door is None else door.rules.config.http.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]

@@ -1,7 +1,7 @@
-"""The web configuration file of Prometheus's exporters: its text in, settings out.
+"""Parser of the web configuration file of Prometheus's exporters.
 
-The format is that of `docs/web-configuration.md` in prometheus/exporter-toolkit. What its tools refuse is refused here; what they
-accept and we could not keep to is refused as well, in one sentence, and nothing is passed over in silence.
+The format is that of `docs/web-configuration.md` in prometheus/exporter-toolkit. What its tools refuse is refused here; settings that
+they accept and this exporter cannot apply are refused too, in one sentence. Nothing is ignored silently.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-# Go's name for a suite of TLS 1.2 and OpenSSL's: those that Go calls secure, and the four with RSA key exchange that it
-# called so up to 1.21.
+# Go's and OpenSSL's name of each TLS 1.2 suite: those that Go calls secure, and four with RSA key exchange that it
+# called secure up to 1.21.
 SUITES: Mapping[str, str] = MappingProxyType(
     {
         "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
@@ -47,12 +47,12 @@ SUITES: Mapping[str, str] = MappingProxyType(
         "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
     }
 )
-# Of TLS 1.3, whose suites Go and OpenSSL both offer whatever the list says.
+# Suites of TLS 1.3: Go and OpenSSL offer all of them, whatever the list is.
 SUITES_OF_TLS13 = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
 CURVES: Mapping[str, str] = MappingProxyType(
     {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 )
-# A header that may be set, and the values it may have where they are a closed list.
+# Headers that can be set, and their allowed values where there is a fixed list.
 HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Content-Security-Policy": (),
@@ -63,22 +63,22 @@ HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _HASH = re.compile(r"\$2[aby]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
-# A hash or a key that slipped into another place than its own, where a message would show it: in part, too.
+# A hash or a key in a wrong place, where an error message would show it; also a part of one.
 _SECRET = re.compile(r"\$2[abxy]?\$[0-9]{2}\$\S*|-----BEGIN.*|[A-Za-z0-9+/=]{60,}", re.DOTALL | re.IGNORECASE)
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?(?:ns|us|µs|ms|s|m|h))+|0")
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
-_LONGEST_SECONDS = 2**63 * 1e-9  # of a duration in Go
+_LONGEST_SECONDS = 2**63 * 1e-9  # the longest duration in Go
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BLANK = frozenset({"", "~", "null", "Null", "NULL"})
 _SWITCH = {**dict.fromkeys(("true", "yes", "y", "on"), True), **dict.fromkeys(("false", "no", "n", "off"), False)}
 _UNSAFE = {
-    **dict.fromkeys(("TLS10", "TLS11"), "TLS below 1.2 is broken and not spoken here; give TLS12 or TLS13"),
+    **dict.fromkeys(("TLS10", "TLS11"), "TLS below 1.2 is broken and not supported; give TLS12 or TLS13"),
     **dict.fromkeys(
         ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert"),
         "it asks for a certificate and verifies nothing; give RequireAndVerifyClientCert",
     ),
 }
-# Pydantic's kinds of error, each with what to do; a validator's own `ValueError` holds what follows the key's name.
+# Remedy for each kind of Pydantic error. A validator's own `ValueError` has the text after the key's name.
 _REMEDIES = {
     "string_type": "give one word, not a list or a mapping",
     "string_unicode": "give plain text",
@@ -89,17 +89,17 @@ _REMEDIES = {
 
 
 class Refused(Exception):  # noqa: N818 - what it says of the file
-    """The file cannot be kept to; one sentence with the key, the value and the remedy, and without a secret."""
+    """The file cannot be applied: one sentence with key, value and remedy, without secrets."""
 
 
 def shown(word: str) -> str:
-    """Give a word of the file as it may stand in a message: one line, not too long, with `…` for a hash or a piece of PEM."""
+    """Return a word of the file for a message: one line, shortened, with `…` for a hash or PEM text."""
     return "".join(c if c.isprintable() else " " for c in _SECRET.sub("…", word))[:80]
 
 
 def _is_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f": {_REMEDIES['string_type']}")  # noqa: TRY004 - Pydantic takes a TypeError for a fault of ours
+        raise ValueError(f": {_REMEDIES['string_type']}")  # noqa: TRY004 - Pydantic does not turn a TypeError into a validation error
     return value
 
 
@@ -152,7 +152,7 @@ def _curve(name: str) -> str:
 
 def _one_curve(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(names) > 1:  # Python's ssl has no call for a list before 3.15
-        raise ValueError(": only one curve can be kept to; give one, or leave the key out for OpenSSL's choice")
+        raise ValueError(": only one curve can be set; give one, or leave the key out for OpenSSL's choice")
     return names
 
 
@@ -172,7 +172,7 @@ def _headers(given: dict[str, Any]) -> dict[str, str]:
 def _users(given: dict[str, Any]) -> dict[str, str]:
     for name, hashed in given.items():
         if ":" in name:
-            raise ValueError(f".{shown(name)}: no browser or scraper can send a name with a colon; give another")
+            raise ValueError(f".{shown(name)}: a name with a colon cannot be sent; give another")
         if not (isinstance(hashed, str) and _HASH.fullmatch(hashed)):
             raise ValueError(f".{shown(name)}: give a bcrypt hash, such as `htpasswd -nBC 10 {shown(name)}` prints")
     return given
@@ -183,7 +183,7 @@ Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
 class _Section(BaseModel):
-    """One mapping of the file: no key that is unknown, and one that is left blank counts as not written."""
+    """One mapping of the file. Unknown keys are errors; an empty value counts as not set."""
 
     model_config = ConfigDict(frozen=True)
 
