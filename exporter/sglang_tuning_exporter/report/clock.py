@@ -113,6 +113,16 @@ class Clock:
         """Whether a time follows within the jitter, so that no later line can be before it."""
         return time is not None and 0 <= time + self._shift - self.now <= JITTER_SECONDS
 
+    def follow(self, time: float | None) -> float | None:
+        """Take the printed time of the next line as `read` does if it simply follows, as most do; else return None."""
+        if time is None:
+            return self.now
+        ahead = time + self._shift - self.now
+        if 0 <= ahead <= JITTER_SECONDS and self._former is None:
+            self.now, self.printed = self.now + ahead, time
+            return self.now
+        return None
+
     def leaps(self, time: float | None) -> bool:
         """Whether `read` needs the time of the next line to understand this one."""
         return time is not None and self.now > -inf and time + self._shift - self.now > JITTER_SECONDS
@@ -122,11 +132,7 @@ class Clock:
 
         `following` is the printed time of the line after it, needed where the time `leaps`.
         """
-        if time is None:
-            return self.now
-        ahead = time + self._shift - self.now
-        if 0 <= ahead <= JITTER_SECONDS and self._former is None:
-            self.now, self.printed = self.now + ahead, time
+        if time is None or self.follow(time) is not None:
             return self.now
         if self.now == -inf:
             self.now, self.printed = time + self._shift, time

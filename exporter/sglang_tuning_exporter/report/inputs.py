@@ -258,8 +258,11 @@ class Logs:
                 last = time
                 while drifted and last >= drifted[0][0]:
                     self._taken[lane] = (self._taken[lane][0], drifted.pop(0)[1])
-            then = _next_time(events, place, part.following) if clock.leaps(time) else None
-            yield clock.read(time, then), event
+            moment = clock.follow(time)
+            if moment is None:
+                then = _next_time(events, place, part.following) if clock.leaps(time) else None
+                moment = clock.read(time, then)
+            yield moment, event
         self._taken[lane] = (reader.counts.copy(), reader.unrecognised.copy())
         return last
 

@@ -37,7 +37,7 @@ BLOCKS_AHEAD = 6  # sent to the other process and not taken back: a MiB each
 _LENGTH = 8  # bytes that say how long a message is
 _CHILD = "import sys; sys.path[:] = {path!r}; from sglang_tuning_exporter.report.read_ahead import work; work({number}, {pace!r})"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_RUN, _DECODES, _PREFILLS = range(3)
+_DECODES, _PREFILLS = range(2)
 _FIGURES = {
     kind: tuple(field.name for field in fields(batch) if field.name not in {"time", "rank", "queues"})
     for kind, batch in ((_DECODES, DecodeBatch), (_PREFILLS, PrefillBatch))
@@ -138,9 +138,10 @@ class ReadAhead:
                 tally[name] += count
         self.unread = part.unread
         rest = iter(part.others)
+        entries = marshal.loads(part.batches)  # noqa: S302 # nosec B302 # as above
         return [
-            next(rest) if entry is None else _event(*entry)
-            for entry in marshal.loads(part.batches)  # noqa: S302 # nosec B302 # as above
+            _run(entry) if type(entry) is tuple else next(rest) if entry is None else _batch(*entry)
+            for entry in entries
         ]
 
 
@@ -200,32 +201,33 @@ def _texts(block: bytes, parts: list[_ReadPart]) -> Iterator[bytes]:
         start += part.length
 
 
-def _entry(event: Event | BatchRun) -> tuple[object, ...] | None:
-    """Return a batch as plain values, which take a tenth of the time that an object does; None for any other event."""
+def _entry(event: Event | BatchRun) -> tuple[object, ...] | list[object] | None:
+    """Return a run as a tuple of plain values, a batch as a list of them, which takes a tenth of the time of objects; else None."""
     if isinstance(event, BatchRun):
         prefix = event.prefix
         heads = prefix + b"Decode batch", prefix + b"Prefill batch"
         lines = b"\n".join([line for line in event.lines if line.startswith(heads)])  # the others are access lines
-        return (_RUN, event.time, _ranks(event.rank), *event[2:-1], lines)
+        return (event.time, _ranks(event.rank), *event[2:-1], lines)
     if isinstance(event, DecodeBatch):
         kind, (time, rank, *figures) = _DECODES, _DECODE(event)
     elif isinstance(event, PrefillBatch):
         kind, (time, rank, *figures) = _PREFILLS, _PREFILL(event)
     else:
         return None
-    return (kind, time, _ranks(rank), *figures, dict(event.queues) or None)
+    return [kind, time, _ranks(rank), dict(event.queues), *figures]
 
 
-def _event(kind: int, time: Any, ranks: _Ranks, *figures: Any) -> Event | BatchRun:
-    *rest, last = figures
-    if kind == _RUN:
-        return BatchRun._make((time, _rank(ranks), *rest, last.split(b"\n")))
+def _run(entry: tuple[Any, ...]) -> BatchRun:
+    return BatchRun._make((entry[0], _rank(entry[1]), *entry[2:-1], entry[-1].split(b"\n")))
+
+
+def _batch(kind: int, time: float | None, ranks: _Ranks, queues: dict[str, int], *figures: Any) -> Event:
     event = (DecodeBatch if kind == _DECODES else PrefillBatch)(time, _rank(ranks))
-    for name, value in zip(_FIGURES[kind], rest, strict=True):
+    for name, value in zip(_FIGURES[kind], figures, strict=True):
         if value is not None:
             setattr(event, name, value)
-    if last is not None:
-        event.queues = last
+    if queues:
+        event.queues = queues
     return event
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.report.series import Bucket, Series
+from sglang_tuning_exporter.report.series import Bucket, Range, Series
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.rank import RankState
@@ -27,6 +27,7 @@ class Sampler:
         self.generated = self.generated_for = 0.0  # tokens per second x seconds, and seconds
         self._throughput_due = -inf
         self._bucket = Bucket()
+        self._running = self._queued = self._usage = Range()  # of the present bucket
         self._bucket_ends = -inf
         self._counted = (0.0, 0.0, 0.0)  # replayed, eager, retractions that the series has
 
@@ -55,13 +56,12 @@ class Sampler:
             for full in rank.usages.values():
                 if usage is None or full > usage:
                     usage = full
-        add = self._bucket.add
         if running is not None:
-            add("running", running, seconds)
+            self._running.add(running, seconds)
         if queued is not None:
-            add("queued", queued, seconds)
+            self._queued.add(queued, seconds)
         if usage is not None:
-            add("usage", usage, seconds)
+            self._usage.add(usage, seconds)
         if running and now >= self._throughput_due:
             self._take_throughput(ranks, now, seconds)
 
@@ -72,7 +72,12 @@ class Sampler:
 
     def _begin_bucket(self, now: float) -> None:
         self._count()
-        self._bucket = self.series.at(now)
+        self._bucket = bucket = self.series.at(now)
+        self._running, self._queued, self._usage = (
+            bucket.range("running"),
+            bucket.range("queued"),
+            bucket.range("usage"),
+        )
         self._bucket_ends = self.series.end_of(now)
 
     def _count(self) -> None:

@@ -50,12 +50,13 @@ class Bucket:
     eager: float = 0.0  # and those without
     retractions: float = 0.0
 
+    def range(self, figure: Figure) -> Range:
+        """Return the range of a figure, to which its values are added."""
+        return self.figures.setdefault(figure, Range())
+
     def add(self, figure: Figure, value: float, seconds: float) -> None:
         """Add a figure's value that held for so many seconds."""
-        known = self.figures.get(figure)
-        if known is None:
-            known = self.figures[figure] = Range()
-        known.add(value, seconds)
+        self.range(figure).add(value, seconds)
 
     def merge(self, other: Bucket) -> None:
         """Add the next bucket."""

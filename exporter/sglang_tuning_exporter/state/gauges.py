@@ -61,9 +61,7 @@ class Gauges:
     def generation_throughput(self) -> float | None:
         """Generated tokens per second, of the last decode line or scrape."""
         if self._last_decode is not None:
-            line = self._last_decode.decode if isinstance(self._last_decode, BatchRun) else self._last_decode
-            self._throughput = None if line is None else line.generation_throughput
-            self._last_decode = None
+            self._throughput, self._last_decode = self._last_decode.generation_throughput, None
         return self._throughput
 
     @property

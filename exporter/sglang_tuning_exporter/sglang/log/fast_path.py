@@ -224,23 +224,27 @@ class BatchRun(NamedTuple):
         is_of_batch = line.startswith(b"%d," % running, start + _BATCH) and line.startswith(b"Decode", start)
         return line if is_of_batch else None
 
+    def _last(self, head: bytes) -> bytes | None:
+        start = self.prefix + head
+        return next((line for line in reversed(self.lines) if line.startswith(start)), None)
+
+    @property
+    def generation_throughput(self) -> float | None:
+        """The tokens per second of the last decode line."""
+        line = self._last(b"Decode batch")
+        return None if line is None else throughput(line)
+
     @property
     def decode(self) -> DecodeBatch | None:
         """The last decode line."""
-        start = self.prefix + b"Decode batch"
-        for line in reversed(self.lines):
-            if line.startswith(start):
-                return decode_batch(line[len(self.prefix) :], self.time, self.rank)
-        return None
+        line = self._last(b"Decode batch")
+        return None if line is None else decode_batch(line[len(self.prefix) :], self.time, self.rank)
 
     @property
     def prefill(self) -> PrefillBatch | None:
         """The last prefill line."""
-        start = self.prefix + b"Prefill batch"
-        for line in reversed(self.lines):
-            if line.startswith(start):
-                return prefill_batch(line[len(self.prefix) :], self.time, self.rank)
-        return None
+        line = self._last(b"Prefill batch")
+        return None if line is None else prefill_batch(line[len(self.prefix) :], self.time, self.rank)
 
     @property
     def joined(self) -> list[PrefillBatch]:
