@@ -79,7 +79,7 @@ def test_a_wrong_expectation_is_noticed(tmp_path: Path) -> None:
 
 def test_there_is_an_alert_for_every_row_of_the_table_or_a_reason_for_none() -> None:
     assert sorted(RULES) == sorted(row.alert for row in DIAGNOSES if row.alert)
-    assert all(bool(row.alert) != bool(row.no_alert) for row in DIAGNOSES)
+    assert all(bool(row.alert) != bool(row.why_no_alert) for row in DIAGNOSES)
 
 
 @pytest.mark.parametrize("alert", RULES)

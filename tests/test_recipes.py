@@ -25,6 +25,7 @@ ROW = """
         seen="{value} of the serving time with the queue below its range",
         guide="not in the guide",
         turn=Turn("", "speed up", "send more requests at once", "A short queue runs dry.", "nobody has more to send"),
+        scale_out="neither",
         profiles=("offline",),
     ),
 )
@@ -86,6 +87,7 @@ tests:
               description: "a:9741: 100% of the serving time with the queue below its range."
               suggested: "send more requests at once"
               direction: "speed up"
+              expected: ""
               why: "A short queue runs dry."
               will_not_help_if: "nobody has more to send"
               guide: "not in the guide"

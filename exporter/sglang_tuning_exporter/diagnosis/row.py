@@ -47,7 +47,7 @@ class Turn:
 class Diagnosis:
     """One row of the table.
 
-    alert: empty where there is none; `no_alert` says why.
+    alert: empty where there is none; `no_alert` says why, except for a chance.
     seen: one sentence, a template over the evidence and the thresholds (`Profile.figures`).
     label: a few words for boards; derived from the id where empty.
     title: for notifications; the label where it is None.
@@ -69,13 +69,13 @@ class Diagnosis:
     """
 
     id: str
-    alert: str
-    severity: Severity
     condition: Condition
     summary: str
     seen: str
     guide: str
     turn: Turn
+    alert: str = ""
+    severity: Severity = "info"
     label: str = ""
     title: Title | None = None
     sizes: Callable[[Case], list[Value]] | None = None
@@ -113,6 +113,12 @@ class Diagnosis:
         words = self.headline
         words = words if words[:2].isupper() else words[:1].lower() + words[1:]
         return self.title or Title(words, self.condition.figure_of)
+
+    @property
+    def why_no_alert(self) -> str:
+        """The reason why it has no alert; empty if it has one."""
+        chance = "an opportunity, not a fault: it needs no notification" if self.is_chance and not self.alert else ""
+        return self.no_alert or chance
 
     @property
     def role(self) -> Kind:

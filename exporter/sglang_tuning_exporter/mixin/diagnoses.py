@@ -22,7 +22,7 @@ def page() -> str:
         "",
         "## Why some rows have no alert",
         "",
-        *(f"- `{row.id}`: {row.no_alert}." for row in DIAGNOSES if not row.alert),
+        *(f"- `{row.id}`: {row.why_no_alert}." for row in DIAGNOSES if not row.alert),
     ]
     return "\n".join(lines) + "\n"
 

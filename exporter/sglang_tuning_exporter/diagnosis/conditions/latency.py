@@ -13,6 +13,13 @@ from sglang_tuning_exporter.diagnosis.promql import ON, WHILE, above, before, th
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
 from sglang_tuning_exporter.state.journal import START
 
+_NAMES = {"time_to_first_token": "time to first token", "inter_token": "inter-token latency"}
+_CAUSES = {
+    "queue": "the queue",
+    "prompts": "long prompts",
+    "batch": "a large batch",
+    "prefill": "prefill between decode steps",
+}
 Judged: TypeAlias = Literal["time_to_first_token", "inter_token"]
 # With fewer requests in the long window one slow request is a large share. Not required of the short window: a server
 # whose throughput collapses answers few. Tokens are not counted: one slow request has thousands of slow ones.
@@ -33,7 +40,7 @@ class Slow(Condition):
 
     @property
     def needs(self) -> str:
-        return f"load, SGLang's metrics, and an objective of the profile for the {self.latency.replace('_', ' ')}"
+        return f"load, SGLang's metrics, and an objective of the profile for the {_NAMES[self.latency]}"
 
     @property
     def spares(self) -> Resource | None:
@@ -73,7 +80,7 @@ class Slow(Condition):
 
     @property
     def described(self) -> str:
-        return f"more than {self.times:g} times the budget of {self.latency.replace('_', ' ')} missed, because of the {self.because}"
+        return f"more than {self.times:g} times the error budget of the {_NAMES[self.latency]} missed, because of {_CAUSES[self.because]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,6 @@ class BurnRate(Condition):
     not healthy.
     """
 
-    described = "an objective's error budget, two windows"
     is_event = True
     is_in_logs = False
     figure = PERCENT
@@ -120,3 +126,7 @@ class BurnRate(Condition):
             f"and {ON} {before('sglang_tuning_latency_observations_total' + of, self.settled, WHILE)}",
             f"unless {ON} increase(sglang_tuning_server_starts_total[{self.settled}]) > 0",
         ]
+
+    @property
+    def described(self) -> str:
+        return f"error budget of the {_NAMES[self.latency]} used up {self.times:g} times too fast, over {self.long} and {self.short}"

@@ -25,7 +25,6 @@ class SourceTrouble(Condition):
     seen. `events` are what a log alone can count, within `window`.
     """
 
-    described = "state of the data sources"
     traces = ENDS
     kind = "remark"
     is_event = True
@@ -39,6 +38,10 @@ class SourceTrouble(Condition):
     events: tuple[str, ...] = ()
     is_end: bool = False
     window: str = WINDOW
+
+    @property
+    def described(self) -> str:
+        return self.words or "state of the data sources"
 
     @property
     def needs(self) -> str:

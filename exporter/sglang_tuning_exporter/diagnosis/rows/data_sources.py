@@ -15,7 +15,6 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="metrics_disabled",
         alert="SGLangMetricsDisabled",
-        severity="info",
         condition=SourceTrouble(
             f"{disabled(KNOWN)} == 1\nunless {ON} {firing('SGLangServerDown')}",
             trouble="metrics_disabled",
@@ -76,7 +75,6 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="format_drift",
         alert="SGLangFormatDrift",
-        severity="info",
         condition=SourceTrouble(
             "sum without (kind) (increase(sglang_tuning_log_unrecognised_total[1h])) > 0\n"
             f"or {known('sglang_tuning_metrics_unrecognised_families')} > 0",
@@ -142,7 +140,6 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="scraped_too_seldom",
         alert="SGLangScrapedTooSeldom",
-        severity="info",
         condition=SourceTrouble(
             # Failed scrapes count: this is about the interval.
             f"count_over_time(up[30m]) < {FEWEST_SCRAPES}\n"

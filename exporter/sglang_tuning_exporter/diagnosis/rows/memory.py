@@ -174,7 +174,6 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="memory_reserve_too_large",
         alert="SGLangMemoryReserveTooLarge",
-        severity="info",
         condition=Reserve("above"),
         summary="GPU memory stays unused that the KV cache could use.",
         seen="{value} free on the GPU at start-up",

@@ -306,8 +306,6 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="running_far_below_limit",
-        alert="",
-        severity="info",
         condition=Share("admission", ("pool_full",)),
         summary="The KV cache fills up long before --max-running-requests is reached: memory is the limit.",
         seen="{value} of the serving time with a full KV cache and requests waiting",
@@ -330,7 +328,6 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="client_too_slow",
         alert="SGLangClientTooSlow",
-        severity="info",
         condition=Share(
             "queue",
             ("empty",),
