@@ -1,9 +1,9 @@
-"""How long requests wait and how long their answers are, out of SGLang's own histograms: how many, how many too long, and how long lately.
+"""Latencies and lengths of answers from SGLang's own histograms: observations, those above the objective, and recent quantiles.
 
-Pure; `now` is seconds on the caller's clock. Counted since the exporter came: the first scrape is the base, and a server
-that starts again counts from nothing. Its own counts tell that it has, not the log: a page under way when the start is
-printed is still the old server's, and would be counted whole. A breach is an observation above the profile's objective, estimated inside its
-bucket by a straight line as Prometheus' `histogram_quantile` does, hence floats.
+Pure; `now` is seconds on the caller's clock. Counted since the exporter started: the first scrape is the base, and a server that starts
+again counts from 0. Its counts show a new start, not its log: a page that is being written when the start is logged is still the old
+server's. A breach is an observation above the profile's objective, estimated inside its bucket by linear interpolation as in
+Prometheus' `histogram_quantile`, so it is a float.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 Latency: TypeAlias = Literal["time_to_first_token", "inter_token", "request", "queue"]
 LATENCIES: tuple[Latency, ...] = get_args(Latency)
-ALIKE = 0.95  # of the answers in one bucket are of one length
-ENOUGH_ANSWERS = 50  # below, the longest of a hundred is the edge of a bucket and little more
+ALIKE = 0.95  # of the answers in one bucket: they have one length
+ENOUGH_ANSWERS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What was observed lately: counts are floats, times seconds. Quantiles are estimates inside a bucket."""
+    """Recent observations: counts are floats, times seconds, quantiles are estimates inside a bucket."""
 
     observations: float
     breaches: float | None  # None without an objective
     mean_seconds: float | None
     p50_seconds: float
     p99_seconds: float
-    quarter_seconds: float | None = None  # a quarter took no longer
+    quarter_seconds: float | None = None  # the 25th percentile
 
     @property
     def breach_share(self) -> float | None:
-        """Part of the observations above the objective, 0-1."""
+        """Share of the observations above the objective, 0-1."""
         return None if self.breaches is None else self.breaches / self.observations
 
 
 class LatencyLedger:
-    """Takes one scrape after the other; remembers the last `length` seconds in steps of ten.
+    """Takes one scrape after the other; keeps the last `length` seconds in steps of ten.
 
-    `objectives` are seconds by latency; a latency without one is observed and not judged.
+    `objectives` are seconds by latency; a latency without one has no breaches.
     """
 
     def __init__(self, objectives: Mapping[Latency, float | None], length: float = 600.0) -> None:
@@ -59,46 +59,46 @@ class LatencyLedger:
         """Take one successful scrape."""
         self._answers.see(scrape.answer_tokens, now, first=not self._scraped)
         for latency, tally in self._tallies.items():
-            tally.see(told(scrape, latency), now, first=not self._scraped)
+            tally.see(histogram_of(scrape, latency), now, first=not self._scraped)
         self._scraped = True
 
     def begin_window(self) -> None:
-        """Leave out of what is recent everything up to now."""
+        """Leave everything up to now out of what is recent."""
         for tally in (self._answers, *self._tallies.values()):
             tally.begin_window()
 
     def objective(self, latency: Latency) -> float | None:
-        """Seconds that an observation may take."""
+        """Return the objective in seconds."""
         return self._tallies[latency].objective
 
     def observations(self, latency: Latency) -> float | None:
-        """How many there were since the exporter came; None before the first scrape."""
+        """Return the observations since the exporter started; None before the first scrape."""
         return self._tallies[latency].observations if self._scraped else None
 
     def breaches(self, latency: Latency) -> float | None:
-        """How many of them took longer than the objective; None before the first scrape and without an objective."""
+        """Return the observations above the objective; None before the first scrape and without an objective."""
         tally = self._tallies[latency]
         return tally.breaches if self._scraped and tally.objective is not None else None
 
     def recent(self, latency: Latency, now: float, seconds: float | None = None) -> Recent | None:
-        """Give what came in the last `seconds` (the ledger's length unless told, and at most); None if nothing did."""
+        """Return what came in the last `seconds` (by default and at most the ledger's length); None if nothing did."""
         return self._tallies[latency].recent(now, seconds)
 
     def longest_answer(self, now: float, seconds: float | None = None) -> float | None:
-        """Estimate the tokens that all but one in a hundred of the last answers end within; None where too few are told for that."""
+        """Return the 99th percentile of the tokens of recent answers; None where they are too few."""
         recent = self._answers.recent(now, seconds)
         return None if recent is None or recent.observations < ENOUGH_ANSWERS else recent.p99_seconds
 
     def fixed_answer(self, now: float, seconds: float | None = None) -> float | None:
-        """Give the tokens of an answer where nearly all of the last answers are of one length; None where they differ, or too few are known."""
+        """Return the tokens of an answer where nearly all recent answers have one length; None where they differ or are too few."""
         gained = self._answers.gained(now, seconds)
         if gained is None or gained.observations < ENOUGH_ANSWERS or gained.fullest_share < ALIKE:
             return None
         return gained.mean_seconds
 
 
-def told(scrape: Scrape, latency: Latency) -> Histogram | None:
-    """Give the histogram that a scrape has for a latency."""
+def histogram_of(scrape: Scrape, latency: Latency) -> Histogram | None:
+    """Return the histogram of a latency in a scrape."""
     if latency == "time_to_first_token":
         return scrape.time_to_first_token
     if latency == "inter_token":
@@ -113,15 +113,15 @@ class _Tally:
         self.objective = objective
         self.observations = 0.0
         self.breaches = 0.0
-        self._base: Histogram | None = None  # the server's own counts, as last told
+        self._base: Histogram | None = None  # the server's own counts at the last scrape
         self._length = length
-        self._seen: Histogram | None = None  # what came since the boundaries are what they are
+        self._seen: Histogram | None = None  # all observations with the present boundaries
         self._marks: deque[tuple[float, Histogram | None]] = deque()
         self._due = -inf
 
     def see(self, histogram: Histogram | None, now: float, *, first: bool) -> None:
         if histogram is not None:
-            # A family that the first page did not have had seen nothing then.
+            # A family that the first page did not have had no observations then.
             base, self._base = histogram if first else self._base, histogram
             self._add((histogram.since(base) if base is not None else None) or histogram)
         if now >= self._due:
@@ -141,11 +141,11 @@ class _Tally:
         if self._seen is not None and self._seen.bounds == gained.bounds:
             gained = self._seen + gained
         else:
-            self._marks.clear()  # other boundaries cannot be subtracted: the window begins anew
+            self._marks.clear()  # other boundaries cannot be subtracted: the window begins again
         self._seen = gained
 
     def gained(self, now: float, seconds: float | None) -> Histogram | None:
-        """Give the observations of the last `seconds`."""
+        """Return the observations of the last `seconds`."""
         start = now - min(self._length if seconds is None else seconds, self._length)
         before = [seen for at, seen in self._marks if at <= start]
         gained = self._seen

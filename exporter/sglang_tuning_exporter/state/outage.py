@@ -1,4 +1,4 @@
-"""Why SGLang gives no metrics, and for how long that may be a start: every excuse ends. Pure; `now` is on the state's clock."""
+"""Why SGLang has no metrics, and for how long that may be a start. Pure; `now` is on the state's clock."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from sglang_tuning_exporter.state.life import STARTING_SECONDS
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.server import ServerState
 
-# A server that has not been seen up, and of whose start no log tells, may be starting for so long where nothing answers.
+# A server that was never seen up, without a start in its log, may be starting for so long.
 UNSEEN_SECONDS = 900.0
-# Nobody answers, or a proxy in the server's place: another server may answer next time.
+# Nothing answers, or a proxy in the server's place; another server may answer next time.
 AWAY: frozenset[str] = frozenset({"connection_refused", "unreachable", "not_ready"})
 # From this release on a page has figures before the first request.
 FIRST_WITH_FIGURES = (0, 5, 0)
 
 
 class Failure(Protocol):
-    """A scrape that failed; as words it is a sentence."""
+    """A failed scrape; `str` gives a sentence."""
 
     @property
     def reason(self) -> str:
-        """What went wrong, in one word."""
+        """What went wrong, in one word, a label value."""
 
     @property
     def serves(self) -> bool:
-        """Whether it answers, and has nothing to say yet."""
+        """Whether the server answers with an empty page."""
 
 
 class Why(NamedTuple):
-    """Why there are no metrics: a word for a label, a sentence for people, and whether the server may be starting."""
+    """Why there are no metrics: a label value, a sentence, and whether the server may be starting."""
 
     reason: str
     message: str
@@ -39,24 +39,24 @@ class Why(NamedTuple):
 
 
 class Outage:
-    """Judges scrapes that fail by what was seen of this server before."""
+    """Explains failed scrapes from what was seen of this server before."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # the first of the failed scrapes in a row
         self._seen_with: int | None = None  # how many starts were known when a page last came
-        self._answers: bool | None = None  # without metrics, whether it answers other questions; None: it never has
+        self._answers: bool | None = None  # without metrics, whether it answers other requests; None: it never has
 
     def ends(self, starts: int) -> None:
-        """Note that a page came; `starts` are those known by now."""
+        """Note a successful scrape; `starts` are those known by now."""
         self._since, self._seen_with, self._answers = None, starts, None
 
     def asked(self, *, answered: bool) -> None:
-        """Note whether the server answered another question than for its metrics."""
+        """Note whether the server answered another request than that for its metrics."""
         if answered or self._answers:
             self._answers = answered
 
     def explain(self, failure: Failure, state: ServerState, now: float) -> Why:
-        """Say why a scrape failed."""
+        """Return why a scrape failed."""
         self._since = now if self._since is None else self._since
         if failure.reason == "metrics_disabled":
             return self._without_metrics(failure, state, now)
@@ -74,20 +74,20 @@ class Outage:
         return Why(failure.reason, str(failure))
 
     def _without_metrics(self, failure: Failure, state: ServerState, now: float) -> Why:
-        """Tell a server without --enable-metrics from a proxy that answers 404 in place of one that is gone."""
+        """Distinguish a server without --enable-metrics from a proxy that answers 404 for a server that is gone."""
         had = self._seen_with == state.starts
         gone = had or self._answers is False or state.died or state.start_is_overdue(now)
         if self._answers or not gone:
             return Why("metrics_disabled", str(failure))
         return Why(
             "http_404",
-            "it answers 404" + (", and has had metrics" if had else ", as a proxy does for a server that is gone"),
+            "it answers 404" + (", and had metrics before" if had else ", as a proxy does for a server that is gone"),
         )
 
     def _may_start(self, reason: str, state: ServerState, now: float, seconds: float) -> bool:
-        """Say whether a server that is away may be starting: its log says so, or nothing has shown that it ever served.
+        """Return whether a server that is away may be starting: its log shows a start, or nothing shows that it ever served.
 
-        What the log says of its end wins at once.
+        An end in the log is decisive.
         """
         if state.died:
             return False
@@ -99,6 +99,6 @@ class Outage:
 
 
 def _is_empty_at_first(state: ServerState) -> bool:
-    """Whether the server is of a release whose page stays empty until its first request, which may take days."""
+    """Whether the release has an empty page until its first request, which may take days."""
     release = state.facts.release
     return release is not None and is_before(release, FIRST_WITH_FIGURES)

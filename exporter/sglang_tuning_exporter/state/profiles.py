@@ -1,4 +1,7 @@
-"""What a server is for, and so what its figures mean: the guide's workload profiles, their thresholds and their settings."""
+"""The tuning guide's workload profiles, with their thresholds and settings.
+
+Reasons and sources: docs/decisions.md, "Constants by name"; "the guide" is SGLang's hyperparameter tuning guide.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,23 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What a flag can cause. Late is past the profile's objective; waiting, a queue that is not healthy.
+# What a flag can cause. `first_tokens` and `tokens` are late by the profile's objective; `waiting` is an unhealthy queue.
 Trouble: TypeAlias = Literal[
     "pool", "prefill", "held", "limit", "retracting", "first_tokens", "tokens", "rejected", "waiting", "eager", "hang"
 ]
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
-# A rate a minute with one event more within the ten minutes that a rule looks at: what sampling can add.
-ONE_MORE = 0.1
-# "About one a minute is fine": one every 50 seconds is about one.
-ABOUT = 0.2
+ONE_MORE = 0.1  # events per minute: one more in ten minutes, which sampling can add
+ABOUT = 0.2  # events per minute above the threshold that are still about as many
 LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
-# Healthy queue in the first edition of SGLang's tuning guide; 100 to 2000 in the newest.
-FIRST_EDITION_QUEUE = (50.0, 500.0)
+FIRST_EDITION_QUEUE = (50.0, 500.0)  # healthy queues in the guide's first edition
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One argument as the guide sets it for a workload; `arg` and `value` as SGLang prints them, 0 and 1 for switches.
 
-    `why` completes "it …". `needed`: set otherwise, it defeats what the profile is for. `helps` is what it can cure where it
-    is set otherwise, empty where rows of their own advise it; `beside` is a switch without which it does nothing.
+    `why` completes "it …". `needed`: with another value the profile makes no sense. `helps` is what it can improve, empty where rows
+    of the table advise it; `beside` is a switch without which it has no effect.
     """
 
     arg: str
@@ -41,34 +41,34 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The thresholds in force. Queue figures are requests, waits and latencies seconds, memory GB as SGLang prints it, usage and shares 0-1."""
+    """The thresholds in force: queues in requests, waits and latencies in seconds, memory in GB as SGLang prints it, usage and shares 0-1."""
 
     name: str
-    queue_lower: float | None  # below it the client is the bottleneck; None where an empty queue is good
+    queue_lower: float | None  # below it the client limits; None where an empty queue is good
     queue_upper: float  # above it scheduling overhead grows
-    queue_wait_seconds: float | None  # the longest wait that still keeps the latency objective; None where nobody waits
+    queue_wait_seconds: float | None  # longest wait within the latency objective; None where nobody waits
     time_to_first_token_seconds: float | None = None  # None: nobody waits for it
     inter_token_seconds: float | None = None
-    latency_objective: float = 0.99  # share of observations that must keep to the two above
+    latency_objective: float = 0.99  # share of observations within the two above
     token_usage_target: float = 0.9
-    retractions_per_minute: float = 1.0  # the guide: about one a minute is fine
+    retractions_per_minute: float = 1.0  # the guide: "about once a minute" is fine
     rejections_per_minute: float = 1.0
     aborted_share: float = 0.05  # of the requests that got their first token or were given up
-    reserve_lower_gb: float = 5.0  # below: risk of running out of memory
-    reserve_upper_gb: float = 10.0  # 10-20 GB is too much; 8-10 GB is in no edition's range and so judged by nobody
-    reserve_aim_gb: float = 6.5  # the middle of the 5-8 GB the guide calls good
-    reserve_least_gb: float = 1.0  # almost nothing: the next allocation fails
+    reserve_lower_gb: float = 5.0  # below it out-of-memory failures are likely
+    reserve_upper_gb: float = 10.0  # the guide: 10-20 GB is too much, 5-8 GB good; 8-10 GB is neither
+    reserve_aim_gb: float = 6.5  # the middle of 5-8 GB
+    reserve_least_gb: float = 1.0  # below it the next allocation may fail
     frequent_share: float = 0.5  # "frequently": more than half of the serving time of the window
     window_seconds: float = 600.0
     enough_serving_seconds: float = 20.0
     enough_observations: int = 10
-    overridden: frozenset[str] = frozenset()  # thresholds that the user set: no edition of the guide changes them
+    overridden: frozenset[str] = frozenset()  # thresholds that the user set
     settings: tuple[Setting, ...] = ()
 
     def with_thresholds(self, values: Mapping[str, float]) -> Profile:
-        """Put the user's own figures, checked by `threshold_problem`, in place of the guide's.
+        """Return the profile with the user's own thresholds, checked by `threshold_problem`.
 
-        What to aim for stays inside the range: it moves to the middle of one that leaves it out.
+        The aim stays inside the range: where it is outside of a new range, it is the middle.
         """
         known = {name: int(value) if name == "enough_observations" else value for name, value in values.items()}
         made = replace(self, **known, overridden=self.overridden.union(known))  # type: ignore[arg-type]
@@ -78,37 +78,37 @@ class Profile:
         return replace(made, reserve_aim_gb=(lower + upper) / 2)
 
     def late_bound(self, times: float) -> float:
-        """Give the share of observations that may miss their objective, so many times the budget, before a latency is bad."""
+        """Return the share of observations that may miss the objective at so many times the error budget."""
         return min(times * (1 - self.latency_objective), self.frequent_share)
 
     @property
     def figures(self) -> dict[str, str]:
-        """The thresholds as they are written, by name, and what follows from them."""
+        """The thresholds as text, by name, and what follows from them."""
         names = (*THRESHOLDS, "reserve_good_gb")
         shown = {name: "-" if getattr(self, name) is None else f"{getattr(self, name):g}" for name in names}
         return {**shown, "queue_limit": self._queue_limit}
 
     @property
     def _queue_limit(self) -> str:
-        """What a queue that is too long means: its estimated wait, else its length."""
+        """The limit of a queue: its estimated wait, else its length."""
         if self.queue_wait_seconds is not None:
             return LONG_WAIT.format(f"{self.queue_wait_seconds:g}")
         return LONG_QUEUE.format(f"{self.queue_upper:g}")
 
     @property
     def reserve_good_gb(self) -> float:
-        """The most memory left that is good; up to the upper bound no edition of the guide judges it."""
+        """The most memory left that is good; between it and the upper bound the guide says nothing."""
         return min(max(GOOD_RESERVE_GB, self.reserve_aim_gb), self.reserve_upper_gb)
 
     @property
     def retractions_tolerated(self) -> float:
-        """The most retractions a minute that are about as many as the threshold."""
+        """Retractions per minute that are still about as many as the threshold."""
         return self.retractions_per_minute + ABOUT
 
     @property
     def bounds(self) -> list[tuple[str, str, float]]:
-        """The thresholds as they are exposed: signal, bound and figure (`sglang_tuning_threshold`); memory in bytes."""
-        told: tuple[tuple[str, str, float | None], ...] = (
+        """The thresholds as exposed by `sglang_tuning_threshold`: signal, bound and figure; memory in bytes."""
+        bounds: tuple[tuple[str, str, float | None], ...] = (
             ("queue", "lower", self.queue_lower),
             ("queue", "upper", self.queue_upper),
             ("queue", "wait_seconds", self.queue_wait_seconds),
@@ -125,11 +125,11 @@ class Profile:
             ("inter_token_latency_seconds", "upper", self.inter_token_seconds),
             ("latency", "objective", self.latency_objective),
         )
-        return [(signal, bound, value) for signal, bound, value in told if value is not None]
+        return [(signal, bound, value) for signal, bound, value in bounds if value is not None]
 
     @property
     def contradiction(self) -> str:
-        """What the thresholds say against each other, and what to do; empty where they agree."""
+        """How the thresholds contradict each other, and what to do; empty where they do not."""
         for low, high in _ASCENDING:
             lower, upper = getattr(self, low), getattr(self, high)
             if lower is not None and upper is not None and lower >= upper:
@@ -139,7 +139,7 @@ class Profile:
         return ""
 
     def for_edition(self, *, first: bool) -> Profile:
-        """Give the figures of the guide's edition that belongs to the server: its `first`, or the newest."""
+        """Return the thresholds of the guide's edition for the server's release: its `first`, or the newest."""
         if not first:
             return self
         lower, upper = FIRST_EDITION_QUEUE
@@ -152,9 +152,8 @@ class Profile:
         return self if changed.contradiction else changed
 
 
-# The guide calls 5 to 8 GB left at the start good, and 10 to 20 too much.
 GOOD_RESERVE_GB = 8.0
-# From the lower to the higher of each pair.
+# Each pair: the lower and the higher threshold.
 _ASCENDING = (
     ("queue_lower", "queue_upper"),
     ("reserve_least_gb", "reserve_lower_gb"),
@@ -179,7 +178,7 @@ _HICACHE = (
     ),
 )
 
-# The guide speaks of `offline`; most servers are `online`, where an empty queue is what one wants and a queue is judged by the wait it means.
+# The guide is about `offline`; most servers are `online`: an empty queue is good, and a queue is judged by its wait.
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
@@ -252,7 +251,7 @@ PROFILES: dict[str, Profile] = {
 DEFAULT_PROFILE = "online"
 DEFAULT = PROFILES[DEFAULT_PROFILE]
 _SHARES = frozenset({"latency_objective", "token_usage_target", "aborted_share", "frequent_share"})
-# How far back is looked, and how much is enough, is built into the rules: ten minutes, a minute of serving time.
+# The rules have the window and the least serving time built in: ten minutes, one minute.
 _FIXED = frozenset(
     {"name", "overridden", "settings", "window_seconds", "enough_serving_seconds", "enough_observations"}
 )
@@ -260,7 +259,7 @@ THRESHOLDS: tuple[str, ...] = tuple(field.name for field in fields(Profile) if f
 
 
 def threshold_problem(name: str, value: float) -> str:
-    """Say what is wrong with a user's threshold, empty when nothing is."""
+    """Return what is wrong with a user's threshold; empty where nothing is."""
     if name not in THRESHOLDS:
         return f"known thresholds are {', '.join(THRESHOLDS)}"
     if name in _SHARES and not 0 < value < 1:

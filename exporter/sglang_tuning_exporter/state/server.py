@@ -232,7 +232,7 @@ class ServerState(LoggedServer):
         return ranks, failures, lives, tuple(self.forgeries.suspicious.items()), self.starts, rejected
 
     def saved(self, now: float) -> dict[str, Any]:
-        """Return what a later process must know to count the rest of the log once: plain JSON, read by `restore`."""
+        """Return what a later process needs to count the rest of the log once: plain JSON, read by `restore`."""
         self._schedulers.count_retracted(by_log=self._counts_by_log)
         return {
             "ranks": [{"dp": rank.dp, "counts": rank.counters.saved()} for rank in self.ranks.values()],

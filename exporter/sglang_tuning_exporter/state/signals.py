@@ -1,7 +1,4 @@
-"""What a server is doing at one moment, as one state for each signal.
-
-Pure: an observation and what is known of the server in, names out.
-"""
+"""What a scheduler does at one moment: one state for each signal. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ if TYPE_CHECKING:
 Signal: TypeAlias = Literal["activity", "queue", "token_usage", "admission", "cuda_graph"]
 
 IDLE, UNKNOWN, STUCK = "idle", "unknown", "stuck"
-# Every signal also has `idle` (nothing running or queued) and `unknown` (nothing observed for HOLD_SECONDS), so that
-# its seconds add up to wall time and its serving time is all the others.
+# Every signal also has `idle` (nothing runs or waits) and `unknown` (nothing observed for HOLD_SECONDS): the seconds of its states
+# add up to wall time, and its serving time is that of all others.
 STATES: dict[Signal, tuple[str, ...]] = {
     # `stuck`: something runs or waits, /metrics answers, and nothing has moved for HOLD_SECONDS.
     "activity": ("serving", STUCK, IDLE, UNKNOWN),
@@ -42,9 +39,9 @@ STATES: dict[Signal, tuple[str, ...]] = {
 SIGNALS: tuple[Signal, ...] = tuple(STATES)
 HOLD_SECONDS = 60.0
 
-# `#running-req` this close to its limit is at it: finished requests are replaced between two observations.
+# Reasons: docs/decisions.md, "Constants by name".
 AT_LIMIT_SHARE = 0.95
-# The smallest default of the largest captured batch on a large GPU ("160 to 256", the guide), for logs without a start.
+# The largest captured batch where the log has no start.
 UNTOLD_CAPTURED = 160
 _ANSWERS_KEPT = 1024
 
@@ -57,16 +54,16 @@ ALL_STUCK: States = (STUCK, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
 def named(states: States) -> dict[Signal, str]:
-    """Give the state of each signal by its name."""
+    """Return the state of each signal by its name."""
     return dict(zip(SIGNALS, states, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class OtherWaits:
-    """What else can hold requests back on one scheduler; none of it on most servers.
+    """What else can hold requests back on one scheduler.
 
-    `grammar` and `disaggregation` are requests in queues beside the main one; `full_usage` is the full-attention
-    pool's, 0-1, where another pool may be fuller; `recovering`: the new-token ratio is far above where it starts.
+    `grammar` and `disaggregation` are requests in other queues; `full_usage` is that of the full-attention pool, 0-1, where another pool
+    may be fuller; `recovering`: the new-token ratio is far above its start.
     """
 
     grammar: float = 0.0
@@ -86,11 +83,7 @@ def _always(_running: float, _usage: float, _target: float) -> bool:
 
 
 class Classifier:
-    """The thresholds of one scheduler, taken out of profile and facts once: thousands of lines are judged by them.
-
-    `waits_by` says what else decides when a waiting request starts: `prefill` on the prefill side of disaggregation, where
-    nothing is decoded; `other` where it is not the new-token ratio alone (`ServerFacts.waits_by`); empty on all others.
-    """
+    """Gives the states of one scheduler by its thresholds; `waits_by` is that of `Arguments`."""
 
     __slots__ = (
         "_all_but_one", "_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_waits_by", "_without_graph",
@@ -108,15 +101,15 @@ class Classifier:
         self._objective = profile.queue_wait_seconds
         self._target = profile.token_usage_target
         self._limit = AT_LIMIT_SHARE * (running_limit or inf)
-        # One has just ended, and the next would fit: of a small limit that is more than the share above.
+        # Where one request has just ended: of a small limit that is more than the share above.
         self._all_but_one = (running_limit or inf) - 1.0
         self._largest = UNTOLD_CAPTURED if largest_captured is None else largest_captured
-        self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line is no finding
+        self._without_graph = without_graph  # `disabled` or `unsupported`: then `False` in a line means nothing
         self._waits_by = waits_by
         self._unqueued: dict[tuple[float | None, float | None, bool | None], States] = {}
 
     def unqueued(self, running: float | None, usage: float | None, graph: bool | None) -> States:
-        """Give the same without a queue; the figures are few, and so their answers are kept."""
+        """Return the states without a queue; they are kept, since there are few different figures."""
         known = self._unqueued.get((running, usage, graph))
         if known is None:
             if len(self._unqueued) >= _ANSWERS_KEPT:
@@ -137,7 +130,7 @@ class Classifier:
         elsewhere: OtherWaits = NO_OTHER_WAITS,
         next_fits: _Fits = _always,
     ) -> States:
-        """Give the states of a scheduler that has something to do.
+        """Return the states while something runs or waits.
 
         `wait(now)` and `next_fits(running, usage, target)` are called only where they decide.
         """
@@ -184,7 +177,7 @@ class Classifier:
         *,
         prefill_full: bool,
     ) -> str:
-        """Say why requests wait. `held_back` needs evidence: a request that would fit, and nothing else that explains the wait."""
+        """Return why requests wait. `held_back` needs evidence: a request would fit, and nothing else explains the wait."""
         if (running or 0) >= self._limit:
             return "running_limit"
         if usage is None:
@@ -192,7 +185,7 @@ class Classifier:
         if usage >= self._target:
             full = elsewhere.full_usage
             return "hybrid_pool_full" if full is not None and full < self._target else "pool_full"
-        # Prompts fill every batch, so requests wait for their turn, not for room.
+        # Prompts fill every batch: requests wait for prefill, not for memory.
         if prefill_full or self._waits_by == "prefill":
             return "prefill_bound"
         if elsewhere.recovering and not self._waits_by:

@@ -1,8 +1,8 @@
-"""Where the GPU memory of one start went, rank by rank, with a draft model told from the target. Pure.
+"""GPU memory of one start by rank, of the target and of a draft model. Pure.
 
-A server that speculates loads a draft model after the target, with the same lines: `Load weight begin`, `Load weight end`,
-`KV Cache is allocated`, `Memory pool end` (srt/model_executor/model_runner.py; only from 0.5.20 on has a draft's pool a label).
-Each rank prints the target's first.
+With speculative decoding a server loads a draft model after the target, with the same lines: `Load weight begin`, `Load weight end`,
+`KV Cache is allocated`, `Memory pool end` (srt/model_executor/model_runner.py; a draft's pool has a label from 0.5.20 on). Each rank
+prints the target's first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RankMemory:
-    """What one rank printed, in GB; None is not told."""
+    """The memory lines of one rank, in GB; None is unknown."""
 
     before_weights: float | None = None
-    before_load: float | None = None  # free before the load that goes on, a draft's included
+    before_load: float | None = None  # free before the last load, a draft's included
     weights: float | None = None
     draft_weights: float | None = None
-    pool: float | None = (
-        None  # all of a model with several: for full attention, sliding windows, states of linear layers
-    )
+    pool: float | None = None  # of all pools: full attention, sliding windows, states of linear layers
     draft_pool: float | None = None
     graphs: float | None = None  # all captures
     decode_graphs: float | None = None  # those that grow with the largest captured decode batch, a draft's among them
@@ -57,13 +55,13 @@ class RankMemory:
                 self.decode_graphs = (self.decode_graphs or 0.0) + used
 
     def _loaded(self, event: Memory) -> float | None:
-        """Give what the weights took; up to 0.4.0 only what is free before and after the load says so."""
+        """Return the memory of the weights; up to 0.4.0 it is the difference of the memory free before and after the load."""
         if event.used_gb is not None or self.before_load is None or event.available_gb is None:
             return event.used_gb
         return max(round(self.before_load - event.available_gb, 2), 0.0)
 
     def take_pool(self, event: KvPool) -> None:
-        """Take a pool line: up to the first end of a memory pool they are the target's."""
+        """Take a pool line; up to the first `Memory pool end` they are the target's."""
         if event.gigabytes is None:
             return
         if event.resized or (self.pool_ended and self.pool is None):
@@ -85,7 +83,7 @@ class StartMemory:
         self._ranks: dict[Rank, RankMemory] = {}
 
     def of(self, rank: Rank) -> RankMemory:
-        """Give the account of a rank; beyond the ranks that are remembered, one that nobody looks at again."""
+        """Return the memory of a rank; beyond the ranks that are kept, one that nobody reads."""
         known = self._ranks.get(rank)
         if known is None:
             known = RankMemory()
@@ -94,14 +92,14 @@ class StartMemory:
         return known
 
     def figures(self) -> RankMemory:
-        """Give the rank with most of each figure, and what was free before the weights on the rank with least.
+        """Return the most of each figure, and the least memory that was free before the weights.
 
-        That is what SGLang sizes the pools of all ranks by (`get_available_gpu_memory(distributed=True)`).
+        SGLang sizes the pools of all ranks by the latter (`get_available_gpu_memory(distributed=True)`).
         """
         ranks = self._ranks.values()
 
-        def most(told: Iterable[float | None]) -> float | None:
-            return max((figure for figure in told if figure is not None), default=None)
+        def most(figures: Iterable[float | None]) -> float | None:
+            return max((figure for figure in figures if figure is not None), default=None)
 
         return RankMemory(
             before_weights=min((r.before_weights for r in ranks if r.before_weights is not None), default=None),

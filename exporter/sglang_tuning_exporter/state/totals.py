@@ -1,4 +1,4 @@
-"""How much of everything happened, and how much of it lately. Pure; seconds are on the caller's clock."""
+"""Cumulative figures of a scheduler, and their part in a recent window. Pure; seconds on the caller's clock."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
-_SECONDS_KEPT = 256  # of admissions that nobody has asked for
-_MOST_PENDING = 2048  # seconds or snapshots that nobody has asked for
-_MOST_SNAPSHOTS = 256  # a window wants some sixty of them; each keeps its counts
-_COARSE_ABOVE = 128  # batch sizes above it are kept to the next multiple of 8, as captured sizes are
+_SECONDS_KEPT = 256  # of admissions
+_MOST_PENDING = 2048
+_MOST_SNAPSHOTS = 256  # a window keeps about sixty; each has its own counts
+_COARSE_ABOVE = 128  # larger batch sizes are rounded up to a multiple of 8, as captured sizes are
 
 
-# The keys of `Totals.seconds` in which a signal was told while something ran or waited.
+# The keys of `Totals.seconds` for the time in which something ran or waited and the signal was known.
 _SERVING = {
     signal: tuple((signal, state) for state in STATES[signal] if state not in {IDLE, UNKNOWN}) for signal in SIGNALS
 }
@@ -28,7 +28,7 @@ HELD_BACK = "held_back"  # the state of `admission`
 _Key = TypeVar("_Key")
 
 
-# What a scheduler is in, and its queued requests, usage of the fullest pool and running requests, where told.
+# The states of a scheduler, and its queued requests, usage of the fullest pool and running requests, where known.
 Held: TypeAlias = tuple[States, float | None, float | None, float | None]
 
 
@@ -40,9 +40,8 @@ def _combine(mine: dict[_Key, float], theirs: dict[_Key, float], sign: int) -> N
 class Totals:
     """Cumulative figures of one scheduler, or their difference over a window.
 
-    `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving
-    time (queued, usage, running), and of the part of it with admission `held_back` (held_back_usage, held_back_running).
-    All three are brought up to date when they are asked for.
+    `seconds` by (signal, state); `running_seconds` by decode batch size; `integrals` are figure x seconds of serving time (queued, usage,
+    running), and of its part with admission `held_back` (held_back_usage, held_back_running). All three are computed when they are read.
     """
 
     __slots__ = ("_integrals", "_running_seconds", "_seconds", "_snapshots", "counts", "pending")
@@ -58,8 +57,8 @@ class Totals:
         self._running_seconds = defaultdict(float) if running_seconds is None else running_seconds
         self._integrals = defaultdict(float) if integrals is None else integrals
         self.counts = defaultdict(float) if counts is None else counts
-        self.pending: list[tuple[float, Held]] = []  # seconds and what was held in them, not added up yet
-        self._snapshots: list[tuple[int, Snapshot]] = []  # and how much of `pending` each has seen
+        self.pending: list[tuple[float, Held]] = []  # seconds and what held in them, not added up yet
+        self._snapshots: list[tuple[int, Snapshot]] = []  # and how much of `pending` each contains
 
     @property
     def seconds(self) -> defaultdict[tuple[Signal, str], float]:
@@ -75,12 +74,12 @@ class Totals:
 
     @property
     def integrals(self) -> defaultdict[str, float]:
-        """Figure x seconds of serving time, and `<figure>_seconds` in which it was told."""
+        """Figure x seconds of serving time, and `<figure>_seconds` in which it was known."""
         self.settle()
         return self._integrals
 
     def snapshot(self) -> Snapshot:
-        """Remember what there is now; it is added up when it is asked for."""
+        """Return a snapshot of now; it is computed when it is read."""
         if len(self.pending) > _MOST_PENDING or len(self._snapshots) > _MOST_SNAPSHOTS:
             self.settle()
         snapshot = Snapshot(self)
@@ -88,7 +87,7 @@ class Totals:
         return snapshot
 
     def settle(self) -> None:
-        """Add up what is pending, with a stop at each snapshot."""
+        """Add up what is pending, and fill each snapshot on the way."""
         if self._snapshots:
             done = 0
             for seen, snapshot in self._snapshots:
@@ -99,10 +98,7 @@ class Totals:
             self._snapshots.clear()
             del self.pending[:done]
         if self.pending:
-            if len(self.pending) == 1:
-                self._add(*self.pending[0])
-            else:
-                self._add_up(self.pending)
+            self._add_up(self.pending)
             self.pending.clear()
 
     def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901 - one loop: all seconds of a log
@@ -134,41 +130,19 @@ class Totals:
         for states, seconds in held_for.items():
             for key in zip(SIGNALS, states, strict=True):
                 self._seconds[key] += seconds
-        for figure, integral, told_for in (
+        for figure, integral, known_for in (
             ("queued", of_queued, queued_for),
             ("usage", of_usage, usage_for),
             ("running", of_running, running_for),
             ("held_back_usage", held_back_usage, held_back_for),
             ("held_back_running", held_back_running, held_back_for),
         ):
-            if told_for:
+            if known_for:
                 self._integrals[figure] += integral
-                self._integrals[figure + "_seconds"] += told_for
-
-    def _add(self, seconds: float, held: Held) -> None:
-        """Add what `_add_up` adds for a single one: a server with DP ranks asks at every line."""
-        states, queued, usage, running = held
-        of_states, integrals = self._seconds, self._integrals
-        for key in zip(SIGNALS, states, strict=True):
-            of_states[key] += seconds
-        if states[0] != "serving":
-            return
-        if running:
-            self._running_seconds[batch_size_bucket(running)] += seconds
-        held_back = states[3] == HELD_BACK and usage is not None and running is not None
-        for figure, value in (
-            ("queued", queued),
-            ("usage", usage),
-            ("running", running),
-            ("held_back_usage", usage if held_back else None),
-            ("held_back_running", running if held_back else None),
-        ):
-            if value is not None and seconds:
-                integrals[figure] += value * seconds
-                integrals[figure + "_seconds"] += seconds
+                self._integrals[figure + "_seconds"] += known_for
 
     def copy(self) -> Totals:
-        """Give an independent copy."""
+        """Return an independent copy."""
         self.settle()
         return Totals(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy(), self.counts.copy())
 
@@ -177,7 +151,7 @@ class Totals:
         return self._with(other, 1)
 
     def __sub__(self, earlier: Totals) -> Totals:
-        """Give what came after `earlier`."""
+        """Subtract what had come earlier."""
         return self._with(earlier, -1)
 
     def _with(self, other: Totals, sign: int) -> Totals:
@@ -189,28 +163,28 @@ class Totals:
         return result
 
     def serving_seconds(self, signal: Signal = "activity") -> float:
-        """Add up the seconds in which `signal` was told while something ran or waited."""
+        """Return the seconds in which something ran or waited and `signal` was known."""
         seconds = self.seconds
         return sum([seconds[key] for key in _SERVING[signal] if key in seconds])
 
     def share(self, signal: Signal, state: str) -> float | None:
-        """Give the part of the signal's serving time spent in `state`, 0-1; None without any."""
+        """Return the share of the signal's serving time in `state`, 0-1; None without serving time."""
         serving = self.serving_seconds(signal)
         return self.seconds[signal, state] / serving if serving > 0 else None
 
     def share_of(self, signal: Signal, states: Iterable[str]) -> float | None:
-        """Give the part of the signal's serving time spent in any of `states`, 0-1; None without any."""
+        """Return the share of the signal's serving time in any of `states`, 0-1; None without serving time."""
         serving = self.serving_seconds(signal)
         shares = [self.seconds[signal, state] / serving for state in states] if serving > 0 else []
         return sum(shares) if shares else None
 
     def mean(self, figure: str) -> float | None:
-        """Weigh `queued`, `usage` or `running` by time, over the serving time in which it was told."""
+        """Return the mean of `queued`, `usage` or `running` over the serving time in which it was known."""
         seconds = self.integrals[figure + "_seconds"]
         return self.integrals[figure] / seconds if seconds > 0 else None
 
     def running_quantile(self, share: float) -> int | None:
-        """Find the decode batch size that is not exceeded for `share` of the serving time."""
+        """Return the decode batch size that is not exceeded for `share` of the serving time."""
         total = sum(s for s in self.running_seconds.values() if s > 0)
         below = 0.0
         for size in sorted(size for size, s in self.running_seconds.items() if s > 0):
@@ -227,13 +201,13 @@ class Totals:
 
 
 def batch_size_bucket(running: float) -> int:
-    """Round a batch size to what is remembered: exact up to 128, then the next multiple of 8, so memory is bounded."""
+    """Return the batch size that is kept: exact up to 128, then rounded up to a multiple of 8, so memory is bounded."""
     size = int(running)
     return size if size <= _COARSE_ABOVE else min(-(-size // 8) * 8, 1 << 16)
 
 
 class Snapshot:
-    """What some `Totals` were at one moment: whoever keeps it must say when it is not `wanted` any more."""
+    """Some `Totals` at one moment; set `wanted` to False when it is no longer needed."""
 
     __slots__ = ("_counts", "_source", "_totals", "wanted")
 
@@ -249,13 +223,13 @@ class Snapshot:
         running_seconds: defaultdict[int, float],
         integrals: defaultdict[str, float],
     ) -> None:
-        """Take what had been added up by then."""
+        """Set the sums of that moment."""
         self._totals = Totals(seconds, running_seconds, integrals, self._counts)
         self._source = None
 
     @property
     def totals(self) -> Totals:
-        """What there was."""
+        """The totals of that moment."""
         if self._source is not None:
             self._source.settle()
         assert self._totals is not None
@@ -263,7 +237,7 @@ class Snapshot:
 
 
 class Window:
-    """Remembers `Totals` every 10 s, so that what happened in the last `length` seconds is a subtraction."""
+    """Keeps `Totals` every 10 s: what happened in the last `length` seconds is a difference."""
 
     def __init__(self, length: float) -> None:
         self._length = length
@@ -271,7 +245,7 @@ class Window:
         self.due = -inf  # when the next mark is kept
 
     def mark(self, now: float, totals: Totals) -> None:
-        """Offer the totals at `now`; kept when 10 s have passed since the last kept ones."""
+        """Keep the totals if 10 s have passed since the last ones."""
         if now < self.due:
             return
         self.due = now + STEP_SECONDS
@@ -280,7 +254,7 @@ class Window:
             self._marks.popleft()[1].wanted = False
 
     def begin(self, totals: Totals) -> None:
-        """Leave out everything up to now: what `totals` hold was restored, or happened before the exporter watched."""
+        """Leave out everything up to now: it was restored, or happened before the exporter started."""
         for _, mark in self._marks:
             mark.wanted = False
         self._marks.clear()
@@ -288,13 +262,13 @@ class Window:
         self.due = -inf
 
     def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
-        """Give what came in the last `seconds` (the window's length unless told), to the nearest mark before."""
+        """Return what came in the last `seconds` (by default the window's length), from the nearest mark before."""
         start = now - (self._length if seconds is None else seconds)
         before = [mark for at, mark in self._marks if at <= start]
         return totals - (before[-1].totals if before else Totals())
 
     def last_seen(self, now: float, totals: Totals, signal: Signal, state: str) -> float | None:
-        """Give when the signal was last in `state`, to the next mark, or to the oldest one; None where it never was."""
+        """Return when the signal was last in `state`, to the next mark or the oldest one; None where it never was."""
         spent, later = totals.seconds[signal, state], now
         if not spent:
             return None
@@ -306,9 +280,9 @@ class Window:
 
 
 class AdmissionRate:
-    """Requests that left the queue per second of serving time, over the last minute of it, by whole seconds.
+    """Requests that left the queue per second, over the last minute of serving time, by whole seconds.
 
-    Pauses in which nothing runs or waits are left out: a rate over them says nothing about how fast requests start.
+    Pauses in which nothing runs or waits are left out: how fast requests start does not follow from them.
     """
 
     def __init__(self) -> None:
@@ -343,7 +317,7 @@ class AdmissionRate:
             self._sum -= self._admitted.popleft()[1]
 
     def per_second(self, now: float) -> float | None:
-        """Give the rate, or None until ten seconds of serving time have been watched."""
+        """Return the rate; None in the first ten seconds of serving time."""
         now -= self._paused
         watched = 0.0 if self._since is None else min(now - self._since, ADMISSION_SECONDS)
         if watched < 10.0:
