@@ -69,17 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     foretelling.add_argument("--runs", type=int, default=1, help="runs of each mix")
     following = tasks.add_parser("expect", help="what advice was expected to bring, beside what following it brought")
     following.add_argument("--runs", type=int, default=1, help="runs of each loop and convergence")
-    following.add_argument(
-        "--only",
-        default="all",
-        metavar="NAME,NAME",
-        help=f"of {', '.join((*expectations.EXPECTED, *expectations.CONVERGENCES))}",
-    )
-    following.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
-    following.add_argument("--results", type=Path, default=RESULTS / "expectations")
+    names = (*expectations.EXPECTED, *expectations.CONVERGENCES)
+    following.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(names)}")
     agreeing = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
     agreeing.add_argument("--seconds", type=float, default=600.0)
-    for parsing in (living, agreeing, foretelling):
+    for parsing in (living, agreeing, foretelling, following):
         parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
         parsing.add_argument("--results", type=Path, default=RESULTS)
         parsing.add_argument("--again", action="store_true", help="also where a result is there")
@@ -227,8 +221,8 @@ def _expect(args: argparse.Namespace) -> int:
     names = _chosen("--only", args.only, (*expectations.EXPECTED, *expectations.CONVERGENCES))
     lane = Lane.of(args.lane)
     lane.stay()
-    raw = args.results / "raw"
-    bench = Bench(install(RELEASES[0], say=say), lane, args.results, say, expectations.LULL_SECONDS, raw)
+    results = args.results / "expectations"
+    bench = Bench(install(RELEASES[0], say=say), lane, results, say, expectations.LULL_SECONDS, results / "raw")
     runs = [partial(expectations.run, bench, number, [name]) for number in range(1, args.runs + 1) for name in names]
     failed = [task for task in runs if not _done(task)]
     return 1 if failed else 0
@@ -317,6 +311,7 @@ def _document(args: argparse.Namespace) -> int:
     data = beside(collect(args.results), json.loads(known.read_text(encoding="utf-8")) if known.exists() else {})
     known.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (args.docs / "closed-loop.md").write_text(render(data), encoding="utf-8")
+    expectations.document(args.results / "expectations", args.docs / "capacity.md")
     return 0
 
 

@@ -6,9 +6,14 @@ answers of `/v1/loads` and its log, so that another model can be tried on the sa
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from math import inf
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,9 +22,17 @@ from closed_loop.load import Load
 from closed_loop.loops import BY_NAME as LOOPS
 from closed_loop.loops import MORE, Loop
 from closed_loop.series import Bench, run_loop
+from sglang_tuning_exporter.capacity.moments import Moments
+from sglang_tuning_exporter.capacity.readings import Counters, Readings
+from sglang_tuning_exporter.capacity.step_time import StepTime, fit
+from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.server_info import parse_loads
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
 
 SECONDS, LULL_SECONDS = 36.0, 20.0
 MOST_RESTARTS = 2
+LEAST_LINES = 20  # of a log: these runs last a minute
 CONVERGENCES = ("everything-small", "over-careful", "prefixes-in-small-chunks")
 
 EXPECTED: dict[str, Loop] = {
@@ -95,7 +108,7 @@ class Comparison:
     step: int
     change: str
     measured: float
-    expected: tuple[float, float, float] | None
+    expected: Sequence[float] | None
 
     @property
     def error(self) -> float | None:
@@ -140,14 +153,133 @@ def _expected(side: Any, changes: list[Any]) -> tuple[float, float, float] | Non
     return None
 
 
-def words(comparisons: list[Comparison]) -> str:
-    """Return the median and the worst error of those with a figure."""
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """Return the median and the worst error of those with a figure, and how many have the right direction."""
     errors = [abs(each.error) for each in comparisons if each.error is not None]
     inside = sum(each.is_inside is True for each in comparisons)
     right = sum(each.has_direction is True for each in comparisons)
+    without = len(comparisons) - len(errors)
+    rest = f"; {without} change{'s' if without > 1 else ''} had no figure" if without else ""
     if not errors:
         return "No change had a figure."
     return (
         f"Median error {100 * median(errors):.0f} %, worst {100 * max(errors):.0f} %, direction right in {right} of {len(errors)},"
-        f" {inside} of {len(errors)} inside the interval."
+        f" {inside} of {len(errors)} inside the interval{rest}."
     )
+
+
+def collect(results: Path) -> dict[str, Any]:
+    """Return all changes and all pairs of fits of the results that are there, as plain JSON."""
+    changes = []
+    for name in (*EXPECTED, *CONVERGENCES):
+        for number, steps in sorted(_runs(results, name).items()):
+            changes += [asdict(each) for each in compared(name, number, steps)]
+    return {"changes": changes, "fits": [fits(log.parent) for log in sorted((results / "raw").glob("*/server.log.gz"))]}
+
+
+def _runs(results: Path, name: str) -> dict[int, list[Any]]:
+    """Return the sides of each run, in their order."""
+    found: dict[int, list[Any]] = {}
+    for path in sorted(results.glob(f"{name}.*.json")):
+        result, number = json.loads(path.read_text(encoding="utf-8")), int(path.name.split(".")[1])
+        if name in EXPECTED:
+            before, after = {**result["before"], "advice": result["advice"]}, result.get("after")
+            found[number] = [before] if after is None else [before, after]
+        else:
+            found.setdefault(number, []).append(result)
+    return found
+
+
+def fits(folder: Path) -> dict[str, Any]:
+    """Return one side's step time by the server's counters and by its log; None where there are too few steps."""
+    readings, state = Readings(600.0), ServerState(PROFILES["offline"], 0.0)
+    with gzip.open(folder / "loads.jsonl.gz", "rt") as answers:
+        for line in answers:
+            for load in parse_loads(json.dumps(json.loads(line)["answer"])):
+                if (reading := Counters.of(load)) is not None:
+                    readings.take(reading)
+    state.observe_all(LogReader().feed(gzip.decompress((folder / "server.log.gz").read_bytes())))
+    lines = [sample for rank in state.schedulers for sample in rank.decode_samples(-inf)]
+    moments = [Moments.of_line(batch, batch / speed) for batch, speed in lines]
+    return {
+        "name": folder.name,
+        "counters": _fit(fit([each.decode for each in readings.intervals])),
+        "log": _fit(fit(moments, least=LEAST_LINES, source="log")),
+    }
+
+
+def _fit(found: StepTime | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    line = found.line
+    return {
+        "batch": round(found.batch, 2),
+        "deviation": round(found.deviation, 2),
+        "step_ms": round(1e3 * found.seconds.value, 3),
+        "fixed_ms": None if line is None else round(1e3 * line.fixed.value, 3),
+        "per_request_ms": None if line is None else round(1e3 * line.per_request.value, 4),
+        "refused": found.refused,
+    }
+
+
+KEPT = Path(__file__).with_suffix(".json")
+BEGIN, END = "<!-- python -m closed_loop document -->", "<!-- end -->"
+
+
+def document(results: Path, page: Path) -> None:
+    """Write expectations.json out of the results, where there are any, and its part of docs/capacity.md."""
+    if any(results.glob("*.json")):
+        KEPT.write_text(json.dumps(collect(results), indent=1) + "\n", encoding="utf-8")
+    data = json.loads(KEPT.read_text(encoding="utf-8"))
+    page.write_text(with_section(page.read_text(encoding="utf-8"), data), encoding="utf-8")
+
+
+def with_section(page: str, data: dict[str, Any]) -> str:
+    """Return docs/capacity.md with its part about these runs written anew."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{section(data)}\n{END}{rest.split(END, 1)[1]}"
+
+
+def section(data: dict[str, Any]) -> str:
+    """Write what docs/capacity.md says of predicted and measured changes."""
+    changes = [Comparison(**each) for each in data["changes"]]
+    rows = ["| loop or convergence | run | change | expected | measured | error |", "|---|---|---|---|---|---|"]
+    rows += [
+        f"| {each.name}{f', step {each.step + 1}' if each.name in CONVERGENCES else ''} | {each.run} | {_typed(each.change)} |"
+        f" {_gain(each.expected)} | {100 * (each.measured - 1):+.0f} % | {'' if each.error is None else f'{100 * each.error:+.0f} %'} |"
+        for each in changes
+    ]
+    return "\n".join(["", *rows, "", summary(changes), "", *_agreement(data["fits"]), ""])
+
+
+def _typed(change: str) -> str:
+    return re.sub(r"--[a-z-]+", r"`\g<0>`", change)
+
+
+def _gain(expected: Sequence[float] | None) -> str:
+    if expected is None:
+        return "no figure"
+    value, low, high = (100 * (each - 1) for each in expected)
+    return f"{value:+.0f} % ({low:+.0f} to {high:+.0f})"
+
+
+def _agreement(found: list[dict[str, Any]]) -> list[str]:
+    """Write how far the log's fit is from the counters' fit on the same run."""
+    both = [(each["counters"], each["log"]) for each in found if each["counters"] and each["log"]]
+    lines = [(mine, logs) for mine, logs in both if mine["fixed_ms"] is not None and logs["fixed_ms"] is not None]
+    if not lines:
+        return []
+    far = [_at(logs, batch) / _at(mine, batch) - 1 for mine, logs in lines for batch in (mine["batch"], 16.0)]
+    own, sixteen = sorted(map(abs, far[::2])), sorted(map(abs, far[1::2]))
+    slopes = sorted(abs(logs["per_request_ms"] / mine["per_request_ms"] - 1) for mine, logs in lines)
+    words = (
+        f"Of {len(found)} sides, {len(both)} have log lines enough for a fit as well; {len(lines)} have a line from both. The log's step at the"
+        f" counters' mean batch is off by {100 * median(own):.0f} % (median; worst {100 * own[-1]:.0f} %), at a batch of 16 by"
+        f" {100 * median(sixteen):.0f} % (worst {100 * sixteen[-1]:.0f} %), its time per request by {100 * median(slopes):.0f} %"
+        f" (worst {100 * slopes[-1]:.0f} %)."
+    )
+    return [words]
+
+
+def _at(line: dict[str, Any], batch: float) -> float:
+    return float(line["fixed_ms"] + line["per_request_ms"] * batch)

@@ -24,7 +24,7 @@ from closed_loop.installation import Installation
 from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import throughput
 from sglang_tuning_exporter.capacity.prefill import measure
-from sglang_tuning_exporter.capacity.readings import Reading, Readings
+from sglang_tuning_exporter.capacity.readings import Counters, Readings
 from sglang_tuning_exporter.capacity.step_time import StepTime, fit
 from sglang_tuning_exporter.sglang.server_info import parse_loads
 
@@ -93,7 +93,7 @@ def _phase(
         if readings is not None:
             text = requests.get(f"{server.url}/v1/loads", timeout=5).text
             for each in parse_loads(text):
-                found = Reading.of(each)
+                found = Counters.of(each)
                 if found is not None:
                     readings.take(found)
     return records

@@ -14,7 +14,7 @@ from random import Random
 
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.model import RankCapacity
-from sglang_tuning_exporter.capacity.step_time import Line, StepTime
+from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, scale_out_helps
@@ -34,7 +34,7 @@ SHARED_SHARE = 0.1  # of the difference, in each step
 
 
 _EXACT = [Estimate(figure, 0.99 * figure, 1.01 * figure) for figure in (FIXED + 32 * PER_REQUEST, FIXED, PER_REQUEST)]
-STEP_TIME = StepTime(10_000, 32.0, 16.0, _EXACT[0], 1.0, Line(_EXACT[1], _EXACT[2]))
+STEP_TIME = StepTime(10_000, 32.0, 16.0, _EXACT[0], 1.0, StepLine(_EXACT[1], _EXACT[2]))
 
 
 @dataclass

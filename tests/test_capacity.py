@@ -17,7 +17,7 @@ from sglang_tuning_exporter.capacity.estimate import jackknife
 from sglang_tuning_exporter.capacity.model import STALE_SECONDS, Measured, capacities, logged
 from sglang_tuning_exporter.capacity.moments import NONE, Moments, total, windows
 from sglang_tuning_exporter.capacity.prefill import measure
-from sglang_tuning_exporter.capacity.readings import Interval, Reading, Readings
+from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings
 from sglang_tuning_exporter.capacity.step_time import fit
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, PrefillBatch, Rank
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
@@ -144,9 +144,9 @@ def test_a_jackknife_of_one_window_is_none() -> None:
     assert jackknife(1.0, [float("nan"), 1.0]) is None
 
 
-def reading(at: float, steps: float, *, prefill: float = 0.0) -> Reading:
+def reading(at: float, steps: float, *, prefill: float = 0.0) -> Counters:
     decode = Moments(steps, 8 * steps, 0.01 * steps, 64 * steps, 0.08 * steps, 8 * steps)
-    return Reading(at, 1000 * prefill, prefill, decode)
+    return Counters(at, 1000 * prefill, prefill, decode)
 
 
 def test_two_readings_give_what_happened_between() -> None:
@@ -366,7 +366,7 @@ def readings_of(capture: str) -> list[Moments]:
     readings = Readings(600.0)
     for name in sorted(kept):
         for load in parse_loads(kept[name]):
-            found = Reading.of(load)
+            found = Counters.of(load)
             assert found is not None
             readings.take(found)
     return [interval.decode for interval in readings.intervals]
@@ -404,18 +404,18 @@ def test_what_counts_no_steps_is_read_as_before() -> None:
     (load,) = parse_loads(json.dumps({"loads": [old]}))
     assert not load.counts_steps
     assert load.decode_moments is None
-    assert Reading.of(load) is None
+    assert Counters.of(load) is None
 
 
 def test_sums_that_no_steps_can_have_are_no_reading() -> None:
     load = Load(
         dp=0, timestamp=1.0, prefill_uncached_tokens=0, prefill_busy_seconds=0.0, decode_moments=(2, 20, 1, 4, 1, 1)
     )
-    assert Reading.of(load) is None
+    assert Counters.of(load) is None
 
 
 def at_limit(
-    measured: Measured, *, begin: float, seconds: float = 0.0085, at: Reading | None = None, watched: bool = True
+    measured: Measured, *, begin: float, seconds: float = 0.0085, at: Counters | None = None, watched: bool = True
 ) -> None:
     """Ten more minutes of the same counters with nine requests in each step."""
     moments = NONE if at is None else at.decode
@@ -439,10 +439,10 @@ def after_variety(seconds: float = 0.0085, *, watched: bool = True) -> Measured:
     measured = Measured(600.0)
     counted(measured)
     capacities(served(), measured, 60.0)
-    last = measured.readings(0, 60.0, only=True)
+    last = measured.scheduler(0, 60.0, only=True)
     assert last is not None
-    assert last.last is not None
-    at_limit(measured, begin=60.0, at=last.last, seconds=seconds, watched=watched)
+    assert last.readings.last is not None
+    at_limit(measured, begin=60.0, at=last.readings.last, seconds=seconds, watched=watched)
     return measured
 
 

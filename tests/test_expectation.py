@@ -10,7 +10,7 @@ from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import at, largest_within, predict, throughput
 from sglang_tuning_exporter.capacity.prefill import Prefill
-from sglang_tuning_exporter.capacity.step_time import Line, StepTime
+from sglang_tuning_exporter.capacity.step_time import StepLine, StepTime
 from sglang_tuning_exporter.diagnosis.advice import Advice, advise
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
@@ -46,7 +46,7 @@ def measured(
         1.0,
         around(fixed + per_request * batch, half),
         tokens,
-        Line(around(fixed), around(per_request, half)),
+        StepLine(around(fixed), around(per_request, half)),
         source=source,
     )
     speed = None if prefill is None else around(prefill)

@@ -57,7 +57,7 @@ def test_a_release_that_counts_its_steps_is_asked_with_the_key(sidecar: Sidecar,
     wait_for(lambda: sglang.count("/v1/loads") == 1)
     (head,) = (head for head in sglang.asked if head.startswith("GET /v1/loads"))
     assert "Authorization: Bearer sk-secret\r\n" in head
-    wait_for(lambda: sidecar.measured.readings(None, time.monotonic(), only=True) is not None)
+    wait_for(lambda: sidecar.measured.scheduler(None, time.monotonic(), only=True) is not None)
     assert failures(sidecar, "timeout") == 0
 
 

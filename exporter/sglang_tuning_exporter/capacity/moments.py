@@ -1,4 +1,4 @@
-"""Sums over decode steps, as SGLang counts them and as they can be added, subtracted and cut into windows. Pure."""
+"""Sums over decode steps as SGLang counts them: added, subtracted, cut into windows. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Moments(NamedTuple):
-    """Sums over decode steps: of one, the batch, the step's seconds, their products, and the tokens generated."""
+    """Sums over decode steps: steps, batch, seconds, batch squared, batch x seconds, generated tokens."""
 
     steps: float = 0.0
     batch: float = 0.0
@@ -21,33 +21,33 @@ class Moments(NamedTuple):
 
     @classmethod
     def of_line(cls, batch: float, seconds: float) -> Moments:
-        """Return one decode line's mean step, counted as a single step of one token for each request."""
+        """Return the mean step of a decode line as one step with one token per request."""
         return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch)
 
     def plus(self, other: Moments) -> Moments:
-        """Return both together."""
+        """Return the sum of both."""
         return total((self, other))
 
     def minus(self, earlier: Moments) -> Moments:
-        """Return what came after `earlier`."""
+        """Return the sums since `earlier`."""
         return Moments(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
 
     @property
     def are_possible(self) -> bool:
-        """Whether steps can have these sums: none is negative, and no variance is."""
+        """Whether steps can have these sums: no sum and no variance is negative."""
         if not all(isfinite(each) and each >= 0 for each in self):
             return False
-        # A relative rounding error of sums that large is nothing to object to.
+        # Large sums have a relative rounding error.
         return self.batch * self.batch <= self.batch_squared * self.steps * (1 + 1e-9)
 
     @property
     def mean_batch(self) -> float:
-        """Requests in a step; there must be one."""
+        """Mean requests per step; needs at least one step."""
         return self.batch / self.steps
 
     @property
     def mean_seconds(self) -> float:
-        """Seconds of a step; there must be one."""
+        """Mean seconds of a step; needs at least one step."""
         return self.seconds / self.steps
 
     @property
@@ -65,8 +65,8 @@ NONE = Moments()
 
 
 def total(parts: Iterable[Moments]) -> Moments:
-    """Return all together."""
-    # Written out: a fit asks for some hundred of these, and a report for a fit at each evaluation of the alerts.
+    """Return the sum of all."""
+    # Unrolled for speed: a fit needs some hundred sums, and a report fits at each evaluation of the alerts.
     steps = batch = seconds = batch_squared = batch_seconds = tokens = 0.0
     for part in parts:
         steps += part[0]
@@ -79,7 +79,7 @@ def total(parts: Iterable[Moments]) -> Moments:
 
 
 def windows(parts: Sequence[Moments], most: int) -> list[Moments]:
-    """Cut consecutive parts into at most `most` windows of about as many steps each; parts without steps are left out."""
+    """Return consecutive parts as at most `most` windows of about equally many steps; parts without steps are left out."""
     steps = sum([part[0] for part in parts])
     found: list[Moments] = []
     begin, seen = 0, 0.0

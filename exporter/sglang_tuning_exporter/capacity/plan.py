@@ -1,4 +1,4 @@
-"""A table for planning: what a server would do with 1, 2, 4 … requests at once, and with more memory or another replica. Pure."""
+"""A table for planning: throughput and latency with 1, 2, 4 … requests at once, and with a larger KV cache. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """All schedulers together with `requests` at once; a figure is None where it is not known.
+class PlanRow:
+    """All schedulers together with `requests` at once; an unknown figure is None.
 
-    `breaks` names what does not hold any more: inter_token, first_token, kv_cache, running_limit.
+    `breaks`: what is exceeded, of inter_token, first_token, kv_cache, running_limit.
     """
 
     requests: int
@@ -33,16 +33,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a profile asks for, seconds; None where it asks for nothing."""
+    """The objectives of a profile in seconds; None where it has none."""
 
     first_token: float | None = None
     inter_token: float | None = None
 
 
-def rows(ranks: Sequence[RankCapacity], objectives: Objectives, prompt: float | None) -> list[Row]:
-    """Return a row for 1, 2, 4 … requests on each scheduler up to what fits, and for exactly that; none without step times.
+def rows(ranks: Sequence[RankCapacity], objectives: Objectives, prompt: float | None) -> list[PlanRow]:
+    """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; no rows without step times.
 
-    `prompt` are the mean prompt's tokens that are in no cache.
+    `prompt`: uncached tokens of the mean prompt.
     """
     most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
     batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most})
@@ -50,7 +50,7 @@ def rows(ranks: Sequence[RankCapacity], objectives: Objectives, prompt: float | 
     return [row for row in found if row is not None]
 
 
-def _row(ranks: Sequence[RankCapacity], batch: int, objectives: Objectives, prompt: float | None) -> Row | None:
+def _row(ranks: Sequence[RankCapacity], batch: int, objectives: Objectives, prompt: float | None) -> PlanRow | None:
     predicted = at(ranks, [float(batch)] * len(ranks))
     if predicted is None:
         return None
@@ -65,7 +65,7 @@ def _row(ranks: Sequence[RankCapacity], batch: int, objectives: Objectives, prom
         "kv_cache": _above(cache, 1.0),
         "running_limit": _above(float(batch), min(limits, default=None)),
     }
-    return Row(
+    return PlanRow(
         batch * len(ranks),
         predicted.tokens_per_second,
         predicted.inter_token_p50_seconds,
@@ -89,9 +89,9 @@ def _kv_cache(ranks: Sequence[RankCapacity], batch: int) -> float | None:
 
 
 def _first_token(rank: RankCapacity, tokens_per_second: float, prompt: float | None) -> float | None:
-    """Return the wait for a first token: the prompt's own prefill, and that of the prompts before it.
+    """Return the time to the first token: the prompt's own prefill and that of the prompts before it.
 
-    With prompts that come at random and take equally long, the wait before is use / (2 (1 - use)) of one prefill.
+    For prompts of equal length that arrive at random, the wait before it is use / (2 (1 - use)) of one prefill.
     """
     speed, mix = rank.prefill.tokens_per_second, rank.prefill_per_token
     if speed is None or mix is None or prompt is None:
@@ -101,7 +101,7 @@ def _first_token(rank: RankCapacity, tokens_per_second: float, prompt: float | N
 
 
 def larger_cache(ranks: Sequence[RankCapacity], times: float) -> tuple[int, Estimate] | None:
-    """Return requests and tokens a second with a KV cache so many times as large, steps as long as now; None where not known."""
+    """Return requests and tokens a second with a KV cache `times` as large and the same step time; None where unknown."""
     batches = []
     for rank in ranks:
         if not rank.pool_tokens or not rank.tokens_per_request:

@@ -1,4 +1,4 @@
-"""What a server would do with more or fewer requests at once: throughput and inter-token latency, each with its interval. Pure."""
+"""Throughput and inter-token latency with more or fewer requests at once, each with its interval. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LEAST_OF_PREFILL = 0.1  # of the measured speed: the lower end of its interval m
 class Prediction:
     """All schedulers together with `requests` running at once.
 
-    `inter_token_p50_seconds` is a step's time: more than half of the tokens come from steps that no prefill delays. The mean has
-    the prefill in it.
+    `inter_token_p50_seconds` is the step time, because more than half of the tokens come from steps that no prefill delays. The mean
+    includes prefill.
     """
 
     requests: float
@@ -31,9 +31,9 @@ class Prediction:
 
 
 def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
-    """Return generated tokens a second at a batch, prompts of the present mix computed beside.
+    """Return generated tokens a second at a batch, with the prefill of the present mix.
 
-    Each generated token takes its share of a step, and the prefill of the prompt tokens that come with it:
+    Each generated token takes its share of a step and of the prefill that comes with it:
     1 / (step / (batch x tokens per step) + prompt tokens per generated token / prefill speed).
     """
     speed = rank.decode_speed(batch)
@@ -47,14 +47,14 @@ def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
 
 
 def predict(ranks: Sequence[RankCapacity], times: float = 1.0) -> Prediction | None:
-    """Return what all schedulers do with `times` as many running requests as now; None unless all can be predicted."""
+    """Return the prediction for `times` as many running requests as now; None unless every scheduler can be predicted."""
     if not ranks or not all(rank.running for rank in ranks):
         return None
     return at(ranks, [times * (rank.running or 0.0) for rank in ranks])
 
 
 def at(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | None:
-    """Return what the schedulers do with these batches; None unless each can be predicted."""
+    """Return the prediction for these batches, one per scheduler; None unless each can be predicted."""
     speeds = [throughput(rank, batch) for rank, batch in zip(ranks, batches, strict=True)]
     steps = [None if rank.step is None else rank.step.at(batch) for rank, batch in zip(ranks, batches, strict=True)]
     known = [each for each in speeds if each is not None]
@@ -72,7 +72,7 @@ def at(ranks: Sequence[RankCapacity], batches: Sequence[float]) -> Prediction | 
 
 
 def largest_within(rank: RankCapacity, seconds: float) -> float | None:
-    """Return the largest batch whose step takes no longer than `seconds`; None where no line is known, 0 where none does."""
+    """Return the largest batch whose step takes at most `seconds`; 0 where even one request takes longer, None without a line."""
     step = rank.step
     if step is None or step.line is None:
         return None

@@ -1,4 +1,4 @@
-"""How fast prompts are computed while they are, and what part of the time that takes. Pure."""
+"""Prefill speed while prefill runs, and the share of time that prefill takes. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_SHARE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Prompt tokens a second while prefill runs, and the share of wall time in which it does; each None where not known."""
+    """Prompt tokens a second while prefill runs, and its share of wall time; an unknown figure is None."""
 
     tokens_per_second: Estimate | None
     share: float | None
@@ -29,7 +29,7 @@ def measure(intervals: Sequence[Interval]) -> Prefill:
     """Return the speed and the share over `intervals`."""
     watched = sum(each.seconds for each in intervals)
     busy = sum(each.prefill_seconds for each in intervals)
-    # A prefill is counted when it ends, so a long one may be counted into a short interval.
+    # SGLang counts a prefill when it ends, so the busy time of a long one may exceed a short interval.
     share = min(busy / watched, 1.0) if watched >= LEAST_SHARE_SECONDS else None
     return Prefill(_speed([each for each in intervals if each.prefill_seconds > 0], busy), share)
 

@@ -1,4 +1,4 @@
-"""The counters of `/v1/loads` over time: what happened between two readings of one scheduler, over a sliding window. Pure."""
+"""What one scheduler did between two readings of `/v1/loads`, over a sliding window. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sglang_tuning_exporter.capacity.moments import NONE, Moments
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.server_info import Load
 
-LEAST_SECONDS = 1.0  # between two readings: a snapshot is written every few steps
-BACKWARDS_SECONDS = 5.0  # a snapshot so much older than the last one is from another clock, or another server
+LEAST_SECONDS = 1.0  # between two readings
+BACKWARDS_SECONDS = 5.0  # a snapshot that much older than the last one is from another clock or another server
 
 
-class Reading(NamedTuple):
-    """What one scheduler had counted at a moment of its own clock."""
+class Counters(NamedTuple):
+    """One scheduler's cumulative counters at a time of its own clock."""
 
     at: float
     prefill_tokens: float
@@ -23,8 +23,8 @@ class Reading(NamedTuple):
     decode: Moments
 
     @classmethod
-    def of(cls, load: Load) -> Reading | None:
-        """Return what `/v1/loads` counted; None where this release does not count, or what it gives cannot be."""
+    def of(cls, load: Load) -> Counters | None:
+        """Return the counters of an answer; None where the release has none, or the values are impossible."""
         if load.timestamp is None or load.prefill_busy_seconds is None or load.prefill_uncached_tokens is None:
             return None
         decode = NONE
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """What a scheduler did between two readings."""
+    """What one scheduler did between two readings."""
 
     end: float
     seconds: float
@@ -47,18 +47,18 @@ class Interval(NamedTuple):
 
 
 class Readings:
-    """One scheduler's readings, as the intervals between them in the last `length` seconds of its clock."""
+    """The intervals between one scheduler's readings in the last `length` seconds of its clock."""
 
     def __init__(self, length: float) -> None:
         self._length = length
-        self.last: Reading | None = None
+        self.last: Counters | None = None
         self.intervals: deque[Interval] = deque()
-        self.restarted = False  # until somebody takes note
+        self.restarted = False  # reset by the reader
 
-    def take(self, reading: Reading) -> bool:
-        """Take a reading; False for the snapshot that is known already.
+    def take(self, reading: Counters) -> bool:
+        """Add a reading; return False for a snapshot that was read before.
 
-        Counters that fall are those of a new server: what the one before did says nothing about it.
+        Counters that fall belong to a restarted server, so the intervals before them are removed.
         """
         last = self.last
         if last is None:
@@ -78,7 +78,7 @@ class Readings:
         return True
 
 
-def _fell(last: Reading, new: Reading) -> bool:
+def _fell(last: Counters, new: Counters) -> bool:
     return (
         new.prefill_tokens < last.prefill_tokens
         or new.prefill_seconds < last.prefill_seconds
@@ -86,12 +86,12 @@ def _fell(last: Reading, new: Reading) -> bool:
     )
 
 
-def _between(last: Reading, new: Reading) -> Interval | None:
-    """Return what happened between; None where the counters began again, or their difference cannot be."""
+def _between(last: Counters, new: Counters) -> Interval | None:
+    """Return the difference; None where the counters restarted."""
     if new.at <= last.at or _fell(last, new):
         return None
     decode = new.decode.minus(last.decode)
-    # Sums of a server that has run for months lose their last digits: a few steps' spread may come out below zero.
+    # After months of uptime the sums lose their last digits, and the spread of a few steps may be negative.
     if not decode.are_possible:
         decode = NONE
     seconds = new.at - last.at

@@ -1,8 +1,8 @@
-"""The time of a decode step as a line over its batch: seconds = fixed + per request x batch. Pure.
+"""The time of a decode step by its batch: seconds = fixed + per request x batch. Pure.
 
-The server counts no squared seconds, so a residual is not known: an interval comes from the spread of the estimates over
-windows. A fit is refused, with the reason, where the batch hardly varied, where the line falls or starts below zero, and
-where the windows disagree. The mean step at the present batch remains.
+SGLang sums no squared seconds, so residuals are unknown, and intervals come from the spread over windows. No line is given, with the
+reason, where the batch hardly varied, where the slope or the intercept is not positive, and where windows disagree. The mean step
+remains. Values and reasons: docs/capacity.md.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 MOST_WINDOWS, LEAST_WINDOWS = 10, 4
 LEAST_STEPS = 200
-LEAST_LINES = 40  # of the log: each is the mean of some forty steps
-# The batch's standard deviation: below it a line has no length, and any change of the step time gives any slope.
+LEAST_LINES = 40  # of a log
+# Standard deviation of the batch: below it, any change of the machine's speed would give any slope.
 LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
-# Half of the interval relative to the slope. Above it not even the sign is sure.
+# Half the slope's interval, relative to the slope.
 MOST_HALF_WIDTH = 0.6
-# Between the mean step and an earlier fit's line at the same batch: above it the server is not the one that was fitted.
+# Between the mean step and an earlier line at the same batch: above it the earlier line does not describe this server.
 MOST_OFF = 0.25
-# Of a step at a batch beyond those seen, for each doubling: on a real engine steps grew faster than the line (docs/capacity.md).
+# For each doubling beyond the batches seen: steps of a real engine grew faster than the line.
 BEYOND = 0.1
-# Of the batch's spread: where that much lies within windows, a machine that became slower between two of them is left out of the slope.
+# Share of the batch's spread within windows from which on the windows share a slope: a slowdown between two of them does not tilt it.
 MOSTLY_WITHIN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A fitted line through the step times, each figure with its interval."""
+class StepLine:
+    """A fitted line: seconds = fixed + per_request x batch."""
 
     fixed: Estimate
     per_request: Estimate
@@ -42,41 +42,32 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What is known of a decode step: its mean at the mean batch, and the line where one could be fitted.
-
-    `refused` says why there is no line; empty where there is one.
-    """
+    """The mean step at the mean batch, and the line where one could be fitted; `refused` is why there is none."""
 
     steps: float
     batch: float
     deviation: float
     seconds: Estimate
-    tokens_per_request: float  # in a step: 1 without speculative decoding
-    line: Line | None = None
+    tokens_per_request: float  # per step: 1 without speculative decoding
+    line: StepLine | None = None
     refused: str = ""
     source: str = "v1_loads"
-    line_age_seconds: float = 0.0  # since the line's own steps, where the present ones carry none
+    line_age_seconds: float = 0.0  # of a line from earlier steps
 
     @property
     def largest_seen(self) -> float:
-        """The largest batch that was seen often: the mean and two standard deviations."""
+        """The largest batch seen often: mean plus two standard deviations."""
         return self.batch + 2 * self.deviation
 
     def with_line_of(self, earlier: StepTime, age: float) -> StepTime:
-        """Return this with the line of an earlier fit of the same server, where the present steps lie on it; else itself."""
-        foretold = earlier.at(self.batch)
-        if self.line is not None or foretold is None:
-            return self
-        off = abs(self.seconds.value / foretold.value - 1.0)
-        if off > MOST_OFF:
+        """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
+        predicted = earlier.at(self.batch)
+        if self.line is not None or predicted is None or abs(self.seconds.value / predicted.value - 1.0) > MOST_OFF:
             return self
         return replace(self, line=earlier.line, refused="", line_age_seconds=age)
 
     def at(self, batch: float) -> Estimate | None:
-        """Return the seconds of a step of `batch` requests; None where that cannot be known.
-
-        Far from the batches that were seen, the slope's error makes the interval wide.
-        """
+        """Return the seconds of a step of `batch` requests; None where unknown. The interval grows with the distance from the batches seen."""
         if batch <= 0:
             return None
         away = batch - self.batch
@@ -92,7 +83,7 @@ class StepTime:
 
 
 def fit(parts: Sequence[Moments], *, least: float = LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
-    """Return the step time of consecutive intervals' moments; None where there were too few steps to say anything."""
+    """Return the step time from the moments of consecutive intervals; None where there are too few steps."""
     together = total(parts)
     cut = windows(parts, MOST_WINDOWS)
     if together.steps < least or len(cut) < LEAST_WINDOWS or not together.seconds or not together.batch:
@@ -113,7 +104,7 @@ def fit(parts: Sequence[Moments], *, least: float = LEAST_STEPS, source: str = "
     )
 
 
-def _line(together: Moments, cut: Sequence[Moments]) -> tuple[Line | None, str]:
+def _line(together: Moments, cut: Sequence[Moments]) -> tuple[StepLine | None, str]:
     deviation = sqrt(together.spread / together.steps)
     if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
         return None, f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
@@ -134,7 +125,7 @@ def _line(together: Moments, cut: Sequence[Moments]) -> tuple[Line | None, str]:
             None,
             f"its start may lie below zero ({1e3 * fixed.value:.2f} ms): something else than the batch slowed it down",
         )
-    return Line(fixed, per_request), ""
+    return StepLine(fixed, per_request), ""
 
 
 def _slope_of(together: Moments, cut: Sequence[Moments]) -> Callable[[Sequence[Moments]], float]:
@@ -143,7 +134,7 @@ def _slope_of(together: Moments, cut: Sequence[Moments]) -> Callable[[Sequence[M
 
 
 def _slope_within(cut: Sequence[Moments]) -> float:
-    """Return the slope that all windows share, each with a start of its own."""
+    """Return the slope that all windows share, each with its own intercept."""
     spread = sum(window.spread for window in cut)
     return sum(window.joint_spread for window in cut) / spread if spread else float("nan")
 
@@ -159,6 +150,6 @@ def _start(cut: Sequence[Moments], slope: Callable[[Sequence[Moments]], float]) 
 
 
 def _judged(cut: Sequence[Moments], figure: Callable[[Sequence[Moments]], float]) -> Estimate | None:
-    """Return a figure of the windows with its interval."""
+    """Return a figure of the windows with its jackknife interval."""
     without = [figure([*cut[:left_out], *cut[left_out + 1 :]]) for left_out in range(len(cut))]
     return jackknife(figure(cut), without)

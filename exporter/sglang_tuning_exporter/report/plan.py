@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.capacity.plan import Objectives, Row, larger_cache, rows
+from sglang_tuning_exporter.capacity.plan import Objectives, PlanRow, larger_cache, rows
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
@@ -113,7 +113,7 @@ def _why_not(past: Past) -> str | None:
     return next((step.refused for step in known if step.line is None), None)
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: PlanRow) -> dict[str, Any]:
     return {
         "requests": row.requests,
         "tokens_per_second": _estimate(row.tokens_per_second),
