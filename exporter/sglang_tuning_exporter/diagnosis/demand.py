@@ -9,9 +9,11 @@ what requests ask for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang_tuning_exporter.diagnosis.evidence import Past
 
 
@@ -27,6 +29,12 @@ def mean_prompt(past: Past) -> float | None:
     # The log's prefill lines count a retracted request again.
     requests = counts["new_sequences"] if started is None else started
     return tokens / requests if requests and tokens else None
+
+
+def held_tokens(past: Past, mean: Callable[[Literal["usage", "running"]], float | None]) -> float | None:
+    """Return the KV cache tokens of one running request, by a mean of figures; None if not known."""
+    running, usage, pools = mean("running"), mean("usage"), past.facts.kv_pool_tokens.values()
+    return usage * (sum(pools) / len(pools)) / running if running and usage and pools else None
 
 
 # Times the duration of the slowest answers. Answers are counted when they end, so before that the long ones are

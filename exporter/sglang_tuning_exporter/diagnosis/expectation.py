@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.prediction import Prediction, predict
 from sglang_tuning_exporter.diagnosis.clients import fitting
-from sglang_tuning_exporter.diagnosis.demand import demand
+from sglang_tuning_exporter.diagnosis.demand import demand, held_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,18 +145,13 @@ def _other_limit(advice: Advice, case: Case) -> float | None:
 
 def _less_careful(advice: Advice, case: Case) -> float | None:
     """Return the factor for a lower conservativeness, by the balance of admission with less reserved."""
-    asking, ratio, running = demand(case.past), case.past.new_token_ratio, case.past.at_balance("running")
+    asking, ratio, held = demand(case.past), case.past.new_token_ratio, held_tokens(case.past, case.past.at_balance)
     current, suggested = advice.current, advice.suggested
-    pools = case.facts.kv_pool_tokens.values()
-    if asking is None or ratio is None or not running or not pools or advice.raises:
+    if asking is None or ratio is None or held is None or advice.raises:
         return None
     if not isinstance(current, (int, float)) or not isinstance(suggested, float) or not current:
         return None
-    usage = case.past.at_balance("usage")
-    if not usage:
-        return None
-    held, kept = usage * (sum(pools) / len(pools)) / running, asking.asked - asking.used
-    then = ratio * suggested / current
+    kept, then = asking.asked - asking.used, ratio * suggested / current
     return _least((held + ratio * kept) / (held + then * kept), _room(case), _wanted(case))
 
 

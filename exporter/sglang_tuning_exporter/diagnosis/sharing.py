@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.demand import mean_prompt
+from sglang_tuning_exporter.diagnosis.demand import held_tokens, mean_prompt
 from sglang_tuning_exporter.sglang.args.flags import is_before
 
 if TYPE_CHECKING:
@@ -68,14 +68,12 @@ def _came_back(past: Past) -> float | None:
 
 def _length(past: Past) -> float | None:
     """Return the tokens that a request may find of its own: prompt and answer so far, as the KV cache held them."""
-    counts, facts = past.recent.counts, past.facts
-    lengths = []
+    counts, lengths = past.recent.counts, []
     if (prompt := mean_prompt(past)) is not None:
         lengths.append(prompt)
     if counts["new_sequences"]:
         lengths.append((counts["cached_tokens"] + counts["computed_tokens"]) / counts["new_sequences"])
-    running, usage = past.recent.mean("running"), past.recent.mean("usage")
-    pools = facts.kv_pool_tokens.values()
-    if lengths and running and usage and pools:
-        lengths.append(usage * sum(pools) / len(pools) / running)
+    held = held_tokens(past, past.recent.mean)
+    if lengths and held is not None:
+        lengths.append(held)
     return max(lengths, default=None)

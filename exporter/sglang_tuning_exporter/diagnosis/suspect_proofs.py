@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, mean_prompt
+from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, steps_between
+from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
 from sglang_tuning_exporter.diagnosis.suspect import Named, Suspect
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
@@ -27,7 +28,6 @@ USUAL_CHUNK = 4096.0
 LONG_PROMPT = 1024.0
 FEW_PROMPTS = 4.0  # in one prefill batch
 AIR = 0.25
-IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
 CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
 PAGE_SIZES = (64, 32, 16, 1)
 AIR_ALLOWED = 0.1
@@ -67,18 +67,9 @@ def admission_share(past: Past, *states: str) -> float:
     return past.recent.share_of("admission", states) or 0.0
 
 
-def _held_tokens(past: Past) -> float | None:
-    """Return the KV cache tokens of one running request; None if not known."""
-    running, usage = past.recent.mean("running"), past.recent.mean("usage")
-    pools = past.facts.kv_pool_tokens.values()
-    if not running or not usage or not pools:
-        return None
-    return usage * (sum(pools) / len(pools)) / running
-
-
 def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """Without the radix cache each request computes and holds its whole prompt, shared or not."""
-    prompt, held, seen = mean_prompt(load.past), _held_tokens(load.past), load.seen
+    prompt, held, seen = mean_prompt(load.past), held_tokens(load.past, load.past.recent.mean), load.seen
     if prompt is not None and prompt < SHORT_PROMPT:
         return None
     rows: frozenset[str] = frozenset()
