@@ -445,7 +445,7 @@ def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_i
             "it is empty": "",
             "unknown key": GUARDED + "typo: 1\n",
             "absent.pem": GUARDED.replace("server.pem", "absent.pem"),
-            "TLS begins and ends with a restart": f"basic_auth_users: {{prometheus: '{HASH}'}}",
+            "restart the exporter to turn TLS on or off": f"basic_auth_users: {{prometheus: '{HASH}'}}",
         }
         for said, text in breaks.items():
             own.write(text)
