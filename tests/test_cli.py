@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import requests
 
 from conftest import RETRACTION, SERVING, FakeSGLang, environment, hang, reply, running_exporter, wait_for
 from sglang_tuning_exporter import __version__
@@ -232,3 +233,17 @@ def test_a_closed_standard_input_is_said_and_no_traceback() -> None:
     said += ended.communicate(timeout=10)[1]
     assert ended.returncode == 0
     assert b"Traceback" not in said
+
+
+def test_a_demo_whose_output_nobody_reads_any_more_leaves_no_exporter_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang_tuning_exporter", "demo"],
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(PATH=str(tmp_path)),
+    )  # fmt: skip
+    assert process.stdout is not None
+    address = next(found[1] for line in process.stdout if (found := re.match(r"  exporter +(http://\S+)", line)))
+    assert requests.get(f"{address}/-/ready", timeout=10).ok
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"{address}/-/ready", timeout=10)

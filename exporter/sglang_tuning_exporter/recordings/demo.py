@@ -59,10 +59,12 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
         except KeyboardInterrupt:
             pass
         finally:
-            _clear()
-            print("Ending everything that was started.", flush=True)
-            stack.stop()
-            replay.stop()
+            try:
+                _clear()
+                print("Ending everything that was started.", flush=True)
+            finally:  # also where nobody reads the output any more
+                stack.stop()
+                replay.stop()
     return 0
 
 
