@@ -1,8 +1,8 @@
-"""How an argument of the server is spelled on its command line, release by release, and what it is when not given.
+"""The flag and the default of each argument, release by release.
 
-The facts lie in `flags.json` beside this file: names, kinds, defaults and odd spellings as the argument parsers and the
-declared defaults of 34 released wheels (0.3.0 to 0.5.23) give them when they are imported and asked. Nothing there was
-typed by hand. A server between two of these releases is taken for the one that its printed arguments fit best.
+`flags.json` beside this file has names, kinds, defaults and odd spellings, generated from the argument parsers and declared defaults of
+34 released wheels (0.3.0 to 0.5.23). A server of a release between two of these is taken for the one that its printed arguments fit
+best.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _KINDS: dict[str, Kind] = {
 # DP attention multiplies --schedule-conservativeness by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
 DP_ATTENTION_FACTOR = 0.3
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?post(\d+))?")
-# A line that was cut lacks arguments by the dozen; one that was printed whole lacks none but the secrets.
+# A line that was cut lacks dozens of arguments, a whole one only the secrets.
 _MISSING_OF_A_WHOLE_LINE = 3
 _FEWEST_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One argument in one release. `flag` is empty where that release has no flag for it, not even a deprecated one.
+    """One argument in one release; `flag` is empty where it has no flag, not even a deprecated one.
 
-    `either` is a switch that has a `--no-` form too; `adapters` are LoRA adapters, `name=path` each.
+    `either` is a switch that also has a `--no-` form; `adapters` are LoRA adapters, `name=path` each.
     """
 
     arg: str
@@ -54,7 +54,7 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class _Table:
     releases: tuple[str, ...]
-    rows: dict[str, list[tuple[int, int, Flag]]]  # first and last release, by their places
+    rows: dict[str, list[tuple[int, int, Flag]]]  # first and last release, by index
 
     def flag(self, arg: str, place: int) -> Flag | None:
         return next((flag for first, last, flag in self.rows.get(arg, ()) if first <= place <= last), None)
@@ -80,13 +80,13 @@ def _flag(arg: str, row: list[Any]) -> Flag:
 
 
 def argument_names() -> frozenset[str]:
-    """Give the names of all arguments that a release has, but for those of secrets."""
+    """Return the names of all arguments of any release, except secrets."""
     return frozenset(_names())
 
 
 @lru_cache(maxsize=1)
 def _names() -> dict[str, int]:
-    """In which releases an argument that is no secret is known, a bit each: secrets are never among what was read."""
+    """Return the releases of each argument, one bit each, without secrets, which are never among parsed arguments."""
     table = _table()
     return {
         arg: sum(1 << place for place in range(len(table.releases)) if table.flag(arg, place))
@@ -96,12 +96,12 @@ def _names() -> dict[str, int]:
 
 
 def releases() -> tuple[str, ...]:
-    """Name the releases whose flags are known, oldest first."""
+    """Return the releases whose flags are known, oldest first."""
     return _table().releases
 
 
 def flag_of(arg: str, release: str) -> Flag | None:
-    """Give an argument's flag in one of `releases()`; None where that release has no such argument.
+    """Return an argument's flag in one of `releases()`; None where that release does not have it.
 
     Raises ValueError for a release that is not one of them.
     """
@@ -110,7 +110,7 @@ def flag_of(arg: str, release: str) -> Flag | None:
 
 
 def nearest_flag(arg: str, release: str) -> Flag | None:
-    """Give an argument's flag in the release nearest to `release` that has it; None where none has."""
+    """Return an argument's flag in the nearest release that has it; None where none has."""
     table = _table()
     place = table.releases.index(release)
     spans = table.rows.get(arg, ())
@@ -141,10 +141,10 @@ def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
 
 
 def release_of(version: str | None, args: Mapping[str, object]) -> str | None:
-    """Choose the release in `releases()` whose flags a server takes; None where neither argument says.
+    """Return the release in `releases()` whose flags a server has; None where neither version nor arguments show it.
 
-    What the running server printed goes before a version number, which may still be that of the server before an
-    upgrade. Among releases that have the same arguments the one nearest to the version is taken, or the newest.
+    Printed arguments come before a version, which may still be that of the server before an upgrade. Of several releases with the same
+    arguments, the one nearest to the version is taken, or the newest.
     """
     all_releases = releases()
     wanted = _version(version)
@@ -158,7 +158,7 @@ def release_of(version: str | None, args: Mapping[str, object]) -> str | None:
 
 
 def _at_or_before(fitting: tuple[str, ...], wanted: tuple[int, int, int, int]) -> str:
-    # Of a release and its post releases one is in the table: it stands for all of them.
+    # The table has one of a release and its post releases, which stands for all of them.
     older = [release for release in fitting if (_version(release) or wanted)[:3] <= wanted[:3]]
     return older[-1] if older else fitting[0]
 
@@ -169,6 +169,6 @@ def _version(text: str | None) -> tuple[int, int, int, int] | None:
 
 
 def is_before(release: str, version: tuple[int, int, int]) -> bool:
-    """Say whether a release in `releases()` is older than a version such as (0, 4, 4)."""
+    """Return whether a release in `releases()` is older than a version such as (0, 4, 4)."""
     found = _version(release)
     return found is not None and found[:3] < version

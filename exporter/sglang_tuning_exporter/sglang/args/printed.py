@@ -1,8 +1,7 @@
-"""The server's arguments as it prints them at the start, without its secrets.
+"""Parse the arguments that the server prints at the start, without secrets.
 
 `server_args=ServerArgs(a=…, b=…)` is a dataclass's repr (0.3.0 to 0.5.18), `server_args={'a': …}` a dict's (0.5.20 on;
-sglang/srt/entrypoints/engine.py). Both hold `api_key` in clear, so the secrets are dropped here, before anything else
-sees them.
+sglang/srt/entrypoints/engine.py). Both have `api_key` in clear text, so secrets are dropped here, before anything else reads them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NAME_LENGTH = 100
 _START = re.compile(r"\s*(?:server_args\s*=\s*)?(?:\w+\.)*\w*([({])")
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
 _KEY = re.compile(r"""\s*(?:'((?:[^'\\]|\\.){1,200})'|"((?:[^"\\]|\\.){1,200})"|([A-Za-z_]\w*))\s*:\s*""")
-# Most arguments are a word, a number or a short string: one expression reads such a pair whole.
+# Most arguments are a word, a number or a short string, which one expression reads.
 _SIMPLE = r"(?:(None|True|False)|(-?\d{1,18}(?:\.\d{1,20})?)|'([^'\\]{0,200})'|(\[\]|\{\}))(?:,[ ]?|(?=[)}]))"
 _SIMPLE_ARGUMENT = re.compile(r" ?([A-Za-z_]\w{0,99})=" + _SIMPLE)
 _SIMPLE_ITEM = re.compile(r" ?'([A-Za-z_]\w{0,99})': " + _SIMPLE)
@@ -52,7 +51,7 @@ _SECRET_TEXT = re.compile(
     r"api[_-]?key|passw|secret|credential|private_key|access_?key|\w_?token['\"]?\s*[:=]|bearer |://[^/\s'\"@]+@",
     re.IGNORECASE,
 )
-# A token that lets somebody in; `bucket_time_to_first_token` speaks of the model's.
+# An access token; `bucket_time_to_first_token` is about tokens of the model.
 _TOKEN = re.compile(
     r"(?:^|(?<!first)(?<!last)(?<!next)(?<!per)_)token$|(?:^|_)(?:hf|access|auth|bearer|api|refresh|session)_?token",
     re.IGNORECASE,
@@ -71,7 +70,7 @@ _SECRET_HINTS = (
 )  # one is in every secret's name
 
 
-# What changes from start to start without anybody tuning.
+# Arguments that change from start to start without tuning.
 VARYING_ARGS = frozenset(
     {
         "random_seed", "port", "host", "nccl_port", "dist_init_addr", "node_rank", "log_level", "log_level_http",
@@ -81,16 +80,16 @@ VARYING_ARGS = frozenset(
 
 
 def are_same_settings(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
-    """Say whether two starts had the same arguments, of those that both tell as a number, a switch or a word."""
-    told = ((value, after[arg]) for arg, value in before.items() if arg in after and arg not in VARYING_ARGS)
+    """Return whether two starts had the same arguments, of those that both have as a number, a switch or a string."""
+    both = ((value, after[arg]) for arg, value in before.items() if arg in after and arg not in VARYING_ARGS)
     plain = (int, float, str, type(None))
-    return all(old == new or not isinstance(old, plain) or not isinstance(new, plain) for old, new in told)
+    return all(old == new or not isinstance(old, plain) or not isinstance(new, plain) for old, new in both)
 
 
 @lru_cache(maxsize=2048)  # a server's arguments have the same names at every start
 def is_secret(name: str) -> bool:
-    """Say whether a key's value must not leave: api keys, passwords, secrets, credentials, key files, and tokens that
-    let somebody in (`hf_token`, not `max_total_tokens`).
+    """Return whether the value of a key is secret: API keys, passwords, secrets, credentials, key files, and access tokens (`hf_token`, not
+    `max_total_tokens`).
     """
     lowered = name.casefold()
     if not any(hint in lowered for hint in _SECRET_HINTS):
@@ -99,9 +98,7 @@ def is_secret(name: str) -> bool:
 
 
 def holds_secret(text: str) -> bool:
-    """Say whether a value could hold a secret of its own: JSON with an `access_key`, a URL with a password, `--api-key`
-    among a program's arguments.
-    """
+    """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments."""
     return _SECRET_TEXT.search(text) is not None
 
 
@@ -117,10 +114,7 @@ def _string_end(text: str, position: int) -> int:
 
 
 def _value_end(text: str, position: int, closing: str) -> int:
-    """Find where the value ends that starts at `position`: at a comma or at `closing`, outside of quotes and brackets.
-
-    Raises `_Cut`.
-    """
+    """Return the end of the value at `position`: a comma or `closing` outside of quotes and brackets. Raises `_Cut`."""
     stack: list[str] = []
     while (match := _STRUCTURE.search(text, position)) is not None:
         position = match.start()
@@ -139,7 +133,7 @@ def _value_end(text: str, position: int, closing: str) -> int:
 
 
 def _literal(text: str) -> object:
-    """Read a string or a number as the value Python would print so; what is none stays the piece it is."""
+    """Return the string or number that Python prints so; other text unchanged."""
     if text[:1] in _QUOTES and text[-1:] == text[:1] and len(text) > 1 and "\\" not in text:
         return text[1:-1]
     try:
@@ -150,7 +144,7 @@ def _literal(text: str) -> object:
 
 
 def _items(text: str, depth: int) -> list[object]:
-    """Read the items of a list or tuple whose inside is `text`."""
+    """Return the items of a list or tuple, whose inside is `text`."""
     items: list[object] = []
     position = 0
     inside = text + ","
@@ -180,18 +174,18 @@ def _value(text: str, depth: int) -> object:
 
 
 def _compound(text: str, depth: int) -> object:
-    """Read a mapping, a list, an enum's repr or a nested dataclass; all else stays text. Raises `_Cut`."""
+    """Return a mapping, a list, the value of an enum or a nested dataclass; other text unchanged. Raises `_Cut`."""
     value: object = text[:_VALUE_LENGTH]
     if text[:1] == "{" and text[-1:] == "}":
         value = _pairs(text, 1, _KEY, "}", depth + 1)
     elif text[:1] + text[-1:] in ("[]", "()"):
-        # A list such as ['--api-key', '…'] tells only by its neighbours which item is the secret.
+        # In a list such as ['--api-key', '…'] only the item before shows which one is secret.
         value = REDACTED if holds_secret(text) else _items(text[1:-1], depth)
     elif text[-1:] == ">" and (match := _ENUM.match(text)):
         value = _value(text[match.end() : -1], depth + 1)
     elif text[-1:] == ")" and (start := _START.match(text)) and start[1] == "(":
         fields = _pairs(text, start.end(), _NAME, ")", depth + 1)
-        # A call such as field(default_factory=…) says nothing about the value in force.
+        # A call such as field(default_factory=…) is not the value in force.
         value = None if "default_factory" in fields else fields or value
     return value
 
@@ -208,7 +202,7 @@ def _simple_value(match: re.Match[str]) -> object:
 
 
 def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> dict[str, object]:
-    """Read the arguments from `position` to `closing`; where the text is cut or mangled, those before."""
+    """Return the arguments from `position` to `closing`, up to where the text is cut or mangled."""
     found: dict[str, object] = {}
     simple = _SIMPLE_ITEM if name is _KEY else _SIMPLE_ARGUMENT
     while len(found) < _ARGUMENTS_KEPT:
@@ -234,11 +228,10 @@ def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth:
 
 
 def parse_server_args(text: str) -> dict[str, object] | None:
-    """Read the arguments of a `server_args=…` line or of its value, by name; `None` when not one could be read.
+    """Return the arguments of a `server_args=…` line or of its value, by name; None where none can be read. Never raises.
 
-    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists,
-    an enum's repr becomes its value, `nan` and unresolved defaults `None`, a value with a secret in it `<redacted>`.
-    Never raises.
+    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, enums their values,
+    `nan` and unresolved defaults None, values with a secret `<redacted>`.
     """
     text = text[:LONGEST_TEXT]
     start = _START.match(text)

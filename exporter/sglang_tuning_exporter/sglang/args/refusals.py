@@ -1,7 +1,7 @@
-"""Whether a release would refuse an argument's value, or start and ignore it. Pure.
+"""Whether a release rejects the value of an argument, or ignores it. Pure.
 
-The facts lie beside this file: `choices.json` has the choices of the releases' own argument parsers, `refusals.json` what
-their argument checks refuse and what their start-up code overrides, with the file in which it stands.
+Beside this file, `choices.json` has the choices of the releases' own argument parsers, `refusals.json` what their argument checks reject
+and what their start-up code overrides, with the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["refused", "ignored"]
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a change of `arg` does not act: the server refuses it, or starts and ignores it."""
+    """Why a change of `arg` has no effect: the server rejects it, or ignores it."""
 
     kind: Kind
     arg: str
@@ -33,7 +33,7 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
-    """One thing that the releases from place `first` to place `last` check; all of `when` must hold."""
+    """One check of the releases from index `first` to `last`; all of `when` must hold."""
 
     first: int
     last: int
@@ -44,11 +44,11 @@ class ArgumentCheck:
     source: str
 
     def holds(self, values: _Values) -> bool:
-        """Say whether the server would object to these values."""
+        """Return whether the server would reject or ignore these values."""
         return all(_TESTS[test](values.of(arg), values.resolved(other)) for arg, test, other in self.when)
 
     def concerns(self, arg: str) -> bool:
-        """Say whether the argument takes part in it."""
+        """Return whether the check reads an argument."""
         return arg == self.arg or any(arg in (name, *_MADE_OF.get(name, ()), other) for name, _, other in self.when)
 
 
@@ -70,7 +70,7 @@ def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
 
 @lru_cache(maxsize=1)
 def checks() -> tuple[ArgumentCheck, ...]:
-    """Give everything that any release checks."""
+    """Return all checks of all releases."""
     document = json.loads((files(__package__) / "refusals.json").read_text(encoding="utf-8"))
     places = _places()
     return tuple(
@@ -92,23 +92,22 @@ def checks() -> tuple[ArgumentCheck, ...]:
 
 @lru_cache(maxsize=1024)
 def _concerning(place: int, args: frozenset[str]) -> tuple[ArgumentCheck, ...]:
-    """Give what the release at `place` checks of these arguments, or of others beside them."""
+    """Return the checks of the release at index `place` that read any of these arguments."""
     return tuple(
         check for check in checks() if check.first <= place <= check.last and any(check.concerns(arg) for arg in args)
     )
 
 
 def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
-    """Give the values that a release's parser takes for a flag; None where it takes any."""
+    """Return the values that a release's parser accepts for a flag; None where it accepts any."""
     place = _places()[release]
     return next((values for first, last, values in _choices().get(arg, ()) if first <= place <= last), None)
 
 
 def objection(release: str, values: Mapping[str, object], changes: Mapping[str, object]) -> Objection | None:
-    """Say what this release would object to if `changes` were made to a server with these flag values; None for nothing.
+    """Return why `changes` to a server with these flag values would have no effect; None where they would.
 
-    What it refuses comes before what it ignores. A check that the running server fails already is not believed: it runs.
-    None as a change's value takes the flag away.
+    Rejected changes come before ignored ones. A check that already fails is skipped: the server runs. A change to None removes the flag.
     """
     for arg, value in changes.items():
         refused = _not_taken(release, arg, value)
@@ -139,13 +138,13 @@ def _not_taken(release: str, arg: str, value: object) -> Objection | None:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The flag values of a server, with the release's defaults for what is not known."""
+    """The flag values of a server, with the release's defaults for unknown ones."""
 
     release: str
     known: Mapping[str, object]
 
     def of(self, arg: str) -> object:
-        """Give an argument's value, or one of the figures that are made of several."""
+        """Return an argument's value, or a figure that is computed from several."""
         made = _MADE.get(arg)
         if made is not None:
             return made(self)
@@ -156,11 +155,11 @@ class _Values:
         return None if flag is None else flag.default
 
     def resolved(self, other: Any) -> Any:
-        """Give what a test compares with: another argument's value by its name, else what stands there."""
+        """Return what a test compares with: the value of another argument by its name, else the value itself."""
         return self.of(other) if isinstance(other, str) else other
 
     def figure(self, arg: str) -> float | None:
-        """Give an argument's figure; None where it has none."""
+        """Return an argument as a number; None where it is none."""
         value = self.of(arg)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 

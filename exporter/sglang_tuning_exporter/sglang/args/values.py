@@ -1,7 +1,7 @@
-"""What SGLang makes of a flag's value: it prints some arguments multiplied or divided, and shares others out. Pure.
+"""How SGLang changes the value of a flag: it prints some multiplied or divided, and divides others among ranks. Pure.
 
-A flag is compared and advised in its own unit; `flag_value` gives that from what a server prints. Sources: docs/decisions.md,
-"Flags, values and command lines".
+Flags are compared and advised in their own unit, which `flag_value` computes from the printed value. Sources: docs/decisions.md, "Flags,
+values and command lines".
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from sglang_tuning_exporter.sglang.args.flags import DP_ATTENTION_FACTOR, is_bef
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Up to this release DP attention halves the chunk; from the next one on it divides it by the ranks.
+# Before this release DP attention halves the chunk; from it on it divides it by the ranks.
 _HALVED_BEFORE = (0, 4, 4)
 
 
 def attention_ranks(args: Mapping[str, object]) -> int:
-    """Count the ranks of attention data parallelism, 1 without it.
+    """Return the ranks of attention data parallelism, 1 without it.
 
-    0.5.21 to 0.5.23 give the number an argument of its own, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` beside
-    `enable_dp_attention`.
+    0.5.21 to 0.5.23 have an argument for it, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` with `enable_dp_attention`.
     """
     ranks = _count(args.get("attn_dp_size"))
     if ranks <= 1 and args.get("enable_dp_attention"):
@@ -30,7 +29,7 @@ def attention_ranks(args: Mapping[str, object]) -> int:
 
 
 def made_of(arg: str, args: Mapping[str, object], release: str | None) -> float:
-    """Give the factor between a flag's value and what the server prints: printed = flag x factor."""
+    """Return the factor between the value of a flag and the printed one: printed = flag x factor."""
     ranks = attention_ranks(args)
     if ranks == 1 and not args.get("enable_dp_attention"):
         return 1.0
@@ -42,7 +41,7 @@ def made_of(arg: str, args: Mapping[str, object], release: str | None) -> float:
 
 
 def flag_value(arg: str, args: Mapping[str, object], release: str | None) -> object:
-    """Give the value that somebody must type to get the printed one; what is no figure comes back as it is."""
+    """Return the value that is typed to get the printed one; what is no number is returned unchanged."""
     printed, factor = args.get(arg), made_of(arg, args, release)
     if factor == 1.0 or isinstance(printed, bool) or not isinstance(printed, (int, float)) or printed <= 0:
         return printed
@@ -55,7 +54,7 @@ def flag_value(arg: str, args: Mapping[str, object], release: str | None) -> obj
 
 
 def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | None) -> float:
-    """Give what the server makes of a flag's value on one rank; `args` are flag values."""
+    """Return the value in force on one rank for the value of a flag; `args` are flag values."""
     if arg == "max_running_requests":
         return flag // attention_ranks(args)
     factor = made_of(arg, args, release)
@@ -63,7 +62,7 @@ def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | N
 
 
 def _count(value: object) -> int:
-    """Read a count among the arguments, 1 where there is none."""
+    """Return an argument as a count, 1 where it is none."""
     return (
         max(int(value), 1)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e9

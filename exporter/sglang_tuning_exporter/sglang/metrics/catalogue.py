@@ -1,31 +1,24 @@
-"""Which metric of which SGLang release answers which question; `page_figures` reads a page with it.
+"""Which metric of which SGLang release has which figure; `page_figures` reads a page with this table. Pure.
 
-Pure. `SOURCES` is the table: every figure that this program takes from `/metrics`, the family it comes from, the
-releases that have the family, and how the series of several processes become one figure. Nothing else in the program
-reads a native metric.
+`SOURCES` has every figure that this program takes from `/metrics`: its family, the releases that have the family, and how the series of
+several processes become one figure. Nothing else in the program reads a metric of SGLang.
 
-What the table guards against, release by release (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later
-`srt/observability/metrics_collector.py`):
+What the table takes into account (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later `srt/observability/metrics_collector.py`):
 
-* Every TP rank counts the same retraction and the same forward pass, and prints the same constants; PP ranks repeat
-  running, queued and usage. Only DP ranks are different schedulers, so nothing is ever summed over ranks.
+* Every TP rank counts the same retraction and the same forward pass, and exposes the same constants; PP ranks repeat running, queued and
+  usage. Only DP ranks are different schedulers, so nothing is summed over ranks.
 * With priority scheduling `priority=""` is the total and the other values are its parts.
-* A child that nobody has incremented is absent. It is zero only where another family of the same release proves that it
-  could be there.
-* `is_cuda_graph`, `utilization` and `num_paused_reqs` are declared and never computed, `num_retracted_reqs` is the last
-  event of one process (label `pid`), and the queues of disaggregated servers are declared but not written up to 0.4.10.
-  None of them is read.
+* A child that was never incremented is absent. It is zero only where another family of the same release shows that it can be there.
+* `is_cuda_graph`, `utilization` and `num_paused_reqs` are declared and never computed, `num_retracted_reqs` is the last event of one
+  process (label `pid`), and the queues of disaggregated servers are declared but not written up to 0.4.10. None of them is read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    pass
-
-# Families that a release writes from its first batch on, and that came no later than the counter they vouch for.
+# Families that a release writes from its first batch on, in every release that has the counter.
 _COUNTS_RETRACTIONS = (
     "realtime_tokens_total",
     "cuda_graph_passes_total",
@@ -35,10 +28,10 @@ _COUNTS_ABORTS = ("total_retracted_reqs", "queue_time_seconds_count", "realtime_
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place where one figure can be read. Of several for a figure, the first that a page has is used.
+    """One source of a figure. Of several, the first that a page has is used.
 
     `fact` is a field of `RankFigures` or of `Scrape`, or `queues.<key>`; `metric` a sample name without `sglang:`;
-    `versions` the first and the last release examined that have it.
+    `versions` the first and the last examined release that have it.
     """
 
     fact: str
@@ -48,12 +41,12 @@ class Source:
     where: tuple[str, str] | None = None  # only series with this label
     parts: str | None = None  # label whose values are added up within one rank
     zero_with: tuple[str, ...] = ()  # absent means zero where one of these is present
-    needs: str | None = None  # without this family on the page the figure is declared and never written
+    needs: str | None = None  # without this family on the page the figure is never written
     pool: tuple[str, ...] = ()  # zero means "no such pool" unless one of these is above zero
 
     @property
     def aggregation(self) -> str:
-        """How series become the figure, as a sentence for the docs."""
+        """How series become the figure, in words for the docs."""
         words = "sum of all series" if self.fold == "sum" else f"{self.fold} over TP and PP ranks"
         if self.where:
             words = f'{self.where[0]}="{self.where[1]}", {words}'
@@ -70,7 +63,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSource:
-    """One family of buckets that tells a latency, or the length of answers: `fact` is a field of `Scrape`, the rest as in `Source`."""
+    """One histogram of a latency or of the length of answers: `fact` is a field of `Scrape`, the rest as in `Source`."""
 
     fact: str
     metric: str
@@ -79,17 +72,17 @@ class HistogramSource:
 
     @property
     def aggregation(self) -> str:
-        """How series become one histogram, as a sentence for the docs."""
+        """How series become one histogram, in words for the docs."""
         words = "sum of all series, one TP and PP rank of each DP rank"
-        return f'{self.where[0]}="{self.where[1]}" where told, {words}' if self.where else words
+        return f'{self.where[0]}="{self.where[1]}" where present, {words}' if self.where else words
 
 
 _SWA_POOL = ("swa_available_tokens", "swa_evictable_tokens", "swa_used_tokens", "max_total_num_tokens_swa")
 _MAMBA_POOL = ("mamba_available_tokens", "mamba_evictable_tokens", "mamba_used_tokens")
-# Came when the queues began to be written; before it was misspelt `infight`.
+# Exists since the queues are written; before, it was misspelt `infight`.
 _QUEUES_WRITTEN = "num_prefill_inflight_queue_reqs"
 
-# Grows while a request runs, streamed or not: releases that have it send the tokens of every request now and then.
+# Grows while a request runs, streamed or not: releases with it send the tokens of every request now and then.
 OUTPUTS = "inter_token_latency_seconds_count"
 
 SOURCES: tuple[Source, ...] = (
@@ -123,7 +116,7 @@ SOURCES: tuple[Source, ...] = (
     Source("retracted_requests", "num_retracted_requests_total", "0.5.7-0.5.23", zero_with=_COUNTS_RETRACTIONS),
     # A gauge by type, cumulative by value, refreshed by decode logs only.
     Source("retracted_requests", "total_retracted_reqs", "0.4.9.post6-0.5.2"),
-    # Counted when a request ends, and without a rank label: told for a server without DP ranks only.
+    # Counted when a request ends, and without a rank label: only for a server without DP ranks.
     Source("retracted_requests", "num_retractions_sum", "0.5.4.post3-0.5.6.post2"),
     Source("admitted_requests", "queue_time_seconds_count", "0.5.3.post3-0.5.23"),
     # The rank with the least memory is the one that runs out.
@@ -141,19 +134,19 @@ SOURCES: tuple[Source, ...] = (
     Source("queues.host_receive", "num_decode_host_receive_queue_reqs", "0.5.23-0.5.23"),
 )
 
-# Of the whole server: written by the tokenizer process, or compared only with itself.
+# Of the whole server: written by the tokenizer process, or only compared with itself.
 SERVER_SOURCES: tuple[Source, ...] = (
     Source(
         "aborted_requests", "num_aborted_requests_total", "0.4.9.post6-0.5.23", fold="sum", zero_with=_COUNTS_ABORTS
     ),
-    # Streamed or not: of an answer that is not streamed, the first tokens that the tokenizer sees. A prefill server of a
-    # disaggregated pair has none; there and only there the requests that left the queue are counted instead.
+    # Streamed or not: without streaming, the first tokens that the tokenizer gets. The prefill server of a disaggregated pair has
+    # none; there the requests that left the queue are counted instead.
     Source("started_requests", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
     Source("finished_requests", "e2e_request_latency_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
-    # Added when a request ends, so it goes with the requests that ended.
+    # Added when a request ends, as is the count of requests that ended.
     Source("finished_prompt_tokens", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
     Source("finished_answer_tokens", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
-    # Missing until the first prompt that finds something in the cache.
+    # Absent until the first prompt with a cached prefix.
     Source(
         "finished_cached_tokens",
         "cached_tokens_total",
@@ -161,15 +154,15 @@ SERVER_SOURCES: tuple[Source, ...] = (
         fold="sum",
         zero_with=("time_to_first_token_seconds_count",),
     ),
-    # Move only when tokens or requests do. Left out: what a scrape or a waiting process moves by itself.
-    # These are written when the detokenizer has given something out.
+    # These change only with tokens or requests, not with a scrape or a waiting process.
+    # Written when the detokenizer has sent something.
     Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
     Source("sent", "prompt_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
     Source("sent", "num_requests_total", "0.4.3.post4-0.5.23", fold="sum"),
-    # The three above move when a request ends. These two move while one runs, the only ones to do so before 0.5.7.
+    # The three above change when a request ends. These two change while one runs, the only ones before 0.5.7.
     Source("sent", "time_to_first_token_seconds_count", "0.3.5.post2-0.5.23", fold="sum"),
     Source("sent", OUTPUTS, "0.4.3.post4-0.5.23", fold="sum"),
-    # These by the scheduler.
+    # Written by the scheduler.
     Source("scheduled", "queue_time_seconds_count", "0.5.3.post3-0.5.23", fold="sum"),
     Source("scheduled", "realtime_tokens_total", "0.5.7-0.5.23", fold="sum"),
     Source("scheduled", "cuda_graph_passes_total", "0.5.7-0.5.23", fold="sum"),
@@ -177,15 +170,15 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source("open_requests", "http_requests_active", "0.5.9-0.5.23", fold="sum", where=("method", "POST")),
 )
 
-# Histograms of the whole server, in seconds but for the answers' tokens. Of several for one, the first that a page has is used.
+# Histograms of the whole server, in seconds except the tokens of answers.
 HISTOGRAM_SOURCES: tuple[HistogramSource, ...] = (
-    # Of an answer that is not streamed the tokenizer learns after fifty tokens (SGLANG_FORCE_STREAM_INTERVAL) or at its
-    # end, and nobody waits for its first token. The label came with 0.5.18; before, both are one.
+    # Without streaming the tokenizer gets the first tokens after fifty (SGLANG_FORCE_STREAM_INTERVAL) or at the end, and nobody waits
+    # for them. The label came with 0.5.18; before, both are in one series.
     HistogramSource(
         "time_to_first_token", "time_to_first_token_seconds", "0.3.5.post2-0.5.23", where=("is_streaming", "true")
     ),
     HistogramSource("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23"),
-    # The mean since the first token, observed with every output: smoother than the time between two tokens.
+    # The mean since the first token, observed with every output: smoother than the inter-token latency.
     HistogramSource("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4"),
     HistogramSource("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23"),
     HistogramSource("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23"),
@@ -205,12 +198,12 @@ def _wanted() -> frozenset[str]:
 
 
 WANTED = _wanted()
-# Of the whole server: each is added up from scrape to scrape.
+# Counters of the whole server, added up from scrape to scrape.
 SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens"),
 )
-# What only grows, and is added up from scrape to scrape.
+# All counters.
 CUMULATIVE = frozenset(
     source.metric
     for source in SOURCES + SERVER_SOURCES
@@ -229,7 +222,7 @@ CUMULATIVE = frozenset(
 
 
 def describe() -> list[tuple[str, str, str, str]]:
-    """Rows of the docs table: fact, metric, versions, aggregation."""
+    """Return the rows of docs/sources.md: fact, metric, versions, aggregation."""
     return [
         (source.fact, f"sglang:{source.metric}", source.versions, source.aggregation)
         for source in (*SOURCES, *SERVER_SOURCES)

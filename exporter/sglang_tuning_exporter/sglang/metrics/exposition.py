@@ -1,9 +1,8 @@
 """Prometheus text as samples, and as text that is safe to append to ours.
 
-Pure. Reads the text format 0.0.4 and what OpenMetrics adds to it (timestamps in seconds, exemplars, `# UNIT`, `# EOF`,
-counters declared without `_total`). A line that is neither is skipped and counted: a page is never refused for one bad
-line, and nothing here raises. A page of thousands of series is read at every scrape, hence one regular expression over
-the whole text and labels parsed on demand.
+Pure. Reads the text format 0.0.4 and what OpenMetrics adds to it (timestamps in seconds, exemplars, `# UNIT`, `# EOF`, counters declared
+without `_total`). Other lines are skipped and counted: one bad line never rejects a page, and nothing here raises. A page of thousands of
+series is read at every scrape, so one regular expression reads the whole text, and labels are parsed on demand.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Sample: TypeAlias = tuple[str, str, float]  # name, labels as they stand between the braces, value
-Text: TypeAlias = tuple[str, str, str]  # the same, the value as it is printed
+Sample: TypeAlias = tuple[str, str, float]  # name, raw labels (the text between the braces), value
+Text: TypeAlias = tuple[str, str, str]  # the same, the value as printed
 
-# NUL and lone surrogates cannot be written into a page that others can read; the escapes are the format's, no more.
+# Without NUL and lone surrogates, which no parser accepts; only the escapes of the format.
 _VALUE = r'[^"\\\n\x00\ud800-\udfff]*(?:\\[\\"n][^"\\\n\x00\ud800-\udfff]*)*'
 _LABELS = rf'(?:[ \t]*[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"{_VALUE}"[ \t]*(?:,|(?=\}}|$)))*[ \t]*'
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-# The shape that servers print, and any other line whole. The labels of the first are looked at once a label set, not
-# once a line: a strict expression over every line takes three times as long.
+# The form that servers print, or any other line whole. Labels are checked once per label set: a strict expression over every line
+# takes three times as long.
 _PLAIN = rf"^({_NAME})(?:\{{([^\n]*)\}})? ([0-9.eE+-]+|NaN|[+-]?Inf)$"
 _DATA_LINES = re.compile(rf"{_PLAIN}|^([ \t\r]*[^#\s][^\n]*)$", re.MULTILINE)
 _LINES = re.compile(rf"{_PLAIN}|^([^\n]+)$", re.MULTILINE)
@@ -44,15 +43,15 @@ _ESCAPE = re.compile(r"\\(.)")
 _BOUND = re.compile(r"[0-9.eE+-]+|NaN|[+-]?Inf")
 
 
-# The page of one scheduler has some 700 lines, a tenth of them its own, all shorter than a thousand characters.
+# The page of one scheduler has about 700 lines, all shorter than a thousand characters.
 MOST_LINES = 50_000
 MOST_LABEL_SETS = 16384
-LONGEST_LINE = 4096  # label sets are remembered, so their number alone would not bound the memory
+LONGEST_LINE = 4096  # label sets are cached, so their length must be limited too
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A page without what is too much, and how many lines that cost: too long ones, and those after the last kept."""
+    """A page within the limits, and how many lines were dropped: too long ones, and those after the last kept."""
 
     text: str
     too_long: int = 0
@@ -60,7 +59,7 @@ class Bounded:
 
 
 def bounded(text: str) -> Bounded:
-    """Leave out lines longer than `LONGEST_LINE` characters and what follows the first `MOST_LINES`."""
+    """Drop lines longer than `LONGEST_LINE` characters, and those after the first `MOST_LINES`."""
     lines = text.split("\n", MOST_LINES)
     too_many = 0
     if len(lines) > MOST_LINES:
@@ -76,14 +75,14 @@ def bounded(text: str) -> Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Every sample of a page in its order, and how many lines were neither sample, comment nor blank."""
+    """The samples of a page in order, and how many lines were neither sample, comment nor blank."""
 
     samples: list[Sample]
     broken: int
 
 
 def scan(text: str) -> Page:
-    """Read a whole page."""
+    """Return the samples of a whole page."""
     found: list[Sample] = []
     broken = 0
     for name, raw, value, other in _DATA_LINES.findall(text):
@@ -107,9 +106,9 @@ def scan(text: str) -> Page:
 
 
 def plain(text: str) -> list[tuple[str, str]] | None:
-    """Names and raw labels of a page's samples in their order, where each line but comments is one as servers print it: else None.
+    """Return (name, raw labels) for each sample, or None if any line, except comments, is not in canonical form.
 
-    On such a page the value is what stands behind a line's last blank, and nothing but the value decides what it is.
+    On such a page the value follows the last blank of a line.
     """
     found: list[tuple[str, str]] = []
     once: dict[str, str] = {}
@@ -123,55 +122,54 @@ def plain(text: str) -> list[tuple[str, str]] | None:
 
 
 def samples(text: str) -> list[Sample]:
-    """Every sample of a page as (name, raw labels, value); raw labels go to `labels`."""
+    """Return the samples of a page; their raw labels go to `labels`."""
     return scan(text).samples
 
 
 def _any_sample(line: str) -> Text | None:
-    """Name, raw labels and value of a line in any spelling the two formats allow."""
+    """Return the sample of a line in any spelling that the two formats allow."""
     match = _ANY_SAMPLE.fullmatch(line)
     if match is None or not _are_labels(match[2] or ""):
         return None
     number = float(match[3])
     if is_beyond(number, match[3]):
         return None
-    # Of the spellings that are no figure, Prometheus takes some and refuses others: -nan, +NaN.
+    # Prometheus rejects some spellings of values that are no number: -nan, +NaN.
     canonical = match[3] if math.isfinite(number) else "NaN" if number != number else "+Inf" if number > 0 else "-Inf"  # noqa: PLR0124 - NaN is not itself
     return match[1], match[2] or "", canonical
 
 
 def is_beyond(number: float, text: str) -> bool:
-    """Say whether figures are too large for a float: Prometheus refuses the page that holds them."""
+    """Return whether a figure is too large for a float: Prometheus rejects a page with one."""
     return math.isinf(number) and not text[-1].isalpha()
 
 
-# A server repeats its label sets in every family. Both caches hold those of sixty ranks, while a page is laid out: then the
-# layout is kept, and they are let go.
+# A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `page_cache` has the structure.
 @lru_cache(maxsize=MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
     if _ONLY_LABELS.fullmatch(raw) is None:
         return False
     names = [name for name, _ in _LABEL.findall(raw)]
-    # Names with two underscores are reserved: with `__name__` twice in a series Prometheus refuses the page.
+    # Names with two underscores are reserved: with `__name__` twice in a series Prometheus rejects the page.
     return len(set(names)) == len(names) and not any(name.startswith("__") for name in names)
 
 
 @lru_cache(maxsize=MOST_LABEL_SETS)
 def _identity(raw: str) -> frozenset[tuple[str, str]]:
-    """Labels as a series is known by them: in any order, and without those that are empty."""
+    """Return the labels that identify a series: in any order, without empty ones."""
     return frozenset(item for item in labels(raw).items() if item[1])
 
 
 @lru_cache(maxsize=MOST_LABEL_SETS)
 def labels(raw: str) -> Mapping[str, str]:
-    """Labels of one sample, escapes undone. The answer is remembered and shared: it is read-only."""
+    """Return the labels of one sample, unescaped. The result is cached and shared, so read-only."""
     if "\\" not in raw:
         return MappingProxyType(dict(_LABEL.findall(raw)))
     return MappingProxyType({name: _ESCAPE.sub(_unescaped, value) for name, value in _LABEL.findall(raw)})
 
 
 def forget() -> None:
-    """Let go of the label sets remembered: who keeps a page's layout has no more use for them, and they are a megabyte."""
+    """Empty the caches of label sets, which take a megabyte: with the structure of a page they are not needed."""
     for remembered in (_are_labels, _identity, labels):
         remembered.cache_clear()
 
@@ -181,12 +179,12 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def native_name(name: str) -> str:
-    """`sglang:x` for `sglang_x`: Ray, `/v1/loads` and gateways write SGLang's colon as an underscore."""
+    """Return `sglang:x` for `sglang_x`: Ray, `/v1/loads` and gateways replace SGLang's colon by an underscore."""
     return "sglang:" + name[7:] if name.startswith("sglang_") else name
 
 
-# Types of OpenMetrics in the words of 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): Prometheus
-# refuses a page that declares another.
+# Types of OpenMetrics and those of 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): Prometheus rejects a page with
+# another type.
 TYPES = {
     "counter": "counter",
     "gauge": "gauge",
@@ -204,15 +202,15 @@ _SUFFIXES = {
 _OPENMETRICS_SUFFIXES = {
     "counter": "total",
     "info": "info",
-}  # that the samples of a family have and its declaration has not
+}  # suffixes of samples that the declaration of a family does not have
 
 
-_BOUND_LABELS = {"histogram": "le", "summary": "quantile"}  # their values are numbers
+_BOUND_LABELS = {"histogram": "le", "summary": "quantile"}  # with numbers as values
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A page that is safe to append to ours, and how many samples and broken lines of SGLang's page are not in it."""
+    """A page that is safe to append to ours, and how many samples and broken lines of SGLang's page it does not have."""
 
     text: str
     left_out: int = 0
@@ -226,7 +224,7 @@ class _Head:
     help: str | None = None
 
     def take(self, keyword: str, rest: str) -> None:
-        """Take a comment, but for the second of its kind."""
+        """Take a comment; only the first of its kind counts."""
         if keyword == "HELP" and self.help is None:
             self.help = _help(rest)
         elif keyword == "TYPE" and not self.declared and rest in TYPES:
@@ -237,13 +235,12 @@ _UNDECLARED = _Head()
 
 
 def passthrough(text: str) -> Passed:
-    """Give SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 that has no `sglang:` family.
+    """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families.
 
-    Names lost to `sglang_x` come back as `sglang:x`. Left out, and not counted: what is not SGLang's (`process_…` would
-    collide), `sglang_tuning_…` (our own through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE.
-    Left out and counted: what would have Prometheus refuse the whole page, and a second sample of one series. A family's
-    lines come together where its first sample stands, because one family in two pieces, or a TYPE behind its samples,
-    makes a strict parser refuse the whole page.
+    `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide), `sglang_tuning_…` (our own
+    through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE. Dropped and counted: what would make Prometheus reject
+    the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
+    family in two parts, or with a TYPE after its samples.
     """
     heads, samples, left_out = _read(text)
     names = {name for name, _, _ in samples}
@@ -272,7 +269,7 @@ def passthrough(text: str) -> Passed:
 
 
 def _read(text: str) -> tuple[dict[str, _Head], list[Text], int]:
-    """Give what a page declares of SGLang's families, their samples in order, and how many lines cannot be read."""
+    """Return what a page declares of SGLang's families, their samples in order, and how many lines cannot be read."""
     heads: dict[str, _Head] = {}
     samples: list[Text] = []
     broken = 0
@@ -296,7 +293,7 @@ def _read(text: str) -> tuple[dict[str, _Head], list[Text], int]:
 
 
 def _home(heads: dict[str, _Head], names: set[str], name: str) -> tuple[str, _Head] | None:
-    """Name and head of the family a sample belongs to; None for `_created`, which 0.0.4 has no place for."""
+    """Return name and head of the family of a sample; None for `_created`, which 0.0.4 does not have."""
     base, _, suffix = name.rpartition("_")
     owner = heads.get(base, _UNDECLARED)
     if "_" + suffix in _SUFFIXES.get(owner.declared, ()):
@@ -311,7 +308,7 @@ def _home(heads: dict[str, _Head], names: set[str], name: str) -> tuple[str, _He
 
 
 def _lines(declared: str, samples: list[Text]) -> list[str]:
-    """Write a family's samples, but for those whose bucket or quantile is no number."""
+    """Return the lines of a family, without samples whose bucket or quantile is no number."""
     bound = _BOUND_LABELS.get(declared)
     return [
         f"{name}{{{raw}}} {value}" if raw else f"{name} {value}"
@@ -340,7 +337,7 @@ def _is_number(value: str) -> bool:
 
 
 def _help(text: str) -> str:
-    """HELP text with only the escapes that the format has; a strict parser refuses others."""
+    """Return a HELP text with only the escapes of the format; strict parsers reject others."""
     if "\\" not in text and "\x00" not in text and text.isascii():
         return text
     kept = "".join(c for c in text if c != "\x00" and not "\ud800" <= c <= "\udfff")

@@ -1,13 +1,13 @@
 """Latency histograms of one page of `/metrics`: many series of a family as one histogram. Pure; nothing here raises.
 
-What the series of a family are to each other (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later
+How the series of a family are related (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later
 `srt/observability/metrics_collector.py`):
 
-* A request is observed in one series, that of its own labels. So series add up, `priority` too: `priority=""` holds the
-  requests without one, not the total as it does for the gauges.
+* A request is observed in one series, that of its own labels. So series are added, those of `priority` too: `priority=""` has the
+  requests without one, not the total as for gauges.
 * TP and PP ranks may each print the same request's `queue_time_seconds` (`--enable-metrics-for-all-schedulers`): of the
-  processes of one DP rank the one that saw most speaks for it.
-* Boundaries are the operator's to choose (`--bucket-time-to-first-token` and its kin), so none is expected.
+  processes of one DP rank the one with most observations is taken.
+* Operators choose the bounds (`--bucket-time-to-first-token` and others), so none are assumed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sglang_tuning_exporter.sglang.metrics.exposition import labels
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# A histogram of SGLang has 16 to 40 boundaries; a page may print what it likes.
+# A histogram of SGLang has 16 to 40 bounds; a hostile page any number.
 MOST_BOUNDS = 512
-# Beyond it a float cannot count by one: no counter of a server holds it.
+# Larger floats cannot count by one.
 MOST = 2.0**53
 
 Samples: TypeAlias = "Sequence[tuple[str, float]]"  # raw labels and value
@@ -36,10 +36,9 @@ _PROCESS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many observations took at most so long: `counts[i]` took `bounds[i]` seconds or less.
+    """Cumulative counts of observations: `counts[i]` took `bounds[i]` seconds or less.
 
-    Bounds rise and end with +Inf; counts are cumulative and never fall. `seconds` is the sum of all observations, None
-    where the page does not tell it.
+    Bounds rise and end with +Inf; counts never fall. `seconds` is the sum of all observations, None where the page has none.
     """
 
     bounds: tuple[float, ...]
@@ -48,17 +47,17 @@ class Histogram:
 
     @property
     def observations(self) -> float:
-        """How many there were."""
+        """The number of observations."""
         return self.counts[-1]
 
     @property
     def mean_seconds(self) -> float | None:
-        """Mean of all observations; None without any, and where the sum is untold."""
+        """Mean of all observations; None without any, and where the sum is unknown."""
         return self.seconds / self.counts[-1] if self.seconds is not None and self.counts[-1] > 0 else None
 
     @property
     def fullest_share(self) -> float:
-        """The part of the observations that lie in the bucket with most of them, 0-1; 0 without observations."""
+        """The share of the bucket with most observations, 0-1; 0 without observations."""
         if self.observations <= 0:
             return 0.0
         return (
@@ -66,10 +65,9 @@ class Histogram:
         )
 
     def above(self, seconds: float) -> float:
-        """Estimate how many took longer than `seconds`, by a straight line inside the bucket that holds it.
+        """Estimate how many took longer than `seconds`, by linear interpolation inside its bucket: the inverse of `histogram_quantile`.
 
-        This is `histogram_quantile` the other way round. None is above what lies beyond the largest boundary: how much
-        longer than that boundary an observation took is not told.
+        0 for more than the largest finite bound: how much longer an observation took is unknown.
         """
         at = bisect_left(self.bounds, seconds)
         if self.bounds[at] == inf:
@@ -80,9 +78,9 @@ class Histogram:
         return max(0.0, self.counts[-1] - (below + (self.counts[at] - below) * part))
 
     def quantile(self, share: float) -> float | None:
-        """Estimate the seconds that `share` (0-1) of the observations did not exceed, as `histogram_quantile` does.
+        """Estimate the quantile `share` (0-1) in seconds, as `histogram_quantile` does.
 
-        None without observations; the largest boundary when it lies beyond it.
+        None without observations; the largest finite bound where it is beyond that.
         """
         if self.counts[-1] <= 0:
             return None
@@ -97,7 +95,7 @@ class Histogram:
         return lower + (self.bounds[at] - lower) * ((rank - below) / within if within > 0 else 1.0)
 
     def since(self, earlier: Histogram) -> Histogram | None:
-        """Give what came after `earlier`; None when a count has fallen or the boundaries are others: a new server's."""
+        """Return what came after `earlier`; None where a count fell or the bounds differ: it is a new server."""
         if self.bounds != earlier.bounds or any(map(_fell, self.counts, earlier.counts)):
             return None
         seconds = None
@@ -107,7 +105,7 @@ class Histogram:
         return Histogram(self.bounds, tuple(accumulate(gained, max)), seconds)
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Add observations with the same boundaries."""
+        """Add observations with the same bounds."""
         seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
         return Histogram(
             self.bounds, tuple(mine + its for mine, its in zip(self.counts, other.counts, strict=True)), seconds
@@ -121,9 +119,9 @@ def _fell(now: float, then: float) -> bool:
 def read(
     buckets: Samples, counts: Samples = (), sums: Samples = (), where: tuple[str, str] | None = None
 ) -> Histogram | None:
-    """Fold the samples of one family (`_bucket`, `_count`, `_sum`) into one histogram; None when it cannot be read.
+    """Return the samples of one family (`_bucket`, `_count`, `_sum`) as one histogram; None where they cannot be read.
 
-    `where` leaves out series in which that label has another value; series without the label count.
+    `where` leaves out series in which that label has another value; series without the label are kept.
     """
     series: dict[_Key, dict[float, float]] = {}
     for raw, value in buckets:
@@ -131,31 +129,31 @@ def read(
         if bound is not None and _is_count(value):
             known = series.setdefault(key, {})
             if len(known) <= MOST_BOUNDS:
-                known.setdefault(bound, value)  # of two samples of one series the first, as for a page passed on
+                known.setdefault(bound, value)  # of two samples of one series the first, as in the pass-through
     totals = _by_series(counts)
     seconds = _by_series(sums)
-    told: dict[str, dict[_Key, list[Histogram]]] = {}
+    by_rank: dict[str, dict[_Key, list[Histogram]]] = {}
     for key, found in series.items():
         names = dict(key)
         histogram = _histogram(found, totals.get(key), seconds.get(key))
         if histogram is None or (where is not None and names.get(where[0], where[1]) != where[1]):
             continue
         process = frozenset(item for item in key if item[0] in _PROCESS)
-        told.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(histogram)
-    chosen = (max(processes.values(), key=_observations) for processes in told.values())
+        by_rank.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(histogram)
+    chosen = (max(processes.values(), key=_observations) for processes in by_rank.values())
     return _together([histogram for process in chosen for histogram in process])
 
 
 @lru_cache(maxsize=4096)
 def _place(raw: str) -> tuple[_Key, float | None]:
-    """Give the series that a sample belongs to, and the boundary where it is a bucket."""
+    """Return the series of a sample, and its bound where it is a bucket."""
     found = labels(raw)
     return _same(frozenset(item for item in found.items() if item[0] != "le")), _bound(found)
 
 
 @lru_cache(maxsize=512)
 def _same(key: _Key) -> _Key:
-    """One object for all buckets of a series, which are forty."""
+    """Return one object for all buckets of a series, to save memory."""
     return key
 
 
@@ -193,7 +191,7 @@ def _observations(histograms: Iterable[Histogram]) -> float:
 
 
 def _together(histograms: list[Histogram]) -> Histogram | None:
-    """Add series; where their boundaries differ, only what all have says how many took so long."""
+    """Add series; where their bounds differ, only the common ones are kept."""
     if not histograms:
         return None
     bounds = histograms[0].bounds
@@ -203,8 +201,8 @@ def _together(histograms: list[Histogram]) -> Histogram | None:
     if len(bounds) < 2:
         return None
     counts = tuple(fsum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True))
-    told = [histogram.seconds for histogram in histograms if histogram.seconds is not None]
-    return Histogram(bounds, counts, fsum(told) if len(told) == len(histograms) else None)
+    sums = [histogram.seconds for histogram in histograms if histogram.seconds is not None]
+    return Histogram(bounds, counts, fsum(sums) if len(sums) == len(histograms) else None)
 
 
 def _at(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:

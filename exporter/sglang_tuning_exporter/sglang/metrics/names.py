@@ -1,8 +1,8 @@
-"""Names of every metric family that an SGLang release declares, without the `sglang:` in front.
+"""Names of every metric family that an SGLang release declares, without the prefix `sglang:`.
 
 Made from the collectors of fifteen released wheels, 0.3.0 to 0.5.23 (`srt/metrics/*.py`, later
 `srt/observability/*.py`, and the names that `/v1/loads?format=prometheus` writes): the name of each Counter, Gauge,
-Histogram, Summary and GaugeHistogram as declared and as exposed. A missing name came with a later release.
+Histogram, Summary and GaugeHistogram as declared and as exposed. A name that is not here is from a later release.
 """
 
 from __future__ import annotations

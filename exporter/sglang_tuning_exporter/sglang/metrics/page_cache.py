@@ -1,8 +1,7 @@
-"""One server's pages, one after the other: what stands where is found out once, and from then on only figures are read.
+"""Caches the line structure of one server's pages between scrapes, so that only the values are parsed. Pure; nothing here raises.
 
-From scrape to scrape a page of SGLang changes in its values; names, labels, comments and their order stay until a new
-series comes. To see that they are the same takes a small part of the time that it takes to read them. Pure; nothing here
-raises. That a page read by its places tells the same as one read afresh is what the tests hold it to.
+From scrape to scrape only the values of a page change, until a new series comes. To compare the rest takes a small part of the time of
+parsing it. Tests check that a page read with the cache gives the same figures as one parsed from scratch.
 """
 
 from __future__ import annotations
@@ -12,41 +11,40 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from sglang_tuning_exporter.sglang.metrics import exposition
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.sglang.metrics import exposition, page_figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sglang_tuning_exporter.sglang.events import Scrape
 
-# Of the text of a larger page nothing is kept: 0.4 MB is a page of eight ranks.
+# A larger page is not cached; a page of eight ranks has 0.4 MB.
 MOST_CHARACTERS = 8 << 20
-# A figure at the end of a line, in the spellings that float() and the format agree upon.
+# A figure at the end of a line, in the spellings that both float() and the format accept.
 _FIGURE = re.compile(r" ([+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf)\n")
 
 
 class Reading(NamedTuple):
-    """What one page tells, and the page itself made safe to append to ours (empty where that is not wanted)."""
+    """The figures of a page, and the page itself, safe to append to ours (empty without pass-through)."""
 
     scrape: Scrape
     native: str
-    left_out: int = 0  # lines that are not in `native` because Prometheus would refuse them
+    left_out: int = 0  # lines not in `native` because Prometheus would reject them
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A page without its figures."""
+    """The structure of a page."""
 
-    between: list[str]  # what stands before, between and behind them
-    samples: Sequence[int]  # which of the figures are values of samples, in the page's order
-    places: facts.Places
-    native: Sequence[int] | None  # which lines are passed on, in which order; None: the page as it is
+    between: list[str]  # text before, between and after the figures
+    samples: Sequence[int]  # which of the figures are values of samples, in order
+    places: page_figures.Places
+    native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
     left_out: int
 
 
 class PageReader:
-    """Reads the pages of one server. Not for two threads at once."""
+    """Reads the pages of one server; not thread-safe."""
 
     def __init__(self, *, passthrough: bool = True) -> None:
         self._passthrough = passthrough
@@ -58,14 +56,14 @@ class PageReader:
         between, figures = parts[0::2], parts[1::2]
         if self._layout is None or self._layout.between != between:
             self._layout = _layout(text, between, passthrough=self._passthrough)
-            if self._layout is not None:  # without one, the next page is read by them again
+            if self._layout is not None:  # without a structure, the next page needs them again
                 exposition.forget()
         layout = self._layout
         values = [float(figures[place]) for place in layout.samples] if layout is not None else []
         if layout is None or _is_any_beyond(layout, values, figures):
             passed = exposition.passthrough(text) if self._passthrough else exposition.Passed("")
-            return Reading(facts.read(text), passed.text, passed.left_out)
-        return Reading(facts.take(layout.places, values), self._native(layout, text), layout.left_out)
+            return Reading(page_figures.read(text), passed.text, passed.left_out)
+        return Reading(page_figures.take(layout.places, values), self._native(layout, text), layout.left_out)
 
     def _native(self, layout: _Layout, text: str) -> str:
         if not self._passthrough:
@@ -77,18 +75,18 @@ class PageReader:
 
 
 def _is_any_beyond(layout: _Layout, values: list[float], figures: list[str]) -> bool:
-    """Say whether a figure is now too large for a float."""
+    """Return whether a figure is now too large for a float."""
     return any(map(math.isinf, values)) and any(
         exposition.is_beyond(value, figures[place]) for place, value in zip(layout.samples, values, strict=True)
     )
 
 
 def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | None:
-    """Find out where everything stands; None for a page on which more than its figures may decide that."""
+    """Return the structure of a page; None where it may depend on more than the values."""
     samples = exposition.plain(text) if between else None
     if not samples or any(exposition.native_name(name) != name for name, _ in samples):
         return None
-    # A comment may end with a number, too.
+    # A comment may end with a number.
     values = [place for place, part in enumerate(between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
     if len(values) != len(samples):
         return None
@@ -99,14 +97,14 @@ def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | No
     return _Layout(
         between,
         values,
-        facts.find(samples),
+        page_figures.find(samples),
         None if passed_on is None else [at for at in passed_on if at is not None],
         passed.left_out,
     )
 
 
 def _lines(text: str, native: str) -> list[int | None]:
-    """Find each line that is passed on in the page; None for one that is not there as it is."""
+    """Return the place of each passed line in the page; None for one that was changed."""
     places: dict[str, int] = {}
     for place, line in enumerate(text.split("\n")):
         places.setdefault(line, place)

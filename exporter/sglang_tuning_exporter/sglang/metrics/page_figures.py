@@ -1,4 +1,4 @@
-"""One page of SGLang's `/metrics` read with the catalogue. Pure."""
+"""Read one page of SGLang's `/metrics` with the catalogue. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Series = list[tuple["Mapping[str, str]", float]]
 
-# What generates, among the addresses of the HTTP server.
+# Paths of the HTTP server that generate.
 _GENERATES = re.compile(
     r"/(?:generate|completions|embeddings|responses|messages|rerank|score|classify|encode|chat|invocations)$"
 )
@@ -37,18 +37,18 @@ _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Which samples of a page tell something, by their number in the page's order: of the same labels, the same at every scrape."""
+    """Which samples of a page are read, by their number in the page's order; the same for all pages with the same labels."""
 
     series: Mapping[str, list[tuple[Mapping[str, str], int]]]  # by family, without prefix
-    members: Mapping[str, list[tuple[str, int]]]  # of histograms, labels as they stand between the braces
+    members: Mapping[str, list[tuple[str, int]]]  # of histograms, with raw labels
     unrecognised: int
 
 
 def find(samples: Iterable[tuple[str, str]]) -> Places:
-    """Say where on a page the figures are; `samples` are its names and raw labels."""
+    """Return where on a page the figures are; `samples` are its names and raw labels."""
     series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
     members: dict[str, list[tuple[str, int]]] = {}
-    families: dict[str, str | None] = {}  # name as printed -> name without prefix, None for what is not SGLang's
+    families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
     seen: set[tuple[str, str]] = set()
     for number, (printed, raw) in enumerate(samples):
         if printed not in families:
@@ -57,7 +57,7 @@ def find(samples: Iterable[tuple[str, str]]) -> Places:
             families[printed] = name[7:] if own else None
         family = families[printed]
         if family in WANTED or family in HISTOGRAM_MEMBERS:
-            if (printed, raw) in seen:  # of two samples of one series the first, as for a page passed on
+            if (printed, raw) in seen:  # of two samples of one series the first, as in the pass-through
                 continue
             seen.add((printed, raw))
         if family in WANTED and family:
@@ -68,15 +68,15 @@ def find(samples: Iterable[tuple[str, str]]) -> Places:
 
 
 def take(places: Places, values: Sequence[float]) -> Scrape:
-    """Make of the values of a page's samples what they tell. What the page does not tell is None."""
+    """Return the figures of a page from the values of its samples; None for those that the page does not have."""
     series: dict[str, Series] = {}
     spoiled = False
-    for family, told in places.series.items():
-        found = [(label, value) for label, number in told if _is_sound(family, value := values[number])]
+    for family, samples in places.series.items():
+        found = [(label, value) for label, number in samples if _is_sound(family, value := values[number])]
         if found:
             series[family] = found
-        spoiled = spoiled or (len(found) < len(told) and family in CUMULATIVE)
-    members = {name: [(raw, values[number]) for raw, number in told] for name, told in places.members.items()}
+        spoiled = spoiled or (len(found) < len(samples) and family in CUMULATIVE)
+    members = {name: [(raw, values[number]) for raw, number in found] for name, found in places.members.items()}
     return Scrape(
         ranks=_ranks(series),
         model_name=_model_name(series),
@@ -102,12 +102,12 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
 
 
 def _is_sound(family: str, value: float) -> bool:
-    """Memory is a difference of two measurements: below zero when another process let go of some meanwhile."""
+    """Whether a value can be one: memory may be negative, a difference during which another process freed some."""
     return 0 <= value <= MOST or (-MOST <= value < 0 and family.endswith("_gb"))
 
 
 def read(text: str) -> Scrape:
-    """Read one page of `/metrics`. A page without SGLang's series gives no ranks."""
+    """Return the figures of one page of `/metrics`; without SGLang's series there are no ranks."""
     samples = scan(text).samples
     return take(find((name, raw) for name, raw, _ in samples), [value for _, _, value in samples])
 
@@ -117,7 +117,7 @@ def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:
     for source in SOURCES:
         for dp, value in _figures(source, series).items():
             _put(ranks.setdefault(dp, RankFigures(dp=dp)), source.fact, value)
-    # A figure without a rank label on a page with ranks belongs to none of them.
+    # On a page with ranks, a figure without a rank label belongs to none of them.
     return sorted((rank for rank in ranks.values() if rank.dp is not None), key=lambda rank: rank.dp or 0) or list(
         ranks.values()
     )
@@ -132,7 +132,7 @@ def _put(rank: RankFigures, fact: str, value: float) -> None:
 
 
 def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, float]:
-    """Fold the series of one source into a figure for every DP rank that tells it."""
+    """Return the figure of one source for every DP rank that has it."""
     if source.needs and source.needs not in series:
         return {}
     found: dict[int | None, float] = {}
@@ -151,7 +151,7 @@ def _figures(source: Source, series: Mapping[str, Series]) -> dict[int | None, f
 
 
 def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozenset[tuple[str, str]]], float]:
-    """Give every process its figure: the total of a priority split where there is one, the sum of `parts`."""
+    """Return the figure of every process: the total where it is split by priority, the sum of `parts`."""
     totals: dict[tuple[int | None, frozenset[tuple[str, str]]], float] = {}
     split: dict[tuple[int | None, frozenset[tuple[str, str]]], float] = {}
     for label, value in series:
@@ -178,9 +178,9 @@ def _model_name(series: Mapping[str, Series]) -> str | None:
 
 
 def _engine_type(series: Mapping[str, Series]) -> str | None:
-    """Role of the server: `unified`, `prefill` or `decode`.
+    """Return the role of the server: `unified`, `prefill` or `decode`.
 
-    Before 0.5.9 every server called itself unified, so there the word says nothing.
+    Before 0.5.9 the label of every server was `unified`, so there the role is None.
     """
     found = {
         label["engine_type"]
@@ -191,7 +191,7 @@ def _engine_type(series: Mapping[str, Series]) -> str | None:
     if len(found) != 1:
         return None
     engine = found.pop()
-    # As young as the correction or younger: the label came with 0.5.9, the gauges with 0.5.10.post1 and 0.5.11.
+    # Present since the label is right: `cache_source` came with 0.5.9, the gauges with 0.5.10.post1 and 0.5.11.
     honest = any(name in series for name in ("full_token_usage", "startup_available_gpu_memory_gb")) or any(
         "cache_source" in label for label, _ in series.get("cached_tokens_total", [])
     )
