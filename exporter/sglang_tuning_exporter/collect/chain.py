@@ -1,7 +1,7 @@
-"""The files that one log has been, the oldest first: the one that bears its name now, and those that a rotation has moved aside.
+"""The files of one log, oldest first: the file with the log's name, and the rotated files before it.
 
-Every file is read to its end before the next one. What bears the name is compared at every look. When it is another file,
-or is written anew, the files in between are looked for beside it: by identity, by text, and by their order.
+Every file is read to its end before the next one. Each poll checks whether the name belongs to another file or the file
+was rewritten. Then the files in between are looked for in the same directory: by inode, by text, and by order.
 """
 
 from __future__ import annotations
@@ -22,74 +22,74 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.positions import Mark
     from sglang_tuning_exporter.collect.rotation import Place
 
-LINGER_SECONDS = 10.0  # logrotate creates the new file before the writer is told; some of its processes come later
-DELETED_SECONDS = 60.0  # a quiet deleted file is let go, since holding it keeps its disk space
-_FAR_APART_SECONDS = 5.0  # between two looks: whole files may have come and gone
-_REMEMBERED = 8  # files that were read to their end, so that a copy of one is not read again
-_MOST_LINKS = 64  # files of one log that are open at once: the others are opened after these
+LINGER_SECONDS = 10.0  # logrotate creates the new file before it signals the writer; some processes reopen it later
+DELETED_SECONDS = 60.0  # then a quiet deleted file is closed: an open one keeps its disk space
+_FAR_APART_SECONDS = 5.0  # between two polls: whole files may have been created and deleted
+_REMEMBERED = 8  # files read to their end: a copy of one is not read again
+_MOST_LINKS = 64  # open files of one log; more are opened when these have been read
 
 
 @dataclass(slots=True)
 class Chain:
-    """A path that is looked at every poll, and the files that have been there."""
+    """A followed path and the files that have had this name."""
 
     path: str
     pattern: str
     limit: int  # of a line, in bytes
-    first: bool  # there when the exporter started
-    links: list[Stream] = field(default_factory=list)  # open files, the oldest first
-    current: Stream | None = None  # the one that has the name now
-    done: list[Mark] = field(default_factory=list)  # of files that have been let go
+    first: bool  # it existed when the exporter started
+    links: list[Stream] = field(default_factory=list)  # open files, oldest first
+    current: Stream | None = None  # the one with the name now
+    done: list[Mark] = field(default_factory=list)  # of closed files
     reason: str = ""
-    other_name: bool = False  # what is here is followed under another path
-    closed: tuple[Key, int] | None = None  # a file and its size, there at the start, that could not be opened
-    resume: Mark | None = None  # up to where it was read before it was left out
+    other_name: bool = False  # the same file is followed under another path
+    closed: tuple[Key, int] | None = None  # file and size at the start, if it could not be opened
+    resume: Mark | None = None  # how far it was read before it was left out
     modified: int = 0  # nanoseconds
     dropped: Dropped = field(default_factory=Dropped)
-    lost: int = 0  # files that were gone before they had been read to their end, or may have been
-    lost_last: str = ""  # which file that was last, and why
+    lost: int = 0  # files that were gone, or may have been, before they were read to their end
+    lost_last: str = ""  # the last of them, and why
     looked_at: float = 0.0
-    folder: int = 0  # when a file was last made, renamed or deleted beside it, in nanoseconds
+    folder: int = 0  # last change of the directory, in nanoseconds
 
     def __post_init__(self) -> None:
-        """Remember what is beside it from now on."""
+        """Note the state of the directory."""
         self.folder = rotation.folder_modified(self.path)
 
     @property
     def is_glob_match(self) -> bool:
-        """Whether a glob found it."""
+        """Whether the path was found by a glob."""
         return self.path != self.pattern
 
     def stream(self, fd: int, name: str = "") -> Stream:
-        """Return the reader of an open file of this log."""
+        """Return a reader for an open file of this log."""
         lines = Lines(self.limit, self.dropped)
         return Packed(self.path, fd, lines, name) if rotation.packing(name) else Stream(self.path, fd, lines)
 
     def marks(self) -> Iterator[Mark]:
-        """Give the marks of its files, the oldest first."""
+        """Yield the marks of its files, oldest first."""
         yield from self.done
         for at, link in enumerate(self.links):
-            if link.joined and link.at_end and any(each.has_told for each in self.links[at + 1 :]):
+            if link.joined and link.at_end and any(each.has_lines for each in self.links[at + 1 :]):
                 link.settle()
-            if link is not self.current:  # the log itself may have been copied and truncated since the last look
+            if link is not self.current:  # the log itself may have been copied and truncated since the last poll
                 link.look_at_start()
             if (mark := link.mark()) is not None:
                 yield mark
 
     def leave(self, now: float) -> None:
-        """Note that the name leads elsewhere now, or nowhere."""
+        """Note that the name belongs to another file now, or to none."""
         if self.current is not None:
             self.current.gone_at = now
             self.current = None
 
     def has_room(self, taken: int, most: int) -> bool:
-        """Say whether more of its files may be opened."""
+        """Return whether more of its files may be opened."""
         return len(self.links) < min(_MOST_LINKS, most - taken + len(self.links))
 
     def find_between(self, now: float, following: Stream | None) -> bool:
-        """Open the files that have had the name since the last look, before `following` takes it.
+        """Open the files that had the name since the last poll, before `following` got it.
 
-        Says whether these are all of them: where there are too many the others are found after these have been read.
+        Return False if there are too many: the others are found when these have been read.
         """
         if not self.links and not self.done:
             return True
@@ -108,9 +108,9 @@ class Chain:
         return self._open(fresh, now)
 
     def doubt(self, link: Stream) -> None:
-        """Mark a file of which next to nothing was read as rewritten, once something has happened beside it.
+        """Mark a file of which little was read as rewritten if its directory has changed.
 
-        It may have been full and copied meanwhile; its start may be the same again.
+        It may have been written, copied and truncated meanwhile, and its start may be the same again.
         """
         if link is not self.current or not link.seekable or link.position >= places.SURE_BYTES:
             return
@@ -127,7 +127,7 @@ class Chain:
             )
 
     def rewind(self, now: float) -> None:
-        """Go on where the text of the present file goes on that was written anew: in its copies, and then here."""
+        """Continue a rewritten file: first in the copies of its earlier text, then at its start."""
         link = next(each for each in self.links if each.rewritten)
         before = self.links[: self.links.index(link) + 1]
         marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
@@ -140,7 +140,7 @@ class Chain:
         copy = found.get(len(marks) - 1) if link.position else None
         far = now - self.looked_at >= _FAR_APART_SECONDS
         fresh = self._unread(marks, found, beside) if copy is not None or far or not link.position else []
-        # What this file or a later one holds now may have been packed already; it is read here.
+        # The present text of this file or a later one may be compressed already; it is read here, not there.
         open_now = [beside[to] for at, to in everywhere.items() if at >= len(marks)]
         fresh = [place for place in fresh if place not in open_now]
         if copy is not None:
@@ -153,7 +153,7 @@ class Chain:
         elif link.position and (far or link.size > link.position):
             self._lose("the log was emptied or rewritten, and its earlier text is in no file beside it")
         if copy is None and 0 < link.position < link.size:
-            link.lines = Lines(self.limit, self.dropped)  # the rest of the line under way is gone
+            link.lines = Lines(self.limit, self.dropped)  # the rest of the incomplete line is gone
         held = len(self.links)
         self._open(fresh, now, before=link, joined=True)
         if copy is not None and len(self.links) > held:
@@ -161,7 +161,7 @@ class Chain:
         link.restart()
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
-        """Continue after `marks`, which an earlier follower made of this log, the newest last."""
+        """Continue after `marks`, which an earlier process made of this log, newest last."""
         beside = self._beside(None)
         files = beside + ([self._place_of(following)] if following is not None else [])
         found = rotation.assign_saved(marks, files)
@@ -169,7 +169,7 @@ class Chain:
         last = len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         fresh = [] if sure else self._unread_since(marks, {at: to for at, to in found.items() if to != here}, beside)
-        # The same file without its text: it was copied and truncated, and a line may begin in the copy and end here.
+        # The same file without its text was copied and truncated: a line may begin in the copy and end here.
         joined = following is not None and marks[last].is_of(following.fd) and not sure
         is_new = following is not None and last not in found and here not in found.values()
         cut = following.known_at(marks[last]) if is_new and following is not None else 0
@@ -190,7 +190,7 @@ class Chain:
         self._join(following)
 
     def _lose_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
-        """Count the marked files that are gone, unless they had been read to their end and their writer had left them."""
+        """Count the marked files that are gone, except those that were complete and read to their end."""
         for at, mark in enumerate(marks):
             unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
             if at not in found and unread:
@@ -201,7 +201,7 @@ class Chain:
         return bool(self.links) and self.links[-1].joined
 
     def _unread_since(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
-        """Choose the files written since `marks` were made; a copy of a later file may be among the found ones already."""
+        """Return the files written since `marks` were made, also those between two marked ones."""
         fresh = self._unread(marks, found, beside)
         known = found.values()
         between = [
@@ -210,9 +210,9 @@ class Chain:
         return [place for place in between if rotation.is_readable(place.path)] + fresh
 
     def read(self, link: Stream, now: float) -> Iterator[bytes]:
-        """Yield what is new in a file, and its last, unended line once its writer has gone on."""
+        """Yield the new text of a file, and its last incomplete line once the writer uses a later file."""
         later = self.links[self.links.index(link) + 1 :]
-        # Asked before reading: whatever a writer put here before it went on is then read below.
+        # Checked before reading: all that the writer wrote here before it changed files is then read below.
         moved_on = any(each.has_text() for each in later)
         yield from link.read(now)
         if link.reason and isinstance(link, Packed) and link.size > link.position:
@@ -222,21 +222,21 @@ class Chain:
             yield link.rest()
 
     def let_go(self, link: Stream, now: float, *, crowded: bool) -> bytes | None:
-        """Let a file go that has been read and is quiet, and return its last, unended line; None to keep it."""
+        """Close a file that was read and is quiet, and return its last incomplete line; None to keep it open."""
         later = self.links[self.links.index(link) + 1 :]
         if link.joined:
-            if link is not self.links[0] or (not link.is_told and not any(each.has_told for each in later)):
-                return None  # the next reader has to begin its line again, or that of a copy before it
+            if link is not self.links[0] or (not link.is_complete and not any(each.has_lines for each in later)):
+                return None  # a restart would have to read its incomplete line again, or that of an earlier copy
         elif link.gone_at is None:
             return None
         else:
             deleted = link.is_deleted()
             if link is self.current:
                 if not deleted and not self.is_glob_match:
-                    return None  # renamed, and nothing has taken its place: its writer is still at it
+                    return None  # renamed without a successor: the writer still uses it
                 patience = DELETED_SECONDS
             elif later and not deleted and not any(each.has_text() for each in later):
-                return None  # the new file is there, but nobody writes to it yet
+                return None  # the new file exists, but nobody has written to it yet
             else:
                 patience = LINGER_SECONDS
             if now - max(link.gone_at, link.grown_at) < patience and not (crowded and link is not self.current):
@@ -261,7 +261,7 @@ class Chain:
         return rotation.Place(self.path, link.key[1], link.key[0], link.size, link.modified, "")
 
     def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
-        """Choose the files written after those that are known; `found` says where these lie."""
+        """Return the files written after the marked ones; `found` maps marks to places in `beside`."""
         held = {link.key for link in self.links}
         if found:
             newest = max(found.values())
@@ -285,7 +285,7 @@ class Chain:
                 return False
             try:
                 fd = os.open(place.path, rotation.OPEN)
-            except OSError as error:  # deleted this very moment, or not for us to read
+            except OSError as error:  # deleted at this moment, or not readable
                 self._lose(f"{place.path}: {why(error)}")
                 continue
             try:
@@ -306,7 +306,7 @@ class Chain:
         return True
 
     def _join(self, following: Stream | None) -> None:
-        """Have the line that a copy ends in go on in the next file."""
+        """Continue the incomplete line at the end of a copy in the next file."""
         chain = [*self.links, *([following] if following is not None else [])]
         for link, after in itertools.pairwise(chain):
             if link.joined:
@@ -314,12 +314,12 @@ class Chain:
 
 
 def _is_left(mark: Mark, files: Sequence[Place]) -> bool:
-    """Whether the first of `files` has been read to its end, as `mark` says, and its writer has gone on to a later one."""
+    """Return whether the first of `files` was read to its end and a later one has text."""
     return files[0].size == mark.position and not mark.joined and any(later.size for later in files[1:])
 
 
 def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Place]) -> list[int]:
-    """Return the numbers that are missing between the last known file, server.log.5, and the log itself."""
+    """Return the missing numbers between the last known file (server.log.5) and the log."""
     if not found:
         return []
     last = beside[max(found.values())].count

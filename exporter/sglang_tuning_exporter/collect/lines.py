@@ -1,4 +1,4 @@
-"""Bytes as they are read to whole lines, giant ones dropped and counted."""
+"""Bytes to whole lines; overlong lines are dropped and counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Dropped:
 
 
 class Lines:
-    """Bytes to whole lines, in memory of one line's limit."""
+    """Converts bytes to whole lines; keeps at most one line in memory."""
 
     def __init__(self, limit: int, dropped: Dropped) -> None:
         self.limit = limit
@@ -23,7 +23,7 @@ class Lines:
         self._overlong = 0
 
     def skip_line(self) -> None:
-        """Drop the line under way: it is too long already."""
+        """Drop the incomplete line: it is already too long."""
         self._partial.clear()
         self._overlong = self.limit + 1
 
@@ -45,11 +45,11 @@ class Lines:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a line under way."""
+        """Whether an incomplete line is pending."""
         return bool(self._partial or self._overlong)
 
     def rest(self) -> bytes:
-        """Return the last line, which nobody will end any more, ended; empty when there is none."""
+        """Return the last incomplete line with a line end; empty if there is none."""
         if self._overlong:
             self._finish()
         if not self._partial:

@@ -1,7 +1,7 @@
-"""How far a log has been read, told so that it can be found again: after a truncation, a rotation, or a restart.
+"""How far a log has been read, in a form that survives truncation, rotation and restart.
 
-A mark is an offset with digests of the text at the file's start and just before the offset. Digests, because the text
-itself may hold a secret of the server's arguments and marks are written to the state file.
+A mark is an offset with digests of the text at the file's start and just before the offset. It holds digests because
+the text may contain secrets of the server's arguments, and marks are written to the state file.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 HEAD_BYTES = 1024
-"""How much of a file's start is remembered: several lines."""
+"""Bytes of a file's start that are remembered: several lines."""
 TAIL_BYTES = 256
-"""How much of the text before a position is remembered: one or two log lines."""
+"""Bytes before a position that are remembered: one or two log lines."""
 SURE_BYTES = 32
-"""This much equal text before the offset, or at the start, proves a copy, whose inode is another."""
-_SEARCHED = 16 << 20  # how far into a file the text is looked for that was read last
+"""Equal bytes before the offset, or at the start, that prove a copy with another inode."""
+_SEARCHED = 16 << 20  # bytes of a file that are searched for the text that was read last
 _NEVER = 1 << 63
 _GET_VERSION = 0x80007601 | struct.calcsize("l") << 16  # FS_IOC_GETVERSION of linux/fs.h
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """All of inode `inode` before byte `position` has been read and told; `path` was its log's name then.
+    """Inode `inode` was read up to byte `position`; `path` was the name of its log.
 
-    It is the start of a line, or the end of a last line that nobody ended. Bytes are those of the text where the file is
-    compressed. `joined`: its last line goes on in the next file of the log.
+    The position is the start of a line, or the end of an incomplete last line. In a compressed file bytes are those of
+    the text. `joined`: its last line continues in the next file of the log.
     """
 
     path: str
@@ -48,11 +48,9 @@ class Mark:
     size: int = 0  # at the last look
     modified: int = _NEVER  # nanoseconds
     joined: bool = False
-    generation: int = (
-        0  # of the inode, which is given to another file once this one is deleted; 0: the file system has none
-    )
-    held: bool = False  # the file is open, and `position` is its end: another of the same text ends there as well
-    least: int = SURE_BYTES  # text before the offset that proves a copy
+    generation: int = 0  # of the inode, whose number is reused after deletion; 0: unknown
+    held: bool = False  # the file is open and `position` is its end: a copy ends there as well
+    least: int = SURE_BYTES  # bytes before the offset that prove a copy
 
     def json(self) -> dict[str, object]:
         """Return the mark as an object for a state file."""
@@ -60,16 +58,16 @@ class Mark:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the same text at the same places can hardly be that of another file."""
+        """Whether another file is unlikely to have the same text at the same places."""
         return self.tail_bytes >= self.least or self.head_bytes >= SURE_BYTES
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file had no text at the last look, and could still get some: a copy is complete."""
+        """Whether the file had no text at the last read and could still get some; a copy cannot."""
         return not self.head_bytes and not self.position and not self.joined
 
     def fits(self, fd: int, name: str = "") -> bool:
-        """Say whether the open file is the marked one, or a copy of it, and has not been written anew."""
+        """Return whether the open file is the marked one or a copy of it, and was not rewritten."""
         try:
             same = self.is_of(fd)
             if not same and not self.tail_bytes and not self.is_sure:
@@ -82,7 +80,7 @@ class Mark:
             return False
 
     def is_of(self, fd: int) -> bool:
-        """Say whether the open file is the marked one, whatever its text: the same inode, and not given to a later file."""
+        """Return whether the open file is the marked one, whatever its text: the same inode and generation."""
         if os.fstat(fd).st_ino != self.inode:
             return False
         return not self.generation or generation(fd) in (self.generation, 0)
@@ -95,9 +93,9 @@ class Mark:
         return len(tail) == self.tail_bytes and digest(tail) == self.tail
 
     def known_text(self, fd: int) -> int:
-        """Return how much of a file's start had been read under this mark, although the mark does not fit: 0 if none.
+        """Return how many bytes of a file's start were read under this mark, although it does not fit; 0 if none.
 
-        It was cut to its own beginning, or to its own end.
+        The file was cut to its own beginning or to its own end.
         """
         size = os.fstat(fd).st_size
         if not self.is_sure or not 0 < size < self.position:
@@ -107,7 +105,7 @@ class Mark:
             return size
         at = len(text)
         while (at := text.rfind(b"\n", 0, at) + 1) >= self.tail_bytes and at:
-            # At least one whole line: the ends of long lines are alike.
+            # At least one whole line: long lines may end alike.
             if digest(text[at - self.tail_bytes : at]) == self.tail and b"\n" in text[at - self.tail_bytes : at - 1]:
                 return at
             at -= 1
@@ -116,31 +114,31 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an earlier follower had read: its patterns, and its marks, older ones of a path first."""
+    """Patterns and marks of an earlier process; marks of a path are oldest first."""
 
     patterns: frozenset[str]
     marks: tuple[Mark, ...]
 
     def of(self, path: str) -> list[Mark]:
-        """Return the marks made under `path`, the file that bore the name last at the end."""
+        """Return the marks made under `path`; the last one is of the file with that name."""
         return [mark for mark in self.marks if mark.path == path]
 
     def fitting(self, fd: int) -> Mark | None:
-        """Return the mark of the open file under whatever name it had, or None."""
+        """Return the mark of the open file, whatever its name was, or None."""
         return next((mark for mark in self.marks if mark.is_of(fd) and mark.fits(fd)), None)
 
 
 def generation(fd: int) -> int:
-    """Return the generation of an open regular file's inode, which tells it from later files of the same number; 0 if unknown."""
+    """Return the generation of an open file's inode, which differs for later files with the same number; 0 if unknown."""
     try:
         number: int = struct.unpack("=I4x", fcntl.ioctl(fd, _GET_VERSION, bytes(8)))[0]
-    except OSError:  # tmpfs, which gives no inode number again, or a file system of the network
+    except OSError:  # tmpfs, which never reuses an inode number, or a network file system
         return 0
     return number
 
 
 def digest(text: bytes) -> str:
-    """Return a short digest of `text` that tells nothing about it."""
+    """Return a short digest of `text` that reveals nothing about it."""
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
@@ -161,12 +159,12 @@ def mark_of_all(path: str, fd: int) -> Mark:
 
 
 def dump(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
-    """Return what `load` reads, as plain JSON."""
+    """Return the document that `load` reads, as plain JSON."""
     return {"patterns": list(patterns), "files": [mark.json() for mark in marks]}
 
 
 def load(positions: Mapping[str, object] | None) -> Saved:
-    """Read what `dump` wrote; a part that is not as it should be is left out, since a state file may be damaged."""
+    """Read the document of `dump`; invalid parts are left out, since a state file may be damaged."""
     patterns, files = (positions or {}).get("patterns"), (positions or {}).get("files")
     marks = (_mark(entry) for entry in files) if isinstance(files, list) else ()
     return Saved(
@@ -180,7 +178,11 @@ def _mark(entry: object) -> Mark | None:
         return None
     path, head, tail = entry.get("path"), entry.get("head"), entry.get("tail")
     numbers = [entry.get(name) for name in ("inode", "position", "head_bytes", "tail_bytes")]
-    numbers += [entry.get("size", 0), entry.get("modified", _NEVER), entry.get("generation", 0)]  # not in older marks
+    numbers += [
+        entry.get("size", 0),
+        entry.get("modified", _NEVER),
+        entry.get("generation", 0),
+    ]  # absent in older marks
     if not (isinstance(path, str) and isinstance(head, str) and isinstance(tail, str)):
         return None
     whole = [n for n in numbers if isinstance(n, int) and n >= 0]

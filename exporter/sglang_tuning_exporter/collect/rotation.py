@@ -1,4 +1,4 @@
-"""The files that a rotation has laid beside a log: which they are by name, in which order they were written, and which one is which."""
+"""Rotated files in the directory of a log: find them by name, order them by age, recognise known ones."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Marked(Protocol):
-        """What can be found again by its identity and its text."""
+        """A file that can be found again by inode and text."""
 
         @property
         def inode(self) -> int:
-            """Its identity."""
+            """Its inode number."""
 
         @property
         def held(self) -> bool:
-            """Whether it is open, so that its identity is sure."""
+            """Whether it is open, so that its inode cannot have been reused."""
 
         @property
         def modified(self) -> int:
-            """When it was written last, in nanoseconds."""
+            """Its last modification, in nanoseconds."""
 
         @property
         def is_empty(self) -> bool:
             """Whether it had no text and could still get some."""
 
         def fits(self, fd: int, name: str = "") -> bool:
-            """Say whether the open file has this text."""
+            """Return whether the open file has this text."""
 
 
 MOST_FILES = 512
-"""Rotated files that are looked at, the newest of a log; a directory may hold thousands."""
+"""The newest rotated files of a log that are considered; a directory may hold thousands."""
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""What a compressed file raises that is cut or damaged."""
-OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a FIFO without a writer opens at once
-_VOTERS = 32  # numbered files whose times are compared to see which way the numbers run
-_EMPTY_BYTES = 512  # no compressed empty file is larger: a header, which may hold a name, and a checksum
+"""Exceptions that a truncated or damaged compressed file raises."""
+OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
+_VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
+_EMPTY_BYTES = 512  # a compressed empty file is smaller: a header with a file name, and a checksum
 _UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 READABLE = tuple(_UNPACK)
-"""Extensions of compressed files that can be read; Python reads no `.zst` before 3.14."""
+"""Extensions of compressed files that can be read; Python cannot read `.zst` before 3.14."""
 _COMPRESSED = (*_UNPACK, ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
 _SUFFIX = re.compile(r"[.-]\d[\dT:._Z+-]*")
 _INFIX = re.compile(
     r"[._-]\d{4}-?\d\d-?\d\d[\dT:._Z+-]*"
-)  # server-20260131.log; a plain number would be another server's
-_MULTILOG = re.compile(r"@[0-9a-f]{24}\.[su]")  # beside `current`: multilog, svlogd and s6-log
+)  # server-20260131.log; a plain number would belong to another server
+_MULTILOG = re.compile(r"@[0-9a-f]{24}\.[su]")  # multilog, svlogd and s6-log, whose log is `current`
 _COUNT = re.compile(r"[.-]\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rotated file: where it is, and what it was when it was looked at."""
+    """A rotated file: its path and its status when the directory was read."""
 
     path: str
     inode: int
@@ -79,18 +79,18 @@ class Place:
 
 
 def packing(path: str) -> str:
-    """Give the extension of a compressed file, empty for any other."""
+    """Return the extension of a compressed file, empty for any other."""
     return next((end for end in _COMPRESSED if path.endswith(end)), "")
 
 
 def is_readable(path: str) -> bool:
-    """Whether a file is not compressed, or in a form that Python can read."""
+    """Return whether a file is uncompressed or in a format that Python can read."""
     return packing(path) in ("", *READABLE)
 
 
 @contextmanager
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
-    """Open the text of a compressed file. Raises `OSError` for a packing that Python cannot open."""
+    """Open the text of a compressed file. Raise `OSError` for a format that Python cannot read."""
     opener = _UNPACK.get(packing(name))
     if opener is None:
         raise OSError(f"{packing(name)} files cannot be read")
@@ -101,7 +101,7 @@ def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
 
 
 def bases(path: str) -> Iterator[str]:
-    """Give the names whose rotated file `path` may be, by its name: server.log of server.log.1 and of server.log-20260131.gz."""
+    """Yield the log names that `path` may belong to: server.log for server.log.1 and server.log-20260131.gz."""
     plain = path.removesuffix(packing(path))
     start = plain.rfind("/") + 1
     for at in range(start + 1, len(plain)):
@@ -110,22 +110,22 @@ def bases(path: str) -> Iterator[str]:
 
 
 def folder_modified(path: str) -> int:
-    """Say when a file was last made, renamed or deleted beside the log, in nanoseconds; 0 where that cannot be told."""
+    """Return when the log's directory was last changed, in nanoseconds; 0 if unknown."""
     try:
         return os.stat(os.path.dirname(os.path.realpath(path))).st_mtime_ns  # noqa: PTH116, PTH120 -- ten times a second
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # a name with a NUL byte
         return 0
 
 
 def beside(path: str) -> list[Place]:
-    """Return the rotated files of the log at `path`, the oldest first."""
+    """Return the rotated files of the log at `path`, oldest first."""
     folder, base = os.path.split(os.path.realpath(path))
     found: dict[str, Place] = {}
     try:
         with os.scandir(folder) as entries:
             names = [(entry.name, *_added(entry.name, base)) for entry in entries]
         for name, suffix, inside in names:
-            if suffix and (packing(name) == "" or suffix not in found):  # while it is compressed both are there
+            if suffix and (packing(name) == "" or suffix not in found):  # both exist while a file is being compressed
                 with suppress(OSError):
                     path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
                     found[suffix] = _place(path, suffix, inside=inside)
@@ -173,7 +173,7 @@ def _added(name: str, base: str) -> tuple[str, bool]:
 
 
 def _newest(places: list[Place]) -> list[Place]:
-    """Return at most `MOST_FILES` places in the order in which they were written; empty files give way first."""
+    """Return at most `MOST_FILES` places, oldest first; empty files are left out first."""
     ordered = _in_order(places)
     room = max(0, MOST_FILES - sum(place.size > 0 for place in places))
     empty = [place for place in ordered if not place.size]
@@ -188,20 +188,20 @@ def _in_order(places: list[Place]) -> list[Place]:
         return sorted(places, key=lambda each: (re.sub(r"\D", "", each.suffix), each.modified))
     if len(numbered) < len(places):
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0), each.suffix))
-    # Anybody may create thousands of empty files, and one may get its first text late: those with text decide.
+    # Files with text decide: anybody may create thousands of empty files, and one may get its first text late.
     pairs = list(itertools.combinations([place.modified for place in numbered if place.size][:_VOTERS], 2))
     up, down = sum(before < after for before, after in pairs), sum(before > after for before, after in pairs)
     if pairs and up == down:
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0)))
-    # Not by the times alone: one process of a server may write on in a file when another one has begun the next.
+    # Times alone are not enough: one process may still write to a file when another one has begun the next.
     return numbered if up > down else numbered[::-1]
 
 
 def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
-    """Return which mark (by index) is of which place, both oldest first: by identity first, then by text. Each place once.
+    """Return the place of each mark that was found, as indices; both lists are oldest first. Each place is used once.
 
-    A copy has the text of a file that is not there any more, or has been truncated; while a file is there itself, another
-    of the same text is another file.
+    A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text.
+    While the file itself exists, another one with the same text is a different file.
     """
     found: dict[int, int] = {}
     for at, mark in enumerate(marks):
@@ -218,10 +218,10 @@ def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
 
 
 def assign_saved(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
-    """Return the same for the marks of an earlier process.
+    """Return the same for marks of an earlier process, whose files are not open.
 
-    A file that was empty has no text to be found by. Where its inode is gone it is the file just before its successor,
-    unless that one is another mark's or was written earlier.
+    An empty file cannot be found by text. If its inode is gone, it is the file just before its successor,
+    unless that file belongs to another mark or is older.
     """
     found = assign(marks, places)
     for at, mark in reversed([*enumerate(marks)]):

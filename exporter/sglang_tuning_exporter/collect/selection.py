@@ -1,7 +1,7 @@
-"""Which of the files that globs match are followed, where there are more than may be open: those written last.
+"""Which files of a glob are followed if there are too many: those that were written last.
 
-What is not followed is looked at by name at every look for new files. When it grows it takes the place of the quietest
-one, and is read on from where it was left.
+The status of the others is read at every search for new files. One that grows replaces the quietest followed file, and
+reading continues where it ended.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.stream import Key
 
 MOST_FILES = 256
-"""Files that are open at once; half of what the process may open where that is less."""
+"""Files open at once; at most half of the process's limit of open files."""
 MOST_REMEMBERED = 512
-"""Files not followed whose positions outlive a restart."""
+"""Files not followed whose positions survive a restart."""
 _NO_KEY = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file that wants to be followed. Without a `mark` all of it is news, unless it was there at the start."""
+    """A file that could be followed. Without a `mark` all of it is new, unless it existed at the start."""
 
     path: str
     pattern: str
-    key: Key = _NO_KEY  # of a name that leads nowhere: whoever follows it says what is wrong with it
+    key: Key = _NO_KEY  # of a name without a file: the follower reports what is wrong
     size: int = 0
     modified: int = 0  # nanoseconds
     mark: places.Mark | None = None
 
 
 class Selection:
-    """Finds files, and remembers what is not followed: how large it was, and up to where it has been read."""
+    """Finds files; keeps size and read position of those that are not followed."""
 
     def __init__(self, patterns: Sequence[str], most: int, saved: places.Saved, *, from_start: bool) -> None:
-        self.matched: set[str] = set()  # by a glob, whether followed or not
+        self.matched: set[str] = set()  # by a glob, followed or not
         self.barren: list[str] = []  # globs that match nothing
         self._patterns = patterns
         self._most = most
@@ -53,15 +53,15 @@ class Selection:
 
     @property
     def left_out(self) -> int:
-        """How many files are matched by a glob and not followed."""
+        """How many files match a glob and are not followed."""
         return len(self._left)
 
     def choose(
         self, followed: Collection[str], make_room: Callable[[Candidate], bool], *, first: bool
     ) -> list[Candidate]:
-        """Say which files to follow besides those that are, oldest first: the facts of the newest are told last.
+        """Return more files to follow, oldest first, so that facts of the newest are read last.
 
-        `make_room` ends following a quieter file, or says that there is none.
+        `make_room` stops following a quieter file, or returns False if there is none.
         """
         chosen: list[Candidate] = []
         fresh = {path: pattern for path, pattern in self._found(followed).items() if path not in followed}
@@ -73,22 +73,22 @@ class Selection:
             elif first:
                 self.leave_out(replace(file, mark=self._read_before(file)))
             else:
-                self.leave_out(replace(file, size=-1))  # it is offered again next time
+                self.leave_out(replace(file, size=-1))  # considered again at the next search
         return chosen[::-1]
 
     def leave_out(self, file: Candidate) -> None:
-        """Do not follow it until it changes."""
+        """Ignore a file until it changes."""
         if file.key != _NO_KEY:
             self._left[file.key] = file
 
     def marks(self) -> Iterator[places.Mark]:
-        """Give the positions of what is not followed, of those written last."""
+        """Yield the positions of files that are not followed, those written last."""
         for file in sorted(self._left.values(), key=lambda each: each.modified, reverse=True)[:MOST_REMEMBERED]:
             if file.mark is not None:
                 yield file.mark
 
     def _found(self, followed: Collection[str]) -> dict[str, str]:
-        """Give the pattern of every path that is listed or matched."""
+        """Return the pattern of every path that is listed or matched."""
         self.matched, self.barren = set(), []
         found: dict[str, str] = {}
         for pattern in self._patterns:
@@ -97,7 +97,7 @@ class Selection:
                 continue
             everything = glob.glob(pattern, recursive=True)  # noqa: PTH207 -- pathlib refuses absolute patterns
             known = {*everything, *followed}
-            # A rotated file is read with the log whose it is.
+            # A rotated file is read with its log.
             paths = [
                 path for path in everything if not rotation.packing(path) and known.isdisjoint(rotation.bases(path))
             ]
@@ -109,7 +109,7 @@ class Selection:
         return found
 
     def _candidates(self, fresh: dict[str, str]) -> list[Candidate]:
-        """Give those that are new or have changed, the one written last first; forget those that have gone."""
+        """Return files that are new or have changed, last written first; forget deleted ones."""
         found, left = [], {}
         for path, pattern in fresh.items():
             try:
@@ -127,13 +127,13 @@ class Selection:
         return sorted(found, key=lambda each: each.modified)[::-1]
 
     def _read_before(self, file: Candidate) -> places.Mark | None:
-        """Say up to where a file that was there at the start counts as read."""
+        """Return up to where a file that existed at the start counts as read."""
         if file.pattern in self._saved.patterns:
             return next((mark for mark in self._saved.of(file.path) if mark.inode == file.key[1]), None)
         return None if self._from_start else places.make_mark(file.path, file.key[1], file.size, b"", b"")
 
 
 def most_files() -> int:
-    """Say how many files may be followed at once: connections, scrapes and the state file need room as well."""
+    """Return how many files may be followed; connections, scrapes and the state file need file descriptors too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, soft // 2))

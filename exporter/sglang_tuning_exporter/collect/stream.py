@@ -1,4 +1,4 @@
-"""One open log file, read to whole lines: through truncation and holes of NUL bytes."""
+"""One open log file as whole lines, across truncation and holes of NUL bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK = 256 << 10
-BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second, and the other files have their turn
+BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second; then it is the next file's turn
 _STEP = 64 << 10
 _LOOK_BACK = 256 << 20
 _LOOK_BACK_TEXT = 4 << 20
-_LAST_WORDS = 64 << 10  # how a server ended stands in its last lines
+_LAST_WORDS = 64 << 10  # the last lines say how a server ended
 _START_UP = b"server_args="
 
 OTHER_KINDS = (
@@ -33,11 +33,11 @@ OTHER_KINDS = (
 )
 
 Key = tuple[int, int]
-"""Device and inode: what a file is, whatever it is called."""
+"""Device and inode: identify a file whatever its name is."""
 
 
 class Stream:
-    """One open file, known by device and inode whatever it is called meanwhile."""
+    """One open file, identified by device and inode."""
 
     def __init__(self, path: str, fd: int, lines: Lines) -> None:
         status = os.fstat(fd)
@@ -48,27 +48,27 @@ class Stream:
         self._generation = places.generation(fd) if self.seekable else 0
         self.lines = lines
         self.position = 0
-        self.look_back_from = 0  # not 0: start-up facts before this offset have not been told yet
+        self.look_back_from = 0  # not 0: start-up facts before this offset have not been looked for yet
         self.reason = ""
         self.at_end = False
-        self.rewritten = False  # what was read of it is not there any more
-        self.joined = False  # the copy of a copytruncate: its last line goes on in the log's next file
+        self.rewritten = False  # the text that was read is not in the file any more
+        self.joined = False  # a copy made by copytruncate: its last line continues in the log's next file
         self.closed = False
         self.grown_at = 0.0
-        self.gone_at: float | None = None  # since when no followed path leads here
-        self.size, self.modified = status.st_size, status.st_mtime_ns  # at the last look
+        self.gone_at: float | None = None  # when it lost its followed path
+        self.size, self.modified = status.st_size, status.st_mtime_ns  # at the last read
         self._line_start = 0
-        self._line_tail = b""  # the text before _line_start, for a mark
+        self._line_tail = b""  # text before _line_start, for the mark
         self._head = self._first_text()
         self._tail = b""
 
     def start_at(self, position: int) -> None:
-        """Begin with the line that holds the byte before `position`, unless that ends it."""
+        """Start with the line that contains the byte before `position`, or after it if that byte ends the line."""
         begin = _line_start(self.fd, position, self.lines.limit)
         self.go_on_at(position if begin is None else begin)
 
     def go_on_at(self, position: int) -> None:
-        """Begin with the byte at `position`, as a mark says; in the middle of a giant line with the one after it."""
+        """Start at byte `position` of a mark; inside an overlong line, start with the line after it."""
         if _line_start(self.fd, position, self.lines.limit) is None:
             self.lines.skip_line()
         self.look_back_from = position
@@ -77,59 +77,59 @@ class Stream:
         self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, position - length))
 
     def rest(self) -> bytes:
-        """Return the last, unended line, which nobody will end any more, and count it as read; empty when there is none."""
+        """Return the last incomplete line as a line, and count it as read; empty if there is none."""
         if not self.lines.begun:
             return b""
         self.settle()
         return self.lines.rest()
 
     def settle(self) -> None:
-        """Count all that was read as told: its last line has ended, here or in the next file."""
+        """Count all text as read: the last line has ended, here or in the next file."""
         self._line_start, self._line_tail = self.position, self._tail
 
     @property
-    def is_told(self) -> bool:
-        """Whether no line is under way that the next reader would have to begin again."""
+    def is_complete(self) -> bool:
+        """Whether no incomplete line is pending that a restart would have to read again."""
         return self._line_start == self.position
 
     @property
-    def has_told(self) -> bool:
-        """Whether a line has ended in this file."""
+    def has_lines(self) -> bool:
+        """Whether a complete line was read from this file."""
         return self._line_start > 0
 
     def mark(self) -> places.Mark | None:
-        """Say how far this file has been read and told; None for a pipe, which cannot be read again."""
+        """Return how far this file has been read; None for a pipe, which cannot be read again."""
         if not self.seekable:
             return None
         mark = places.make_mark(self.path, self.key[1], self._line_start, self._head, self._line_tail)
         return replace(mark, size=self.size, modified=self.modified, joined=self.joined, generation=self._generation)
 
     def mark_of_text(self) -> places.Mark:
-        """Return a mark that fits whatever holds the same text: all of an intact file, what was read of one rewritten."""
+        """Return a mark that fits any file with the same text: all of an intact file, what was read of a rewritten one."""
         if not self.rewritten:
             return replace(places.mark_of_all(self.path, self.fd), modified=self.modified)
         mark = places.make_mark(self.path, self.key[1], self.position, self._head[: self.position], self._tail)
         return replace(mark, modified=self.modified, size=self.size, generation=self._generation, least=1)
 
     def has_text(self) -> bool:
-        """Say whether anybody has written here."""
+        """Return whether the file has, or had, text."""
         return self.position > 0 or self.closed or os.fstat(self.fd).st_size > 0
 
     def is_deleted(self) -> bool:
-        """Say whether the file has no name left."""
+        """Return whether the file has no name left."""
         return os.fstat(self.fd).st_nlink == 0
 
     def close(self) -> bytes:
-        """Close the file and return its last, unended line."""
+        """Close the file and return its last incomplete line."""
         if not self.closed:
             os.close(self.fd)
         self.closed = True
         return b"" if self.joined else self.lines.rest()
 
     def look_back(self) -> bytes:
-        """Return the lines before where reading began: those from the last server start on, and the last ones before the end.
+        """Return lines before the first position: those from the last server start on, and the last 64 KiB.
 
-        Read, not mapped: a mapping of a file that is truncated meanwhile would end the process.
+        The file is read, not mapped: if a mapped file were truncated, the process would die of SIGBUS.
         """
         end, self.look_back_from = self.look_back_from, 0
         try:
@@ -143,13 +143,13 @@ class Stream:
             text = os.pread(self.fd, end - last, last)
         except OSError:
             return b""
-        begun = last and last != told  # in the middle of a line
+        begun = last and last != told  # starts inside a line
         if begun:
             start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
         return Lines(self.lines.limit, Dropped()).feed(start + text)
 
     def read(self, now: float) -> Iterator[bytes]:
-        """Yield what is there, at most the budget, and say in `at_end` whether that was all."""
+        """Yield new lines, at most the budget; `at_end` is True if that was all."""
         budget = BUDGET
         self.at_end = False
         self.reason = ""
@@ -173,7 +173,7 @@ class Stream:
             self.at_end = not raw
             self.position += len(raw)
             return raw
-        # The text before the position comes with the same read, so that nothing can happen between check and use.
+        # One read returns the text before the position and the new text: nothing can change between check and use.
         known = len(self._tail)
         got = os.pread(self.fd, known + CHUNK, self.position - known)
         status = os.fstat(self.fd)
@@ -183,7 +183,7 @@ class Stream:
         self.size, self.modified = status.st_size, status.st_mtime_ns
         raw = got[known:]
         self.at_end = len(raw) < CHUNK
-        # NUL bytes at the end may be a hole, or text that another machine's write has not brought yet: they wait.
+        # NUL bytes at the end may be a hole, or text written on another machine that has not arrived yet: wait.
         text = raw.rstrip(b"\0")
         if text:
             self._advance(text)
@@ -192,24 +192,24 @@ class Stream:
         return text
 
     def take_over(self, other: Stream) -> None:
-        """Go on in this file where `other`, of the same text, was left."""
+        """Continue at the position of `other`, which has the same text."""
         self.position, self._line_start = other.position, other._line_start
         self._head, self._tail, self._line_tail = other._head, other._tail, other._line_tail
         self.lines = other.lines
 
     def restart(self) -> None:
-        """Go on at the start of the file, which was written anew."""
-        # The line under way is kept: after a copytruncate its writer goes on in the middle of it.
+        """Continue at the start of the file, which was rewritten."""
+        # The incomplete line is kept: after a copytruncate its writer continues inside it.
         self.rewritten = False
         self.position = self._line_start = 0
         self._head, self._tail, self._line_tail = self._first_text(), b"", b""
 
     def known_at(self, mark: places.Mark) -> int:
-        """Say how much of this file's start had been read under a mark that does not fit it."""
+        """Return how many bytes of this file's start were read under a mark that does not fit it."""
         return mark.known_text(self.fd)
 
     def known_text(self) -> int:
-        """Say how much of a rewritten file's start has been read: 0 if it is none of the text that was there before."""
+        """Return how many bytes of a rewritten file's start were read before; 0 if its text is new."""
         text, size = self._first_text(), os.fstat(self.fd).st_size
         if b"\n" in text[places.SURE_BYTES :] and len(text) == size < self.position and self._head.startswith(text):
             return size
@@ -219,7 +219,7 @@ class Stream:
         return os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
     def look_at_start(self) -> None:
-        """Note the start of a renamed file that has not been read yet, so that it is found again once it is compressed."""
+        """Note the start of a renamed file that has not been read yet, so that it is found again when compressed."""
         if not self.position and not self.rewritten:
             self._head, self.size = self._first_text(), os.fstat(self.fd).st_size
 
@@ -243,15 +243,15 @@ class Stream:
         try:
             self.position = os.lseek(self.fd, after, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but hole up to the end
+            if error.errno == errno.ENXIO:  # a hole up to the end
                 self.at_end = True
                 return
-            self.position = after  # a file system that cannot tell
+            self.position = after  # the file system does not support SEEK_DATA
         self._tail = b""
 
 
 class Packed(Stream):
-    """A compressed file, which nobody writes to any more; positions are those of its text."""
+    """A compressed file, which is complete; positions are offsets in its text."""
 
     def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:
         self.name = name
@@ -262,17 +262,17 @@ class Packed(Stream):
         except rotation.DAMAGE:
             self._open.close()
             raise
-        self.size = 1  # more than was read, until the end is seen
+        self.size = 1  # more than was read, until its end was reached
 
     def go_on_at(self, position: int) -> None:
-        """Begin with the byte at `position`, as a mark says."""
+        """Start at byte `position` of a mark."""
         length = min(position, places.TAIL_BYTES)
         self._file.seek(position - length)
         self._tail = self._line_tail = self._file.read(length)
         self.look_back_from = self.position = self._line_start = position
 
     def look_back(self) -> bytes:
-        """Return the last lines before where reading began; the last server start is not looked for in a compressed file."""
+        """Return the last 64 KiB before the first position; an earlier server start is not looked for."""
         end, self.look_back_from = self.look_back_from, 0
         try:
             self._file.seek(max(0, end - _LAST_WORDS))
@@ -283,25 +283,25 @@ class Packed(Stream):
         return Lines(self.lines.limit, Dropped()).feed(text[text.find(b"\n") + 1 :] if end > _LAST_WORDS else text)
 
     def take_over(self, other: Stream) -> None:
-        """Go on in this file where `other`, of the same text, was left."""
+        """Continue at the position of `other`, which has the same text."""
         super().take_over(other)
         self._file.seek(self.position)
 
     def mark_of_text(self) -> places.Mark:
-        """Return a mark that fits this file; nobody packs it again."""
+        """Return a mark of this file; it is not compressed again."""
         return self.mark() or places.make_mark(self.path, self.key[1], 0, b"", b"")
 
     def has_text(self) -> bool:
-        """Say whether anybody has written here: an empty file is not empty when it is packed."""
+        """Return whether it has text: a compressed empty file is larger than 0 bytes."""
         return bool(self._head)
 
     def close(self) -> bytes:
-        """Close the file and return its last, unended line."""
+        """Close the file and return its last incomplete line."""
         self._open.close()
         return super().close()
 
     def look_at_start(self) -> None:
-        """Do nothing: nobody writes to it."""
+        """Do nothing: a compressed file does not change."""
 
     def _first_text(self) -> bytes:
         text = self._file.read(places.HEAD_BYTES)
@@ -324,11 +324,11 @@ def _last(before: bytes, text: bytes, end: int) -> bytes:
 
 
 def _after_nul(text: bytes) -> bytes:
-    return text[text.rfind(b"\0") + 1 :]  # what reads as NUL now may be told as text later
+    return text[text.rfind(b"\0") + 1 :]  # bytes that are NUL now may be text later
 
 
 def _rfind(fd: int, needle: bytes, low: int, high: int) -> int | None:
-    """Return the offset of the last `needle` that lies within [low, high)."""
+    """Return the offset of the last `needle` within [low, high)."""
     while high > low:
         begin = max(low, high - _STEP)
         at = os.pread(fd, high - begin, begin).rfind(needle)
@@ -339,7 +339,7 @@ def _rfind(fd: int, needle: bytes, low: int, high: int) -> int | None:
 
 
 def _line_start(fd: int, position: int, limit: int) -> int | None:
-    """Return where the line begins that `position` is in, or None if that is more than a line's limit before."""
+    """Return the start of the line at `position`, or None if it is farther back than the limit of a line."""
     low = max(0, position - limit - 1)
     newline = _rfind(fd, b"\n", low, position)
     if newline is not None:
@@ -348,7 +348,7 @@ def _line_start(fd: int, position: int, limit: int) -> int | None:
 
 
 def why(error: OSError) -> str:
-    """Say in a word or two why a path cannot be read."""
+    """Return in a few words why a path cannot be read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "missing"
     if isinstance(error, PermissionError):
@@ -359,13 +359,13 @@ def why(error: OSError) -> str:
 
 
 def look_at(path: str) -> tuple[str, os.stat_result | None]:
-    """Say what is wrong with a path, or give its status."""
+    """Return what is wrong with a path, or its status."""
     try:
         status = Path(path).stat()
     except OSError as error:
         return why(error), None
     except ValueError:  # a NUL byte in the name
         return "missing", None
-    # Told before it is opened: opening a device may do something, and /dev/zero has no end.
+    # Checked before opening: opening a device may have effects, and /dev/zero has no end.
     wrong = next((words for is_kind, words in OTHER_KINDS if is_kind(status.st_mode)), "")
     return wrong, None if wrong else status

@@ -1,6 +1,6 @@
-"""Following a server's log by polling: whole lines, each once, through rotation, truncation, holes and giant lines.
+"""Follow a server's log by polling: whole lines, each once, across rotation, truncation, holes and overlong lines.
 
-Nothing here waits and nothing raises for what the world does to a file; `LogFollower.status` says it in words.
+Nothing here waits, and no state of a file raises an exception; `LogFollower.status` describes it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _GLOB_SECONDS = 1.0
-_GLOB_REST = 20  # a directory so large that it takes longer is looked through as much less often
-_GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after another error the same file may be back
+_GLOB_REST = 20  # a directory that takes long to search is searched less often
+_GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after other errors the same file may come back
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     r"""Some whole lines of one file, each ending in `\n`, without the NUL bytes of holes.
 
-    `historical` text was in the file before the exporter started: start-up facts may be taken from it, nothing counted.
-    `begins`: the first of another file of the log.
+    `historical` text was in the file before the exporter started: start-up facts are taken from it, nothing is counted.
+    `begins`: this is the first block of another file of the log.
     """
 
     path: str
@@ -47,9 +47,9 @@ class FileStatus:
 
     `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
     "unreadable: …" or "ended" (stdin).
-    `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes; `lost` counts files
-    that were gone before they had been read to their end, or may have been, `lost_last` names the last one. `unread` is its first line with words of
-    SGLang's, where no line of its form could be read: who reads the lines puts it in.
+    `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes. `lost` counts files
+    that were gone, or may have been, before they were read to their end; `lost_last` names the last one. `unread` is the
+    first line that looks like SGLang's, if no such line could be parsed; the parser of the lines sets it.
     """
 
     path: str
@@ -64,12 +64,11 @@ class FileStatus:
 
 
 class LogFollower:
-    """Reads files, globs and stdin ("-") as they grow; the caller polls, every 0.1 s or so.
+    """Reads files, globs and stdin ("-") as they grow; the caller polls about every 0.1 s.
 
-    Files that exist now are read from their end, later ones from their start; `from_start` reads all from the start.
-    `positions` (of an earlier follower's `positions()`) continues exactly there, through renames in between. `clock`
-    gives monotonic seconds. Of what globs match, `most` files are followed, those written last; `left_out` counts the
-    others.
+    Files that exist at the start are read from their end, later ones from their start; `from_start` reads all from the
+    start. `positions` (from `positions()` of an earlier process) continues exactly there, across renames. `clock` returns
+    monotonic seconds. Globs follow the `most` files that were written last; `left_out` counts the others.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class LogFollower:
                 chain.resume_after(marks, None, now)
 
     def poll(self) -> Iterator[Block]:
-        """Yield the lines that are there now: never waits, and reads a bounded amount of each file."""
+        """Yield the new lines; never wait, and read a bounded amount of each file."""
         if self._stdin is not None:
             yield from _blocks("-", self._stdin.read())
         now = self._clock()
@@ -124,7 +123,7 @@ class LogFollower:
 
     @staticmethod
     def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[Block]:
-        """Yield what is new in the files of one log, each one once those before it have been read."""
+        """Yield the new lines of one log, each file after those before it."""
         rewound = False
         links = list(chain.links)
         while links:
@@ -132,7 +131,7 @@ class LogFollower:
             if not rewound:
                 chain.doubt(link)
             if not link.rewritten:
-                begins = not link.has_told
+                begins = not link.has_lines
                 for block in _blocks(chain.path, chain.read(link, now)):
                     yield replace(block, begins=begins)
                     begins = False
@@ -147,7 +146,7 @@ class LogFollower:
                 yield Block(chain.path, rest)
 
     def status(self) -> list[FileStatus]:
-        """Say of every file, and of every pattern without one, whether it is read, and if not why."""
+        """Return the status of every file, and of every pattern that matches none."""
         found = []
         if self._stdin is not None:
             found.append(_status("-", self._stdin.reason, self._stdin.position, self._stdin.dropped))
@@ -164,11 +163,11 @@ class LogFollower:
         return found
 
     def paths(self) -> set[str]:
-        """Return every path that blocks may still come from."""
+        """Return every path that may still yield blocks."""
         return set(self._chains) if self._stdin is None else {"-", *self._chains}
 
     def positions(self) -> dict[str, object]:
-        """Return, as plain JSON, how far each file has been read; every block yielded counts as read."""
+        """Return how far each file has been read, as plain JSON; every yielded block counts as read."""
         marks = [*self._selection.marks(), *(mark for chain in self._chains.values() for mark in chain.marks())]
         return places.dump(self._patterns, marks)
 
@@ -181,11 +180,11 @@ class LogFollower:
 
     @property
     def left_out(self) -> int:
-        """How many files are matched by a glob and not followed, because there are too many."""
+        """How many files match a glob and are not followed because there are too many."""
         return self._selection.left_out
 
     def _expand(self, now: float, *, first: bool) -> None:
-        begin = time.thread_time()  # a machine that is busy with others must not make new files wait
+        begin = time.thread_time()  # CPU time: on a busy machine new files must not wait longer
         for file in self._selection.choose(self._chains, self._make_room, first=first):
             self._chains[file.path] = Chain(
                 file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, looked_at=now
@@ -193,7 +192,7 @@ class LogFollower:
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
     def _make_room(self, file: Candidate) -> bool:
-        """Leave out the file that was written to longest ago, if that is longer ago than `file` was and it has been read."""
+        """Stop following the file with the oldest last write, if it was read and is older than `file`."""
         quiet = [
             chain
             for chain in self._chains.values()
@@ -249,14 +248,14 @@ class LogFollower:
     def _leave(self, chain: Chain, now: float) -> None:
         if chain.current is not None:
             chain.leave(now)
-            self._next_glob = now  # its new name may be one of ours
+            self._next_glob = now  # its new name may match a pattern
 
     def _take(self, chain: Chain, status: os.stat_result, now: float) -> None:
-        """Follow what bears the chain's name now."""
+        """Follow the file with the chain's name."""
         key = (status.st_dev, status.st_ino)
         for other in self._chains.values():
             held = next((link for link in other.links if link.key == key), None)
-            if held is not None:  # renamed to one of our names, or back
+            if held is not None:  # renamed to another followed name, or back
                 if other.current is held:
                     other.current = None
                 other.links.remove(held)
@@ -281,7 +280,7 @@ class LogFollower:
             return None
         link = Stream(chain.path, fd, Lines(self._limit, chain.dropped))
         ready = False
-        if link.key == key:  # else replaced this very moment; the next poll sees what it is
+        if link.key == key:  # else it was replaced at this moment: see the next poll
             try:
                 ready = self._start(chain, link, now)
             except OSError as error:
@@ -293,7 +292,7 @@ class LogFollower:
         return link
 
     def _start(self, chain: Chain, link: Stream, now: float) -> bool:
-        """Go to where reading begins; False to wait until the files before it have been read."""
+        """Move to the first position; False to wait until earlier files have been read."""
         size = os.fstat(link.fd).st_size
         if chain.resume is not None:
             if chain.resume.fits(link.fd):
@@ -305,13 +304,13 @@ class LogFollower:
         return True
 
     def _start_first(self, chain: Chain, link: Stream, size: int, now: float) -> None:
-        """Go to where reading of a file begins that was there when the exporter started."""
+        """Move to the first position of a file that existed when the exporter started."""
         if marks := self._saved.of(chain.path):
             chain.resume_after(marks, link, now)
         elif mark := self._saved.fitting(link.fd):
             link.go_on_at(mark.position)
         elif chain.pattern in self._saved.patterns:
-            pass  # it came while nobody looked: all of it is news
+            pass  # it was created while no exporter ran: all of it is new
         elif chain.closed is not None:
             if chain.closed[0] == link.key and chain.closed[1] <= size:
                 link.start_at(chain.closed[1])
