@@ -384,6 +384,20 @@ def test_a_packed_file_without_text_is_an_empty_one(log: Log, packing: Callable[
     assert [place.size > 0 for place in rotation.beside(str(log.path))] == [False, True]
 
 
+def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:
+    follower = LogFollower([str(log.path)], from_start=True)
+    for name in ("-20260318", "-20260319"):
+        log.rename(name, packed=True)
+    follower = LogFollower([str(log.path)], positions=saved(follower))
+    positions = saved(follower)
+    log.path.write_bytes(b"[2026-03-18 11:22:05] line 000001 and no end")
+    log.touch(log.path)
+    log.rename("-20260320", packed=True)
+    log.count = 1
+    log.write(1)
+    assert read(LogFollower([str(log.path)], positions=positions)) == [1, 2]
+
+
 def test_a_writer_that_has_not_heard_of_a_rotation_is_read_after_a_restart(log: Log) -> None:
     follower = LogFollower([str(log.path)], from_start=True)
     old = log.rename("-20260318")

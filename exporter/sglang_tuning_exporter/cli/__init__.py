@@ -1,4 +1,4 @@
-"""The command line: `parser` has the flags, `commands` what runs, `completion` the shells' scripts. It may import every room."""
+"""The command line: `parser` (the flags), `commands` (what runs), `completion` (for shells). May import every room."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USAGE_STATUS = 2
-BROKEN_PIPE_STATUS = 141  # what a shell says of a program that SIGPIPE ended
+BROKEN_PIPE_STATUS = 141  # the status that a shell reports after SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. A user's mistake is one line on stderr and status 2."""
+    """Run one command and return its exit status. A user's mistake is one line on stderr and status 2."""
     _open_standard_streams()
     try:
         arguments = make_parser().parse_known(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
-        with suppress(OSError):  # a full disk, a broken pipe: the status says it too
+        with suppress(OSError):  # a full disk or a broken pipe sets the status too
             sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
         return USAGE_STATUS
     except KeyboardInterrupt:
@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Put `/dev/null` where a stream was closed: the next file or socket would get its number, and what is printed."""
+    """Open `/dev/null` for closed standard streams: else the next file or socket would get their output."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # returns the lowest free number
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for as long as we run

@@ -1,4 +1,4 @@
-"""What each command of the command line runs. It imports what it needs when it runs, so that `--help` is quick."""
+"""The functions behind the commands. Each imports what it needs when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def variable(name: str, default: str) -> str:
-    """Return an environment variable of ours, or the default where it is empty."""
+    """Return an environment variable of ours, or the default if it is empty."""
     return os.environ.get(ENVIRONMENT_PREFIX + name) or default
 
 
@@ -69,7 +69,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def backfill(arguments: argparse.Namespace) -> int:
-    """Write the metrics of a log of the past."""
+    """Write the metrics that an old log would have produced."""
     from sglang_tuning_exporter.mixin.annotations import GRAFANA_URL
     from sglang_tuning_exporter.mixin.boards.common import SERVER
     from sglang_tuning_exporter.report import backfill
@@ -89,7 +89,7 @@ def backfill(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Print what a server would do with more or fewer requests at once."""
+    """Print what a server would do with more or fewer concurrent requests."""
     if bool(arguments.logs) == bool(arguments.sglang_url):
         raise UsageError("plan: give logs or --sglang-url, one of both")
     from sglang_tuning_exporter.report import plan
@@ -110,7 +110,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def _most(arguments: argparse.Namespace) -> int | None:
-    """Bytes to read at most of what is piped or packed, where somebody said so."""
+    """Return the limit in bytes for piped or compressed input, if one was given."""
     gigabytes = arguments.max_gb
     if gigabytes is not None and not 0 < gigabytes <= 1_000_000:
         raise UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")
@@ -193,7 +193,7 @@ def _log_to_stderr() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """What is logged quotes file names and errors: no character of theirs may move a terminal's cursor or begin a line."""
+    """Escapes control characters in log lines: file names and errors in them must not control the terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         return clean(super().formatMessage(record))

@@ -1,4 +1,4 @@
-"""Scripts that complete the command line in bash, zsh and fish."""
+"""Completion scripts for bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ZSH = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"
 
 
 def script(program: str, shell: str, commands: Mapping[str, Mapping[str, Action]]) -> str:
-    """Write the completion script of `program` for bash, zsh or fish; `commands` has the flags of each command."""
+    """Return the completion script of `program` for bash, zsh or fish; `commands` maps commands to flags."""
     if shell == "fish":
         return _fish(program, commands)
     text = _BASH.format(

@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{near}; see {self.prog} --help")
 
     def parse_known(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        """Parse the command line; an unknown flag is an error of the command that it was given to."""
+        """Parse the command line; an unknown flag is reported by the command it was given to."""
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             commands_of(self)[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -43,13 +43,13 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def words(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return what may be typed after a parser's program: its flags and commands, with the action of each."""
+    """Return the flags and commands of a parser, with the action of each."""
     flags = {flag: action for action in parser._actions for flag in action.option_strings}  # noqa: SLF001 - argparse lists them nowhere else
     return {**flags, **dict.fromkeys(commands_of(parser), argparse.Action([], "command"))}
 
 
 def make_parser() -> _Parser:
-    """Make the parser of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = _Parser(
         prog=PROGRAM, description="Watches an SGLang server, says what limits it, and names the flag to change."
     )
@@ -260,7 +260,7 @@ def _add_record(commands: _Commands) -> None:
 
 
 def _add_judging(parser: argparse.ArgumentParser) -> None:
-    """Give a command over logs of the past the settings that figures are judged by."""
+    """Add the settings of profile and thresholds to a command that reads old logs."""
     parser.add_argument(
         "--profile",
         default=run.variable("PROFILE", DEFAULT_PROFILE),

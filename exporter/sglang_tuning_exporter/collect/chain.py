@@ -269,7 +269,8 @@ class Chain:
             fresh = [place for place in beside[newest + 1 :] if place.inside == inside]
         else:
             fresh = [place for place in beside if place.modified > marks[-1].modified and not place.inside]
-        return [place for place in fresh if (place.device, place.inode) not in held]
+        # A compressed file without text has nothing to read, and no line continues after it.
+        return [place for place in fresh if (place.device, place.inode) not in held and not place.is_spent]
 
     def _open(
         self,

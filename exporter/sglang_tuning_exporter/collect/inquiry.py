@@ -6,25 +6,25 @@ INFO_RETRY_SECONDS = (15.0, 300.0)
 
 
 class Inquiry:
-    """When to ask for `/server_info`: once for every start; while it does not tell, again after pauses that grow."""
+    """When to ask for `/server_info`: once after each start; without an answer again, after growing pauses."""
 
     def __init__(self) -> None:
         self._due: float | None = 0.0
         self._pause = INFO_RETRY_SECONDS[0]
 
     def want(self) -> None:
-        """Have it asked: the server has started, or may have, and what was told of it may no longer hold."""
+        """Ask again: the server may have restarted, so earlier answers may be outdated."""
         self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
 
     def take(self, now: float) -> bool:
-        """Whether to ask now; the one who is told so does it."""
+        """Return whether to ask now; the caller must then ask."""
         due = self._due is not None and now >= self._due
         if due:
             self._due = None
         return due
 
     def missed(self, now: float) -> None:
-        """Note that it did not tell."""
+        """Note that there was no answer."""
         if self._due is None:
             self._due = now + self._pause
             self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])

@@ -10,39 +10,39 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.sglang.server_info import Load
 
-# From here on it is answered from a snapshot in shared memory; before, the schedulers are asked, and are held up.
+# From this release on the answer comes from shared memory; before, it interrupts the schedulers.
 SNAPSHOT_SINCE = (0, 5, 18)
 LIMITS_SINCE = (0, 5, 8)
-LEAST_SECONDS = 5.0  # between two times, however often somebody scrapes
+LEAST_SECONDS = 5.0  # between two requests, however often the exporter is scraped
 
 
 class LoadsInquiry:
-    """Whether to ask after a scrape: always where the release counts steps, else once a start for the ranks' limits.
+    """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits.
 
-    `failures` counts by reason the times that no answer came.
+    `failures` counts failed requests by reason.
     """
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
         self._once = self._always = False
-        self._scraped_at: float | None = None  # the scrape after which it was last asked
+        self._scraped_at: float | None = None  # the scrape after which it was asked last
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the release is one that counts its steps."""
+        """Whether the release counts its steps."""
         return self._always
 
     def starts(self, version: tuple[int, int, int] | None, *, with_ranks: bool) -> None:
-        """Note which release runs; None where that is not known."""
+        """Note the release; None if unknown."""
         self._always = version is not None and version >= SNAPSHOT_SINCE
         self._once = version is not None and version >= LIMITS_SINCE and with_ranks
 
     def want(self) -> None:
-        """Ask no more until it is known what runs: another server may be there."""
+        """Stop asking until the release is known again: another server may be running."""
         self._always = self._once = False
 
     def take(self, scraped_at: float | None) -> bool:
-        """Whether to ask now, `scraped_at` being the last scrape; the one who is told so does it."""
+        """Return whether to ask now; the caller must then ask. `scraped_at` is the last scrape."""
         if scraped_at is None or not (self._always or self._once):
             return False
         if not self._once and self._scraped_at is not None and scraped_at < self._scraped_at + LEAST_SECONDS:
@@ -51,10 +51,10 @@ class LoadsInquiry:
         return True
 
     def answered(self, loads: Sequence[Load]) -> None:
-        """Note an answer; one without a scheduler is a failure."""
+        """Note an answer; an answer without schedulers is a failure."""
         if not loads:
             self.failures["invalid"] += 1
 
     def failed(self, reason: str) -> None:
-        """Count that no answer came, and why."""
+        """Count a failed request by its reason."""
         self.failures[reason] += 1

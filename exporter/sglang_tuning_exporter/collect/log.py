@@ -1,4 +1,4 @@
-"""The log half of the sidecar: follows files, reads their lines into a `ServerState`, and remembers across restarts where it was."""
+"""The log half of the sidecar: follows files, reads their lines into a `ServerState`, keeps positions across restarts."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.state.server import ServerState
 
-# A log that grows faster than one poll reads is read on at once.
+# A log that grows faster than one poll reads is polled again without a pause.
 BEHIND_BYTES = 4 << 20
-# Of a log that is far behind, block follows upon block: without a pause whoever is asked for a page may wait for the lock
-# until the log has been read, since Python's locks know no order.
+# While a long log is read, the lock is needed all the time. Python's locks are not fair: without a pause a request for a
+# page could wait until the whole log has been read.
 FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
-# For so long at most the counters wait for what the log held at the start.
+# The counters are withheld while the existing log is read, but no longer than this.
 FIRST_READ_SECONDS = 600.0
-# A file that comes back within this time goes on where it was: a rotation leaves a name empty for a moment.
+# A file that returns within this time continues: during a rotation the name does not exist for a moment.
 FORGET_SECONDS = 600.0
-STDIN = "-"  # its path: what comes there is news
+STDIN = "-"  # its path; all of its lines are new
 
 logger = logging.getLogger("sglang_tuning_exporter")
-# What a user can do about a log that is not followed, by `FileStatus.reason`.
+# Remedies for a log that is not followed, by `FileStatus.reason`.
 _REMEDIES = {
     "permission denied": "let this user read it (chmod, or a group of the exporter's) and enter its directories",
     "is a directory": "name the file in it, or a pattern such as DIR/*.log",
@@ -49,11 +49,11 @@ _REMEDIES = {
 
 
 class Logbook:
-    """Reads what the followed files gained. One thread polls; what it learns goes into the state under the caller's lock.
+    """Reads the new lines of the followed files into the state, under the caller's lock. One thread polls.
 
-    With a state file, positions and counters are saved together after every block and before the lock is let go, and again by `keep` before a counter
-    that moved without a line is shown: nobody can have seen a counter that a crash would take back, and nothing is read twice onto the same counter.
-    `clock` gives monotonic seconds, the state's own.
+    With a state file, positions and counters are saved together: after every block before the lock is released, and by
+    `keep` before a counter that changed without a line is shown. So a crash never takes back a counter that was shown, and
+    no line is counted twice. `clock` returns monotonic seconds, as for the state.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Logbook:
         self._unrecognised_before: Counter[str] = Counter()
         self._clock = clock
         self._readers: dict[str, LogReader] = {}
-        self._gone: dict[str, float] = {}  # since when no file is followed under a reader's path
+        self._gone: dict[str, float] = {}  # when the file of a reader was last followed
         self._state_file = _taken(config.state_file)
         self._saved = self._state_file.load() if self._state_file else {}
         positions = self._saved.get("positions")
@@ -78,23 +78,25 @@ class Logbook:
             positions=positions if isinstance(positions, dict) else None,
             clock=clock,
         )
-        self._counted_up_to = self._follower.positions()  # what is saved; not `positions()` of this moment
+        self._counted_up_to = (
+            self._follower.positions()
+        )  # positions after the last counted block; `positions()` may be ahead
         self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
         self._said_left_out = 0
-        self._dropped_before = self._lost_before = 0  # by files that are not followed any more
-        self._kept: object = None  # what had been counted when it was last saved; None: not saved yet
-        self._catching_up = True  # until everything has been read that was written before
-        self._behind_since: float | None = None  # the end of the first look, where it did not read all of that
-        self._offsets: dict[str, float | None] = {}  # by path, while it catches up: unix time less printed time
+        self._dropped_before = self._lost_before = 0  # in files that are no longer followed
+        self._kept: object = None  # counters of the last save; None: not saved yet
+        self._catching_up = True  # until all lines that existed at the start have been read
+        self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
+        self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
         self._say_problem()
 
     @property
     def state_file_problem(self) -> str | None:
-        """What is wrong with the state file, empty when nothing; None without one."""
+        """What is wrong with the state file, empty if nothing; None without one."""
         return None if self._state_file is None else self._state_file.problem
 
     def restore(self, state: ServerState, now: float) -> None:
-        """Put back what had been counted when the positions were saved."""
+        """Restore the counters that belong to the saved positions."""
         self.lines = self._before = _counter(self._saved.get("lines"))
         self.unrecognised = self._unrecognised_before = _counter(self._saved.get("unrecognised"))
         saved, at = self._saved.get("state"), self._saved.get("at")
@@ -105,25 +107,25 @@ class Logbook:
 
     @property
     def left_out(self) -> int:
-        """How many files the globs match beyond those that are followed at once."""
+        """How many files match a glob and are not followed because there are too many."""
         return self._follower.left_out
 
     @property
     def dropped_lines(self) -> int:
-        """How many lines were longer than a line may be, in the files followed now and before."""
+        """How many overlong lines were dropped, in the files followed now and before."""
         return self._dropped_before + sum(status.dropped for status in self.files)
 
     @property
     def files_lost(self) -> int:
-        """How many files of the logs were gone before they had been read to their end, or may have been."""
+        """How many files of the logs were gone, or may have been, before they were read to their end."""
         return self._lost_before + sum(status.lost for status in self.files)
 
     def poll(
         self, state: ServerState, lock: AbstractContextManager[Any], stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Read what is there now. True when there is so much that it should be called again at once.
+        """Read the new lines. Return True if there are so many that it should be called again at once.
 
-        Once `stopping` says so it returns after the block under way.
+        If `stopping()` is True, return after the current block.
         """
         size = 0
         for block in self._follower.poll():
@@ -188,7 +190,7 @@ class Logbook:
                 )
 
     def _with_unread(self, status: FileStatus) -> FileStatus:
-        """Quote the first line of a file none of whose lines can be read."""
+        """Add the first line that looks like SGLang's if no such line could be parsed."""
         reader = self._readers.get(status.path)
         if reader is None or reader.unread is None or not reader.is_unreadable:
             return status
@@ -196,13 +198,13 @@ class Logbook:
 
     @property
     def reads_the_past(self) -> bool:
-        """Whether the counters are still those of half a log: what was written before the start is being read, for ten minutes at most."""
+        """Whether lines from before the start are still being read, so that counters are incomplete; at most ten minutes."""
         return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 
     def keep(self, state: ServerState, now: float) -> None:
-        """Save what was counted since the last block, if anything: call it under the lock before a counter is shown.
+        """Save counters that changed since the last block: call it under the lock before a counter is shown.
 
-        Positions are those after the last block that was counted. The thread that reads may hold a later one already.
+        Positions are those after the last counted block. The reading thread may have got another block already.
         """
         if self._is_changed(state):
             self._save(state, now)
@@ -211,12 +213,12 @@ class Logbook:
         return self._kept is None or self._kept != state.counted()
 
     def hand_over(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
-        """Take what still waits for more lines like it, as suspect: the next process could not read those lines again."""
+        """Process lines that are still held back, as suspect: after a restart they would not be read again."""
         if self._state_file is not None and self._state_file.held:
             self._let_go(state, lock, inf)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._follower.close()
         if self._state_file is not None:
             self._state_file.release()
@@ -224,7 +226,7 @@ class Logbook:
     def _read(self, block: Block, state: ServerState, lock: AbstractContextManager[Any]) -> None:
         reader = self._readers.setdefault(block.path, LogReader(strict=True))
         if block.historical:
-            # The same reader: a traceback begun, a raw message just printed or the ranks of this server bear on what follows.
+            # The same reader: an open traceback, a raw message or the known ranks affect the lines that follow.
             events = self._dated(block.path, _uncounted(reader, block.data))
             with lock:
                 now = self._clock()
@@ -235,16 +237,16 @@ class Logbook:
         if block.begins:
             reader.begin_file()
         try:
-            # Of what was written before, all comes at one moment: that tells nothing.
+            # Lines from before the start all arrive at once, so their arrival time means nothing.
             events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())
         except Exception:
-            self._forget(block.path)  # it stopped amid a line: what it remembers may be wrong
+            self._forget(block.path)  # it stopped inside a line: its state may be wrong
             raise
         self.last_line_at = time.time()
         self._take(block.path, events, state, lock, answered=reader.counts["access"] > answered)
 
     def _let_go(self, state: ServerState, lock: AbstractContextManager[Any], now: float) -> None:
-        """Take what waited for more lines like it, where none have come by `now`."""
+        """Process lines that were held back too long at `now`."""
         for path, reader in self._readers.items():
             if events := reader.let_go(now):
                 self._take(path, events, state, lock, answered=False)
@@ -270,14 +272,14 @@ class Logbook:
                 state.unconfirmed.heard(now)
             state.observe_all(events, None if behind else now)
             if behind:
-                # Counted, and at its own time; but nobody watched, so no rate of the window is made of it.
+                # Counted at their own times; but the exporter did not run then, so they give no rate for the window.
                 state.begin_window(now)
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
             self._save_here(state, now)
 
     def _dated(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
-        """Move the printed times onto this process's clock: none lies ahead of it, and what prints none happened just now."""
+        """Convert printed times to this process's clock, at most now; lines without a time happened now."""
         now = self._clock()
         if path not in self._offsets:
             self._offsets[path] = offset_of(path)
@@ -292,7 +294,7 @@ class Logbook:
         return events
 
     def _forget_gone(self) -> None:
-        """Let go of the readers of files that will not come back, but not of what they counted."""
+        """Drop the readers of files that do not come back; keep their counts."""
         now, followed = self._clock(), self._follower.paths()
         for path in list(self._readers):
             if path in followed:
@@ -307,7 +309,7 @@ class Logbook:
         self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
     def _save_here(self, state: ServerState, now: float) -> None:
-        """Save that all blocks so far have been counted; only the reading thread can say so."""
+        """Save with the present positions. Only the reading thread may call it, after it has counted all blocks."""
         if self._state_file is not None and self._state_file.held:
             self._counted_up_to = self._follower.positions()
             self._save(state, now)
@@ -334,7 +336,7 @@ class Logbook:
 
 
 def _described(status: FileStatus) -> str:
-    """Say whether a file of the log is followed, why not, and what to do about it."""
+    """Return whether a log is followed, if not why, and the remedy."""
     if status.up:
         return "following"
     remedy = _REMEDIES.get(status.reason, "waiting for it" if status.reason == "missing" else "")
@@ -354,7 +356,7 @@ def _uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
     tallies = (reader.counts, reader.unrecognised, reader.suspicious)
     before = [dict(tally) for tally in tallies]
     events = reader.feed_runs(text)
-    events += reader.let_go(inf)  # or what waits would be counted later
+    events += reader.let_go(inf)  # else held lines would be counted later
     for tally, figures in zip(tallies, before, strict=True):
         tally.update(figures)
     return events

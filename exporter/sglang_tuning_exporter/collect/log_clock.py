@@ -1,4 +1,4 @@
-"""From the times that a log prints to unix time: a server prints its local time, mostly without a zone."""
+"""Printed times of a log as unix time: a server prints local time, mostly without a zone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sglang_tuning_exporter.sglang.log.prefix import parse_own_prefix, parse_pla
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
 LOOK_BACK_BYTES = 64 << 10
-LINES_TRIED = 256  # a traceback's lines print no time
+LINES_TRIED = 256  # the lines of a traceback have no time
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def offset_of(path: str) -> float | None:
-    """Give the seconds to add to the times that this file prints; None where its last lines print none.
+    """Return the seconds to add to printed times of this file; None if its last lines have none.
 
-    The last line was printed when the file was written last.
+    The last line was printed at the time of the last modification.
     """
     with suppress(OSError):
         fd = os.open(path, _READ)
@@ -34,7 +34,7 @@ def offset_of(path: str) -> float | None:
 
 
 def last_printed(text: bytes) -> float | None:
-    """Give the time that the last dated line of `text` prints."""
+    """Return the time of the last line of `text` that has one."""
     for line in reversed(text.splitlines()[-LINES_TRIED:]):
         text = strip_terminal(line)
         found = find(text) or Line(text, None, NO_RANK)

@@ -73,6 +73,11 @@ class Place:
     inside: bool = False  # added before the extension
 
     @property
+    def is_spent(self) -> bool:
+        """Whether it has no text and cannot get any."""
+        return not self.size and packing(self.path) != ""
+
+    @property
     def count(self) -> int | None:
         """The number in a name like server.log.3; None for a date."""
         return int(self.suffix[1:]) if _COUNT.fullmatch(self.suffix) else None

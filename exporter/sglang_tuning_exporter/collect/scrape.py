@@ -37,14 +37,14 @@ Reason: TypeAlias = Literal[
     "too_large",
     "invalid",
 ]
-# The largest real page is 0.2 MB, one of 64 ranks 8 MB. As text with one wide character it takes four times as much.
+# The largest real page has 0.2 MB, one of 64 ranks 8 MB. Text with one wide character takes four times the memory.
 MOST_BYTES = 16 << 20
-MOST_JSON_BYTES = 4 << 20  # 64 ranks tell 1 MB of themselves; JSON made of empty lists takes thirty times its length
+MOST_JSON_BYTES = 4 << 20  # 64 ranks answer with 1 MB; JSON of empty lists takes thirty times its size in memory
 _STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 _REDIRECTS = {301, 302, 303, 307, 308}
-# What follows "it answers HTTP 401", by whether a key was sent.
+# Continues "it answers HTTP 401", by whether a key was sent.
 _REFUSED = {
     True: ": the key that was sent is not the server's --api-key; check --api-key-file or SGLANG_TUNING_API_KEY",
     False: ": it wants a key; give --api-key-file FILE with the server's --api-key",
@@ -52,17 +52,17 @@ _REFUSED = {
 
 
 class ScrapeError(Exception):
-    """SGLang gave no exposition; `reason` is one word for a label, the message a sentence for people."""
+    """SGLang returned no metrics; `reason` is a label value, the message is for people."""
 
     def __init__(self, reason: Reason, message: str, *, serves: bool = False) -> None:
         super().__init__(message)
         self.reason: Reason = reason
-        self.serves = serves  # it answers, and has nothing to say yet
+        self.serves = serves  # the server answers, but has no metrics yet
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One finished scrape: the page, or why there is none; seconds it took. Who takes it adds what of the page is passed on."""
+    """A finished scrape: the page or the error, and its duration. The receiver adds the series to pass on."""
 
     text: str | None
     error: ScrapeError | None
@@ -71,21 +71,21 @@ class Outcome:
 
 
 class Client:
-    """HTTP to one SGLang. No proxies, no redirects to elsewhere, no compression (what comes must not unfold).
+    """HTTP client of one SGLang. No proxies, no redirects to other servers, no compression (against bombs).
 
-    A connection for every request: SGLang closes idle ones after 5 s, and one that it closes at this very moment would
-    read as an outage. One request at a time, ended by `cut` when its time is over, or by another thread.
+    Each request opens a connection: SGLang closes idle ones after 5 s, which could look like an outage. One request at a
+    time; `cut` ends it at its deadline or from another thread.
     """
 
     def __init__(
         self, base_url: str, metrics_url: str, api_key: str | None = None, api_key_file: Path | None = None
     ) -> None:
-        """Ask with `api_key`, or with what `api_key_file` holds at each request: keys are replaced while we run."""
+        """Send `api_key`, or the content of `api_key_file`, which is read for each request because keys are rotated."""
         self._base_url, self._metrics_url = base_url, metrics_url
         self._api_key, self._api_key_file = api_key, api_key_file
         self._session = requests.Session()
         self._session.trust_env = False
-        # Kept cookies would be sent back, more of them at every scrape.
+        # Stored cookies would be sent back, more of them at every scrape.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self._session.headers.update(
             {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
@@ -98,30 +98,27 @@ class Client:
         self._is_cut = self._has_ended = False
 
     def metrics(self, timeout: float) -> str:
-        """Fetch the exposition as SGLang writes it; `timeout` in seconds. Raises `ScrapeError`."""
+        """Return the exposition as SGLang writes it; `timeout` in seconds. Raise `ScrapeError`."""
         text = self._get(self._metrics_url, timeout, "text/plain;version=0.0.4")
         if not text.strip():
-            # Before 0.5 a server without a request since its start has nothing to show.
+            # Before 0.5 a server has no metrics until its first request.
             raise ScrapeError("not_ready", "its page is empty: it has written no figure yet", serves=True)
         if _SGLANG_SERIES.search(text) is None:
             raise ScrapeError("invalid", "its page holds no series of SGLang: is this SGLang's address?")
         return text
 
     def server_info(self, timeout: float) -> ServerInfo | None:
-        """Ask the server about itself, at the present path first (the old one logs a warning from 0.5.6).
-
-        None when it does not tell.
-        """
+        """Return `/server_info`, from the present path first (the old one logs a warning from 0.5.6); None without one."""
         for path in ("/server_info", "/get_server_info"):
             try:
                 return parse_server_info(self._get(self._base_url + path, timeout, "application/json", MOST_JSON_BYTES))
             except ScrapeError as error:
-                if error.reason != "metrics_disabled":  # anything but a 404 will not be better under the other name
+                if error.reason != "metrics_disabled":  # only after a 404 may the other path exist
                     return None
         return None
 
     def health(self, timeout: float) -> bool | None:
-        """Have it generate a token; False when none comes within `timeout` seconds, None when it does not do such a check."""
+        """Ask for one generated token; False if none comes within `timeout` seconds, None if it has no such check."""
         try:
             self._get(self._base_url + "/health_generate", timeout, "application/json")
         except ScrapeError as error:
@@ -129,23 +126,23 @@ class Client:
         return True
 
     def loads(self, timeout: float) -> list[Load]:
-        """Ask each scheduler for its load and limits (`/v1/loads`, 0.5.8 on). Raises `ScrapeError`."""
+        """Return load and limits of each scheduler (`/v1/loads`, 0.5.8 on). Raise `ScrapeError`."""
         return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json", MOST_JSON_BYTES))
 
     def answer(self, path: str, timeout: float) -> str:
-        """Fetch what the server answers at `path` as it is, JSON with its secrets in it. Raises `ScrapeError`."""
+        """Return the raw answer at `path`, JSON that may hold secrets. Raise `ScrapeError`."""
         return self._get(self._base_url + path, timeout, "application/json")
 
     def cut(self) -> None:
-        """End the request under way, if any."""
+        """End the current request, if any."""
         self._is_cut = True
         open_now = self._socket
         if open_now is not None:
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # already closed
                 open_now.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """End the request under way, and let no other begin."""
+        """End the current request and refuse new ones."""
         self._has_ended = True
         self.cut()
 
@@ -158,7 +155,7 @@ class Client:
         self._is_cut = self._has_ended
         if self._is_cut:
             raise late
-        # A timeout of the socket counts from byte to byte: a server that sends one now and then never runs into it.
+        # A socket timeout restarts with each byte: a server that sends a byte now and then never reaches it.
         timer = threading.Timer(timeout, self.cut)
         timer.daemon = True
         timer.start()
@@ -174,13 +171,13 @@ class Client:
             timer.cancel()
             self._socket = None
             self._session.close()
-        if self._is_cut:  # an answer without a length ends where its connection was cut
+        if self._is_cut:  # an answer without a length ends when its connection is cut
             raise late
         return text
 
     def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
         for _ in range(2):
-            self._session.close()  # a server may close a connection without having said so: none is used again
+            self._session.close()  # a server may close a connection without notice: none is reused
             headers = {"Accept": accept, **self._authorization()}
             with self._session.get(
                 url, headers=headers, timeout=timeout, stream=True, allow_redirects=False
@@ -194,7 +191,7 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         if self._api_key_file is not None:
-            self._api_key = key_in(self._api_key_file) or self._api_key  # the last one, while it is being replaced
+            self._api_key = key_in(self._api_key_file) or self._api_key  # the previous one, while the file is replaced
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
     def _same_server(self, url: str) -> str:
@@ -229,14 +226,14 @@ def _body(response: requests.Response, most: int) -> str:
 
 
 def _failure(error: Exception, *, is_tls: bool) -> ScrapeError:
-    """Why a request failed, from the exception that lies under those of urllib3 and requests."""
+    """Return why a request failed, from the root cause below urllib3 and requests."""
     cause: BaseException | None = error
     while cause is not None:
         known = _known_failure(cause, is_tls=is_tls)
         if known is not None:
             return known
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, ValueError):  # an address or a header that cannot be sent
+    if isinstance(error, ValueError):  # an invalid address or header
         return ScrapeError("invalid", "the request cannot be made as HTTP")
     return ScrapeError("unreachable", "the address cannot be reached or the connection broke off")
 
@@ -248,7 +245,7 @@ def _known_failure(cause: BaseException, *, is_tls: bool) -> ScrapeError | None:
         return ScrapeError("unreachable", "the host name is unknown: check --sglang-url and this machine's DNS")
     if isinstance(cause, ssl.SSLError):
         return ScrapeError("unreachable", _tls_failure(cause))
-    if isinstance(cause, ConnectionResetError) and not is_tls:  # RemoteDisconnected is one, too
+    if isinstance(cause, ConnectionResetError) and not is_tls:  # also RemoteDisconnected
         return ScrapeError("unreachable", "it closed the connection; does it want TLS (https:// in --sglang-url)?")
     if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _BROKEN_OFF):
         return ScrapeError("invalid", "the answer is not HTTP as it should be")
@@ -264,7 +261,7 @@ def _tls_failure(error: ssl.SSLError) -> str:
 
 
 def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
-    """Make pools whose connections tell of their socket: `requests` keeps it to itself until the headers have come."""
+    """Make pools that expose the socket of a connection: `requests` hides it until the headers have arrived."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -286,9 +283,9 @@ def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTT
 
 
 class Scraper:
-    """Scrapes on demand in a thread of its own, so that a server that never answers cannot hold its caller.
+    """Scrapes on demand in its own thread, so that a server that never answers cannot block the caller.
 
-    Callers that overlap share one scrape. `then` gets every outcome, `cut` ends the fetch under way.
+    Concurrent callers share one scrape. `then` gets every outcome, `cut` ends the current request.
     """
 
     def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
@@ -298,7 +295,7 @@ class Scraper:
         self._stopped = False
 
     def scrape(self, timeout: float) -> Outcome:
-        """Give the outcome of a scrape made now, or of the one under way; `timeout` in seconds. Never raises."""
+        """Return the outcome of a new scrape, or of the current one; `timeout` in seconds. Never raise."""
         late = Outcome(None, ScrapeError("timeout", f"no complete answer within {timeout:.1f} s"), timeout)
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -311,14 +308,14 @@ class Scraper:
                     threading.Thread(target=self._fly, args=(flight, left), name="scrape", daemon=True).start()
             if not flight.done.wait(left) or flight.outcome is None:
                 break
-            # Somebody with less patience may have begun the flight: that he was let down is not our answer.
+            # Another caller may have started this scrape with a shorter timeout: its timeout is not our answer.
             if begins or flight.outcome.error is None or flight.outcome.error.reason != "timeout":
                 return flight.outcome
         self._then(late)
         return late
 
     def stop(self) -> None:
-        """End the scrape under way and let its callers go; later ones are answered as late at once."""
+        """End the current scrape and release its callers; later calls return a timeout at once."""
         with self._lock:
             self._stopped = True
             flight = self._running

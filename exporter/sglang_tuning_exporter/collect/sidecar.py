@@ -1,4 +1,4 @@
-"""The running sidecar without its HTTP face: follows the log, scrapes SGLang, keeps the state and gives views of it."""
+"""The running sidecar without its HTTP server: follows the log, scrapes SGLang, keeps the state and gives views of it."""
 
 from __future__ import annotations
 
@@ -35,30 +35,29 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.config import Config
 
-# Between two looks at the log: while lines come, and once none has come for a while. A log that is copied and truncated
-# loses what was written since the last look, so the first pause is short.
+# Pause between two polls of the log: while lines come, and when none has come for a while. A log that is copied and
+# truncated may lose lines written since the last poll, so the first pause is short.
 POLL_SECONDS = 0.1
 QUIET_POLL_SECONDS = 1.0
 QUIET_AFTER_SECONDS = 2.0
-# A scrape waits so long for the log to be read first: what was written before it is in it, and a flood does not hold it up.
+# A scrape waits this long for the log to be read: it shows the lines written before it, and a flood does not delay it.
 FRESH_SECONDS = 0.05
-# Between two looks whether SGLang should be asked for something; the first leaves time for somebody else's scrape.
+# Pause between two checks for questions to SGLang; the first pause leaves time for a scrape by Prometheus.
 LOOK_SECONDS = 1.0
 FIRST_LOOK_SECONDS = 0.25
-# When nobody scrapes us, states, findings and the page live all the same. More than the usual interval of a Prometheus, which would
-# otherwise find that SGLang has just been asked.
+# Without a scraper states, findings and the page are updated all the same. Longer than the usual interval of Prometheus,
+# so that the two do not alternate.
 SELF_SCRAPE_SECONDS = 20.0
-STOP_SECONDS = 1.0  # a block of the log, or what a scrape that was cut off still does
-# First and longest pause: every /server_info leaves a line in the log that is being read.
-# A log has gone silent when the server was seen at work so long after its last batch line, and none has come for two minutes.
+STOP_SECONDS = 1.0  # for a block of the log, or the end of an interrupted scrape
+# A log is silent if the server worked this long after its last batch line, and none has come for two minutes.
 LOG_SILENT_SECONDS, LOG_DEAD_SECONDS = 60.0, 120.0
-ROTATION_SECONDS = 60.0  # a log whose name is empty for so long is read on (`sources.tail`), and counts
-QUIET_LEVELS = ("warning", "error", "critical")  # at these SGLang prints no batch lines
-# Between two health checks of our own, made only while requests stand still; and how long one may take.
+ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (`collect/tail`) and counts
+QUIET_LEVELS = ("warning", "error", "critical")  # SGLang prints no batch lines at these levels
+# Pause between two health checks, made only while requests make no progress, and how long one may take.
 CHECK_PAUSE_SECONDS, CHECK_PATIENCE_SECONDS = 25.0, 10.0
-LOADS_PATIENCE_SECONDS = 2.0  # it is answered from shared memory
-# In these cases there is a server to ask for more: it has no figure yet, or no metrics. A 404 may be a proxy's: it is asked again.
-# Nobody is there, or another server in its place.
+LOADS_PATIENCE_SECONDS = 2.0  # answered from shared memory
+# A server that can be asked for more: it has no metrics yet, or none at all. A 404 may come from a proxy, so ask again.
+# No server answers, or another one.
 GONE = AWAY | {"metrics_disabled"}
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
@@ -68,7 +67,7 @@ logger = logging.getLogger("sglang_tuning_exporter")
 class Sidecar:
     """Two threads (log, self-scrape) and a lock around one `ServerState`.
 
-    `stdin` replaces the process's own for `-`. After `self_scrape_seconds` without anybody's scrape it scrapes itself.
+    `stdin` replaces the process's own for `-`. Without a scraper for `self_scrape_seconds` it scrapes by itself.
     """
 
     def __init__(
@@ -82,19 +81,19 @@ class Sidecar:
         self._stopping = threading.Event()
         self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
-        self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # who waits for the log to be read
+        self._readers: SimpleQueue[threading.Event] = SimpleQueue()  # waiting for the log to be read
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
-        self.recommended_since: dict[Recommendation, Given] = {}  # what is advised → unix seconds, in the same words
+        self.recommended_since: dict[Recommendation, Given] = {}  # advice in the same words → unix seconds
         self.running = False
         self._inquiry = Inquiry()
         self.loads = LoadsInquiry()
         self.measured = Measured(self.profile.window_seconds)
         self._was_away = False
-        self._checked_at = -inf  # the last health check of our own
+        self._checked_at = -inf  # our last health check
         self._outage = Outage()
-        self._read_at = -inf  # when the log's files were last found readable
+        self._read_at = -inf  # when a file of the log was last readable
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at: float | None = None
         self.log = Logbook(config, stdin) if config.log_file else None
@@ -109,10 +108,10 @@ class Sidecar:
             self._informant = Client(*where)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the threads."""
         if self.log is not None:
             log = self.log
-            # What is there now is history; what comes after this line is news.
+            # Present lines are history; lines after this point are new.
             self.threads.attempt("log", lambda: self._read_log(log))
             self.history.begin(self.state)
             self.threads.start("log", self._follow)
@@ -121,14 +120,14 @@ class Sidecar:
         self.running = True
 
     def stop(self) -> None:
-        """End both threads and close the log; requests under way are cut off."""
+        """End both threads and close the log; current requests are interrupted."""
         self.running = False
         self._stopping.set()
         self._readers.put(threading.Event())
         if self._scraper is not None and self._informant is not None:
             self._scraper.stop()
             self._informant.end()
-        self._stopped_at = min(self._stopped_at, time.monotonic())  # who says it twice does not wait twice
+        self._stopped_at = min(self._stopped_at, time.monotonic())  # a second call does not wait again
         ended = self.threads.join(self._stopped_at + STOP_SECONDS)
         if self.log is not None:
             log = self.log
@@ -138,7 +137,7 @@ class Sidecar:
 
     @contextmanager
     def view(self) -> Iterator[float]:
-        """Hold the state still, its seconds brought up to the moment that is given."""
+        """Lock the state, advanced to the yielded moment."""
         with self._lock:
             now = time.monotonic()
             self.state.log_is_read = self._log_is_read(now)
@@ -149,9 +148,9 @@ class Sidecar:
             yield now
 
     def scrape(self, timeout: float) -> str:
-        """Scrape SGLang, within `timeout` seconds; its series made safe to append to ours, empty when it is away.
+        """Scrape SGLang within `timeout` seconds; return its series, safe to append to ours, empty without an answer.
 
-        What stood in the log when this was called has been read when it returns, unless that takes long.
+        Lines that were in the log before the call have been read on return, unless that takes long.
         """
         read = threading.Event()
         begin = time.monotonic()
@@ -164,7 +163,7 @@ class Sidecar:
         return "" if outcome is None else outcome.passed_on
 
     def past(self, now: float, seconds: float | None = None) -> Past:
-        """Give what the table's conditions look at of the last `seconds` (the profile's window unless told); call it inside `view`."""
+        """Return the input of the conditions for the last `seconds` (default: the profile's window); call it inside `view`."""
         troubles = set()
         if self.health.up is False and self.health.reason != "not_ready":
             troubles.add("metrics_disabled" if self.health.reason == "metrics_disabled" else "server_down")
@@ -176,9 +175,9 @@ class Sidecar:
                 words["server_down"] = (
                     f"it takes connections and does not answer ({self.health.message}): its HTTP server or its tokenizer hangs"
                 )
-        if told := self._log_trouble(now):
+        if trouble := self._log_trouble(now):
             troubles.add("log_silent")
-            words["log_silent"] = told
+            words["log_silent"] = trouble
         starting = (
             self.health.starting if self.health.up is False else self.health.up is None and self.state.starting(now)
         )
@@ -196,11 +195,11 @@ class Sidecar:
 
     @property
     def log_silent_seconds(self) -> float | None:
-        """How long after the log's last batch line the metrics showed work; None where there are not both."""
+        """How long after the last batch line the metrics showed work; None unless both sources exist."""
         return None if self.log is None or self._scraper is None else self.state.log_silent_seconds
 
     def _log_trouble(self, now: float) -> str:
-        """Say what is wrong with the log, empty where nothing is."""
+        """Return what is wrong with the log, empty if nothing."""
         if self.log is None:
             return ""
         unread = next((status for status in self.log.files if not status.up), None)
@@ -216,25 +215,25 @@ class Sidecar:
         )
 
     def _log_is_read(self, now: float) -> bool:
-        """Whether the log's counters count what happens: at level warning retractions are printed, and batches are not."""
+        """Return whether the log's counters are complete: at level warning retractions are printed, batches are not."""
         if self.log is None or not self._log_trouble(now):
             self._read_at = now
             return True
         if any(not status.up for status in self.log.files):
-            if any(status.up for status in self.log.files):  # another one comes later, or is over
+            if any(status.up for status in self.log.files):  # the other one comes later or has ended
                 self._read_at = now
                 return True
-            # A rotated or deleted file is read on for a while.
+            # A rotated or deleted file is still read for a while.
             return self.log.last_line_at is not None and now - self._read_at < ROTATION_SECONDS
         return self.state.facts.args.get("log_level") == "warning" and not self.state.forgeries.disagrees(now)
 
     @staticmethod
     def unix(moment: float) -> float:
-        """Give a moment on the state's clock as unix seconds, whole ones: the two clocks are read one after the other."""
+        """Return a moment of the state's clock in whole unix seconds: the two clocks are not read at the same time."""
         return float(int(time.time() - (time.monotonic() - moment)))
 
     def judge(self, now: float) -> Judgement:
-        """Say what limits the server; call it inside `view`."""
+        """Return what limits the server; call it inside `view`."""
         judgement = judge(self.past(now))
         self.found_since = {
             found.diagnosis.id: self.found_since.get(found.diagnosis.id, self.unix(now - (found.ago or 0.0)))
@@ -251,13 +250,13 @@ class Sidecar:
         if health.up is not False or health.reason != why.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, why.message)
             if why.reason == "http_404":
-                self._inquiry.want()  # whether it is there without metrics
+                self._inquiry.want()  # it may serve without metrics
         health.up, health.serves, health.scrape_seconds = False, error.serves, outcome.seconds
         health.reason, health.message, health.starting = why
         self._was_away = self._was_away or error.reason in AWAY
 
     def _take(self, outcome: Outcome) -> None:
-        if self._stopping.is_set():  # it was cut off by us
+        if self._stopping.is_set():  # interrupted by us
             return
         self._scraped_at = time.monotonic()
         if outcome.text is None:
@@ -276,7 +275,7 @@ class Sidecar:
             self.health.starting = self.health.serves = False
             self.health.scrape_seconds = outcome.seconds
             self.health.unrecognised = scrape.unrecognised
-            outcome.passed_on = native  # and not ours: between two scrapes nobody needs half a megabyte
+            outcome.passed_on = native  # the page is freed: nobody needs half a megabyte between two scrapes
             starts = self.state.starts
             self.state.answered(time.monotonic())
             self.state.observe_scrape(scrape, time.monotonic())
@@ -302,13 +301,13 @@ class Sidecar:
             if info is not None:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
                 self.state.facts.apply_ranks(info.ranks)
-        # Which DP rank has which limit is told by /v1/loads alone, from 0.5.8 on.
+        # Only /v1/loads shows the limit of each DP rank, from 0.5.8 on.
         version = version_tuple(info.version) if info is not None else None
         with self._lock:
             self.loads.starts(version, with_ranks=self.state.has_dp_ranks)
 
     def _ask_loads(self) -> None:
-        """Ask the schedulers what they have counted, once after each scrape, in this thread: no scrape waits for it."""
+        """Ask the schedulers for their counters, once after each scrape, in this thread, so that no scrape waits."""
         with self._lock:
             if self._informant is None or self.health.up is not True or not self.loads.take(self._scraped_at):
                 return
@@ -325,7 +324,7 @@ class Sidecar:
                 self.state.facts.apply_load(load.dp, load.max_running_requests)
 
     def _check_health(self) -> None:
-        """Ask for a token where requests are there and nothing moves: the counters alone do not tell a hang from a wait."""
+        """Ask for a token if requests make no progress: counters alone cannot distinguish a hang from a wait."""
         with self._lock:
             begin = time.monotonic()
             due = begin - self._checked_at >= CHECK_PAUSE_SECONDS
@@ -365,7 +364,7 @@ class Sidecar:
         with self._lock:
             now = time.monotonic()
             if len(self.state.ranks) > 1:
-                self.state.advance(now)  # what they serve at once is counted by short intervals
+                self.state.advance(now)  # concurrent requests are counted over short intervals
             self.history.offer(self.state, now)
 
     def _follow(self) -> None:
@@ -385,7 +384,7 @@ class Sidecar:
             pause = POLL_SECONDS if time.monotonic() - seen_at < QUIET_AFTER_SECONDS else QUIET_POLL_SECONDS
 
     def _wait_for_reader(self, seconds: float) -> list[threading.Event]:
-        """Give who wants the log read now; nobody after `seconds`."""
+        """Return the callers that wait for the log, after at most `seconds`."""
         waiting = []
         with suppress(Empty):
             waiting.append(self._readers.get(timeout=seconds))

@@ -1,4 +1,4 @@
-"""Standard input read to whole lines, without waiting."""
+"""Standard input as whole lines, without waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stdin:
-    """Standard input: a pipe of somebody else's, so its blocking mode is left alone."""
+    """Standard input, a pipe shared with other processes: its blocking mode is not changed."""
 
     def __init__(self, stream: BinaryIO | None, limit: int) -> None:
         self.dropped = Dropped()
@@ -32,7 +32,7 @@ class Stdin:
             self._fd = -1
 
     def read(self) -> Iterator[bytes]:
-        """Yield what is there, at most the budget."""
+        """Yield new lines, at most the budget."""
         budget = BUDGET
         while budget > 0 and not self.ended and (self._fd < 0 or self._ready.poll(0)):
             try:

@@ -1,7 +1,7 @@
-"""What outlives the exporter: where the log was read to, and what had been counted by then, in one file written whole or not at all.
+"""The state file: positions in the log and the counters that belong to them, replaced atomically.
 
-Whoever may write into the directory may lay anything at the file's name, and a slip may name a file of somebody else. So nothing is followed, opened for
-writing or replaced that is not a regular file of ours: empty, or begun as we begin a document.
+Other users of the directory may put anything at the file's name, and a user may name a wrong file. So links are not
+followed, and only a regular file of ours is opened for writing or replaced: an empty one, or one that begins like ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OURS = re.compile(
     rb'\s*\{\s*"schema":\s*\d+,\s*"(?:program":\s*"%b"|(?:at|lines|positions|state|unrecognised)":)' % _PROGRAM.encode()
 )
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# None of them follows a link in the file's place; a FIFO must not hold up the start.
+# None of them follows a link at the file's name; a FIFO must not block the start.
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ = os.O_RDONLY | _SAFELY
 _LOCK = os.O_RDWR | os.O_CREAT | _SAFELY
@@ -32,14 +32,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
 
 
 class _NotOursError(Exception):
-    """Something else lies there; the words say what, and what to do."""
+    """Something else is at the path; the message says what it is and what to do."""
 
 
 class StateFile:
-    """A JSON document beside the log. Nothing here raises: what goes wrong is said in `problem` and the exporter goes on without.
+    """A JSON document beside the log. Nothing here raises: `problem` describes a failure, and the exporter continues without.
 
-    Positions and counters are saved together, before the counters are shown to anybody: after a crash the rest of the log is read again onto the counters
-    of exactly that position, so that no event is lost and none is counted twice.
+    Positions and counters are saved together before the counters are shown. After a crash the log is read from exactly
+    the position that belongs to the counters, so no event is lost or counted twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,11 +49,11 @@ class StateFile:
 
     @property
     def held(self) -> bool:
-        """Whether the file is this process's to read and write."""
+        """Whether this process holds the lock of the file."""
         return self._lock is not None
 
     def acquire(self) -> bool:
-        """Take the file for this process; False when another exporter has it, nobody can, or it is not ours."""
+        """Lock the file; False if another exporter holds it, it cannot be locked, or it is not ours."""
         try:
             with self._directory() as directory:
                 _check(self.path.name, directory)
@@ -64,12 +64,12 @@ class StateFile:
             self.problem = f"cannot be used: {error}"
         except OSError as error:
             self.problem = f"cannot be used: {_words(error)}"
-        except ValueError:  # each Python has other words for it
+        except ValueError:  # its message differs between Python versions
             self.problem = "cannot be used: no file has a name with a NUL byte in it"
         return self.held
 
     def load(self) -> dict[str, Any]:
-        """What was saved last; empty when there is nothing yet, it cannot be read or is not ours."""
+        """Return the saved document; empty if there is none, or it cannot be read or is not ours."""
         if not self.held:
             return {}
         try:
@@ -90,14 +90,15 @@ class StateFile:
         return {key: value for key, value in document.items() if key != "program"}
 
     def save(self, document: dict[str, Any]) -> bool:
-        """Replace the file. False when it is not ours or could not be written; the old one is then still whole.
+        """Replace the file. Return False if it is not ours or cannot be written; the old one then stays intact.
 
-        Not forced to the disk: it has to survive the end of this process, and after the machine's own end the log is read on from a little earlier.
+        There is no fsync: the file must survive the end of this process; after a crash of the machine the log is read
+        from an earlier position.
         """
         if not self.held:
             return False
         text = json.dumps({"schema": SCHEMA, "program": _PROGRAM, **document}, separators=(",", ":")).encode()
-        if len(text) > MOST_BYTES:  # it would not be read again
+        if len(text) > MOST_BYTES:  # `load` would refuse it
             self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
             return False
         try:
@@ -111,14 +112,14 @@ class StateFile:
         return True
 
     def release(self) -> None:
-        """Let another exporter have it."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @contextmanager
     def _directory(self) -> Iterator[int]:
-        """Open the directory, so that one exchanged meanwhile does not lead half of the steps elsewhere."""
+        """Open the directory, so that all steps use the same one even if it is replaced meanwhile."""
         directory = os.open(self.path.parent, _DIRECTORY)
         try:
             yield directory
@@ -128,21 +129,21 @@ class StateFile:
 
 @contextmanager
 def _opened(name: str, directory: int) -> Iterator[Any]:
-    """Open a file of ours to read. Raises `_NotOursError` for anything else."""
+    """Open our file for reading. Raise `_NotOursError` for anything else."""
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    _check_kind(name, found)  # before it is opened: to open a device may move something
+    _check_kind(name, found)  # checked before opening: opening a device may have effects
     with os.fdopen(os.open(name, _READ, dir_fd=directory), "rb") as file:
         opened = os.fstat(file.fileno())
         _check_kind(name, opened)
         head = file.read(_HEAD_BYTES)
-        if head.strip(b"\0 \r\n") and _OURS.match(head) is None:  # NUL bytes are what a machine's crash leaves
+        if head.strip(b"\0 \r\n") and _OURS.match(head) is None:  # a crash of the machine may leave NUL bytes
             raise _NotOursError(f"{name} is no state file of an exporter; give another path")
         file.seek(0)
         yield file
 
 
 def _check(name: str, directory: int) -> None:
-    """Raise `_NotOursError` where something lies at this name that is not ours; nothing at all is well."""
+    """Raise `_NotOursError` if something at this name is not ours; a missing file is fine."""
     try:
         with _opened(name, directory):
             pass
@@ -166,7 +167,7 @@ def _check_lock(name: str, found: os.stat_result) -> None:
 
 
 def _locked(name: str, directory: int) -> int:
-    """Take the lock; it is let go of with the descriptor."""
+    """Return a descriptor that holds the lock until it is closed."""
     with suppress(FileNotFoundError):
         _check_kind(name, os.stat(name, dir_fd=directory, follow_symlinks=False))
     lock = os.open(name, _LOCK, 0o600, dir_fd=directory)
@@ -180,7 +181,7 @@ def _locked(name: str, directory: int) -> int:
 
 
 def _replace(name: str, text: bytes, directory: int) -> None:
-    """Write a new file and give it the name; what a crash left of an earlier one is removed first."""
+    """Write a new file and rename it; a leftover of an earlier crash is removed first."""
     beside = f"{name}.new"
     with suppress(FileNotFoundError), _opened(beside, directory):
         os.unlink(beside, dir_fd=directory)
@@ -191,7 +192,7 @@ def _replace(name: str, text: bytes, directory: int) -> None:
         os.replace(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         with suppress(OSError):
-            os.unlink(beside, dir_fd=directory)  # half of it takes the room that others need
+            os.unlink(beside, dir_fd=directory)  # a partial file would use up disk space
         raise
 
 

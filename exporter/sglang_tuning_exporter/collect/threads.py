@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 RESTART_SECONDS = 1.0
 """Pause before a thread is started again."""
 STEADY_SECONDS = 60.0
-"""A thread that ran this long has recovered: its next error is the first in a row."""
+"""A thread that ran this long has recovered: its next error counts as the first."""
 MOST_IN_A_ROW = 5
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class Threads:
-    """Runs functions in threads of their own until `stopping` is set; after an error the function is called again.
+    """Runs functions in threads until `stopping` is set; after an error the function is called again.
 
-    `errors` counts by name. A function that fails again and again is given up: then `failed` has its name and `give_up` is called.
+    `errors` counts errors by name. After too many in a row `failed` gets the name and `give_up` is called.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
@@ -51,14 +51,14 @@ class Threads:
             self.errors[name] += 1
             place = traceback.extract_tb(error.__traceback__)[-1]
             words = clean(f"{type(error).__name__}: {error}")[:200]
-            logger.error(  # noqa: TRY400 - one line: a traceback tells an operator nothing
+            logger.error(  # noqa: TRY400 - one line: a traceback does not help an operator
                 "%s thread: unexpected error, please report it: %s (%s:%s)", name, words, place.name, place.lineno
             )
             return False
         return True
 
     def join(self, until: float) -> bool:
-        """Wait for all of them until this moment of the monotonic clock; False where one still runs."""
+        """Wait for all threads until this monotonic time; return False if one still runs."""
         for thread in self._threads:
             thread.join(timeout=max(until - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)

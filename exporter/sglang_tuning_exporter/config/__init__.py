@@ -50,7 +50,7 @@ API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings in force, checked once; nothing reads the environment after this."""
+    """The effective settings, checked once; nothing reads the environment after this."""
 
     sglang_url: str | None
     log_file: tuple[str, ...]
@@ -65,7 +65,7 @@ class Config:
     threshold: Mapping[str, float] = field(default_factory=dict)
     web_config: Path | None = None
     external_url: str | None = None
-    # From that file or from the environment, never from a flag: arguments of a process can be read by anybody.
+    # From a file or the environment, never from a flag: any user can read the arguments of a process.
     api_key: str | None = field(default=None, repr=False)
 
     @property
@@ -76,7 +76,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. `check(key, value)` turns what a source says into the field's value, or raises `UsageError`."""
+    """One setting. `check(key, value)` converts the value of a source, or raises `UsageError`."""
 
     name: str
     check: Callable[[str, Any], Any]
@@ -89,17 +89,17 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """`--sglang-url`; a switch that is on by default is written `--no-…`."""
+        """The flag, as `--sglang-url`; a switch that is on by default has `--no-…`."""
         return ("--no-" if self.switch and self.default else "--") + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """`SGLANG_TUNING_SGLANG_URL`."""
+        """The environment variable, as `SGLANG_TUNING_SGLANG_URL`."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
     def default_text(self) -> str:
-        """The default as a user would write it, empty where there is none."""
+        """The default as a user would write it, empty if there is none."""
         return (
             ""
             if self.switch or not self.default
@@ -206,7 +206,7 @@ assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` every flag, and `--config`; no defaults, so that environment and file can speak."""
+    """Add every flag and `--config` to `parser`, without defaults, so that environment and file apply."""
     for option in OPTIONS:
         default = f" (default {option.default_text})" if option.default_text else ""
         words = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
@@ -224,7 +224,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Give the settings in force from parsed flags, environment and the config file they name. Raises `UsageError`."""
+    """Return the settings from flags, environment and config file. Raise `UsageError`."""
     path = arguments.config if arguments.config is not None else environment.get(ENVIRONMENT_PREFIX + "CONFIG")
     stored = _read_file(path or "") if path or arguments.config is not None else {}
     values: dict[str, Any] = {}
@@ -240,7 +240,7 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
             except (
                 ValueError,
                 OverflowError,
-            ):  # Python neither writes an integer of 5,000 digits nor makes a float of it
+            ):  # Python neither prints an integer of 5,000 digits nor converts it to a float
                 raise UsageError(f"{path}: {option.name}: too large a figure; give a smaller one") from None
         else:
             values[option.name] = option.default
@@ -260,7 +260,7 @@ def _api_key(path: Path | None, variable: str | None) -> str | None:
     return key or None
 
 
-# What is not UTF-8, and what PyYAML's conversions come upon: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
+# Not UTF-8, or values that PyYAML cannot convert: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 
 
@@ -270,7 +270,7 @@ def _read_file(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            # A page of them stands for more values than there is memory, and a message that repeats one never ends.
+            # A few aliases can stand for more values than fit into memory, and an error message would quote all of them.
             raise UsageError(f"--config={path}: *alias: not taken; write the value out")
         content = yaml.safe_load(text)
     except OSError as error:
@@ -297,12 +297,12 @@ def environment_names() -> Sequence[str]:
     return [option.variable for option in OPTIONS] + [ENVIRONMENT_PREFIX + "CONFIG", API_KEY_VARIABLE]
 
 
-# What Kubernetes sets in every pod for a service called sglang-tuning.
+# Kubernetes sets these in every pod if a service is called sglang-tuning.
 _SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable with our prefix that nothing reads."""
+    """Return a warning for each variable with our prefix that is unknown."""
     known = [*environment_names(), ENVIRONMENT_PREFIX + "FORMAT"]  # the last one is for `report`
     return [
         f"{name}: unknown variable, ignored{suggestion(name, known)}"

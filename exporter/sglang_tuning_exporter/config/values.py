@@ -1,4 +1,4 @@
-"""What a setting may be: each check turns what a flag, a variable or a file says into the setting's value.
+"""Checks of settings: each converts the value of a flag, a variable or a file.
 
 A wrong value is a `UsageError`: one line that names the key, the value and the remedy.
 """
@@ -21,11 +21,11 @@ DEFAULT_PORT = 9741
 
 
 class UsageError(Exception):
-    """A user's mistake, as one line: the key, the value, what would be right. The process ends with exit status 2."""
+    """A user's mistake in one line: key, value, remedy. The process ends with exit status 2."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean NAME?` for the known word nearest to a mistyped one, empty where none is near."""
+    """Return `; did you mean NAME?` for the known word nearest to a mistyped one, empty if none is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -43,7 +43,7 @@ class Address:
 
 
 def parse_address(key: str, value: Any) -> Address:
-    """`host:port`, `:port` or `[v6]:port` as an `Address`. Raises `UsageError`."""
+    """`host:port`, `:port` or `[v6]:port` as an `Address`. Raise `UsageError`."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", _word(value))
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"{key}={value}: give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
@@ -51,7 +51,7 @@ def parse_address(key: str, value: Any) -> Address:
 
 
 def url(key: str, value: Any) -> str:
-    """Check an HTTP address without a password. Raises `UsageError`."""
+    """Check an HTTP address without a password. Raise `UsageError`."""
     text = _word(value).rstrip("/")
     if "@" in text:
         raise UsageError(
@@ -68,12 +68,12 @@ def url(key: str, value: Any) -> str:
 
 
 def server_url(key: str, value: Any) -> str:
-    """Read SGLang's address; one that is copied with its `/metrics` is taken without it."""
+    """Check SGLang's address; a copied `/metrics` at its end is removed. Raise `UsageError`."""
     return url(key, value).removesuffix("/metrics")
 
 
 def paths(key: str, value: Any) -> tuple[str, ...]:
-    """Check the paths of logs. Raises `UsageError`."""
+    """Check the paths of logs. Raise `UsageError`."""
     values = value if isinstance(value, (list, tuple)) else _word(value).split(",")
     paths = tuple(_word(item) for item in values)
     if not paths or "" in paths:
@@ -84,14 +84,14 @@ def paths(key: str, value: Any) -> tuple[str, ...]:
 
 
 def profile_name(key: str, value: Any) -> str:
-    """Check the name of a profile. Raises `UsageError`."""
+    """Check the name of a profile. Raise `UsageError`."""
     if _word(value) not in PROFILES:
         raise UsageError(f"{key}={value}: give one of {', '.join(PROFILES)}{suggestion(_word(value), PROFILES)}")
     return _word(value)
 
 
 def seconds(key: str, value: Any) -> float:
-    """Check seconds above 0, up to 300. Raises `UsageError`."""
+    """Check seconds above 0, up to 300. Raise `UsageError`."""
     try:
         seconds = float(_word(value))
     except ValueError:
@@ -102,7 +102,7 @@ def seconds(key: str, value: Any) -> float:
 
 
 def switch(key: str, value: Any) -> bool:
-    """Check true or false. Raises `UsageError`."""
+    """Check true or false. Raise `UsageError`."""
     if isinstance(value, bool):
         return value
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -113,7 +113,7 @@ def switch(key: str, value: Any) -> bool:
 
 
 def path_of_metrics(key: str, value: Any) -> str:
-    """Check the path of an exposition. Raises `UsageError`."""
+    """Check the path of an exposition. Raise `UsageError`."""
     text = _word(value)
     if not text.startswith("/") or any(c in "?#@" or c.isspace() or not c.isprintable() for c in text):
         raise UsageError(f"{key}={value}: give a path that starts with /, such as /metrics")
@@ -121,7 +121,7 @@ def path_of_metrics(key: str, value: Any) -> str:
 
 
 def key_in(path: Path) -> str:
-    """Read the key that a file holds as one line of text; empty where it holds none."""
+    """Return the key in a file with one line of text; empty if there is none."""
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):  # missing, being replaced, a directory, not text
@@ -130,7 +130,7 @@ def key_in(path: Path) -> str:
 
 
 def key_file(key: str, value: Any) -> Path:
-    """Check a file that holds a key. Raises `UsageError`."""
+    """Check a file that holds a key. Raise `UsageError`."""
     path = Path(_word(value))
     if not key_in(path):
         raise UsageError(
@@ -140,12 +140,12 @@ def key_file(key: str, value: Any) -> Path:
 
 
 def _word(value: Any) -> str:
-    """Take a flag's or variable's text, or a scalar of YAML, as text; empty for what is neither."""
+    """Return a flag, a variable or a YAML scalar as text; empty for anything else."""
     return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 def state_file(key: str, value: Any) -> Path:
-    """Check the path of a file that can be written. Raises `UsageError`."""
+    """Check the path of a file that can be written. Raise `UsageError`."""
     path = Path(_word(value))
     if not path.name or path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"{key}={value}: give a path for a file in a directory that exists")
@@ -153,7 +153,7 @@ def state_file(key: str, value: Any) -> Path:
 
 
 def web_config(key: str, value: Any) -> Path:
-    """Check a web configuration file. Raises `UsageError`."""
+    """Check a web configuration file. Raise `UsageError`."""
     path = Path(_word(value))
     if not path.is_file():
         raise UsageError(f"{key}={value}: give a web configuration file, such as Prometheus's exporters have")
@@ -161,7 +161,7 @@ def web_config(key: str, value: Any) -> Path:
 
 
 def thresholds(key: str, value: Any) -> dict[str, float]:
-    """`NAME=VALUE`, several of them, or a mapping as a file has it, as thresholds. Raises `UsageError`."""
+    """Return thresholds from one or more `NAME=VALUE`, or from a mapping of a file. Raise `UsageError`."""
     if isinstance(value, dict):
         pairs = [(str(name), figure) for name, figure in value.items()]
     else:
@@ -181,7 +181,7 @@ def thresholds(key: str, value: Any) -> dict[str, float]:
 
 
 def agreeing(values: Mapping[str, float], profile: str) -> dict[str, float]:
-    """Give the thresholds back where they agree with each other and with the profile's. Raises `UsageError`."""
+    """Return the thresholds if they fit each other and the profile. Raise `UsageError`."""
     problem = PROFILES[profile].with_thresholds(values).contradiction
     if problem:
         raise UsageError(f"--threshold={problem}")

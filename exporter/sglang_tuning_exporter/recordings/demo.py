@@ -1,4 +1,4 @@
-"""`demo`: a recorded real server, the real exporter, and Prometheus and Alertmanager where they are installed, until the notification arrives."""
+"""`demo`: a recorded server, the exporter, and Prometheus and Alertmanager if installed, up to the notification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALERT = "SGLangRetractingTooOften"
 
 
 def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
-    """Run the demo until Ctrl-C, or for `seconds` when above 0. Raises `UsageError`."""
+    """Run the demo until Ctrl-C, or for `seconds` if above 0. Raise `UsageError`."""
     if not 0 < speed <= 60:
         raise UsageError(f"--speed={speed:g}: give a number above 0 and up to 60")
     if profile not in PROFILES:

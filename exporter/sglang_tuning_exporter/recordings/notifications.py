@@ -1,4 +1,4 @@
-"""What Alertmanager sends, as text for a terminal: who, what, which flag, from what to what, and when that will not help."""
+"""Alertmanager's notifications as text for a terminal: server, finding, flag, values, and when it does not help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACES = {row.alert: place for place, row in enumerate(MOST_SEVERE_FIRST)}
 
 
 def _text(value: object) -> str:
-    """One line without control characters: labels and annotations carry words from outside (model names, for one)."""
+    """Return one line without control characters: labels and annotations contain text from outside, such as model names."""
     return clean(" ".join(str(value).split()))
 
 
@@ -27,7 +27,7 @@ def _strings(value: object) -> dict[str, str]:
 
 
 def as_text(payload: object) -> str:
-    """A webhook message of Alertmanager (version 4) as text. What is not one gives an empty string."""
+    """Return a webhook message of Alertmanager (version 4) as text; empty for anything else."""
     alerts = payload.get("alerts") if isinstance(payload, dict) else None
     if not isinstance(alerts, list):
         return ""
@@ -39,7 +39,7 @@ def _is_alert(alert: object) -> bool:
 
 
 def _place(alert: dict[str, Any]) -> int:
-    """The most severe first, and a cause before its consequences."""
+    """Return the sort key: most severe first, a cause before its consequences."""
     return _PLACES.get(_strings(alert.get("labels")).get("alertname", ""), len(_PLACES))
 
 
@@ -55,7 +55,7 @@ def _alert(alert: dict[str, Any]) -> str:
             said.append(f"Change {notes['flag']}: {now}{notes.get('suggested', '?')}.")
         elif notes.get("suggested"):
             said.append(f"Do: {notes['suggested']}.")
-        # an alert that is not ours says less
+        # an alert that is not ours has fewer annotations
         for words, end, name in (
             ("Expected:", "", "expected"),
             ("Why:", "", "why"),
@@ -70,7 +70,7 @@ def _alert(alert: dict[str, Any]) -> str:
 
 
 class Receiver:
-    """A webhook on a port of its own that hands every message on as Python objects."""
+    """A webhook server that passes on every message as Python objects."""
 
     def __init__(self, address: Address, on_message: Callable[[Any], None]) -> None:
         class WebhookHandler(BaseHTTPRequestHandler):
@@ -97,7 +97,7 @@ class Receiver:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing: what arrives is printed by its taker."""
+                """Log nothing: the receiver prints the messages."""
 
         try:
             self._server = ThreadingHTTPServer((address.host, address.port), WebhookHandler)
@@ -109,7 +109,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Where to post to."""
+        """The URL of the webhook."""
         return f"http://{Address(*self._server.server_address[:2])}/"  # type: ignore[arg-type]  # a TCP address is host and port
 
     def start(self) -> None:

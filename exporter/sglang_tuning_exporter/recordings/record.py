@@ -1,7 +1,7 @@
-"""`record`: a live server's log and scrapes as a directory that `replay` serves, fit to be shown to others.
+"""`record`: a live server's log and scrapes as a directory that `replay` serves, without private data.
 
-Everything goes through `scrub` before it is written, and is written as it comes: whatever ends the recording, the
-directory is one that `recording.load` reads. Its clock is the log's own, as printed.
+Everything goes through `scrub` before it is written, and is written at once: however the recording ends,
+`recording.load` can read the directory. Its times are those that the log prints.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 SCRAPE_SECONDS = 2.0
 POLL_SECONDS = 0.1
-# What `recording.load` takes, with room to spare.
+# Below the limits of `recording.load`.
 MOST_SCRAPES, MOST_SCRAPED_BYTES = 9_000, 900 << 20
 MOST_LOG_BYTES = MAX_FILE_BYTES - (1 << 20)
 _TIMEOUT_SECONDS = 10.0
 _STOP_SECONDS = 1.0
-# Printed times have whole seconds: the latest line of the last so many seconds tells best how the log's clock goes.
+# Printed times have whole seconds: the latest line of the last few seconds shows the log's clock best.
 _CLOCK_SECONDS = 3.0
 
 
@@ -50,8 +50,8 @@ class Summary:
     lines: int
     left_out: int
     scrapes: int
-    full: bool  # it ended because no more fits
-    scrape_error: str  # why the last scrape failed, where none succeeded
+    full: bool  # it ended because the size limit was reached
+    scrape_error: str  # why the last scrape failed, if none succeeded
 
 
 class Recorder:
@@ -79,7 +79,7 @@ class Recorder:
         self._log_file, self._output, self._every = log_file, output, every
         self._stopping = threading.Event()
         self._kept_lines = self._scrapes = self._log_bytes = self._scraped_bytes = 0
-        self._ahead: list[tuple[float, float]] = []  # when a line came, and how far the log's clock was ahead then
+        self._ahead: list[tuple[float, float]] = []  # when a line arrived, and how far the log's clock was ahead
         self._version: str | None = None
         self._last_printed: float | None = None  # before the recording
         self._is_up: bool | None = None
@@ -88,7 +88,7 @@ class Recorder:
         self._scrape_error = "none was made"
 
     def stop(self) -> None:
-        """End the recording soon, whatever the server does meanwhile."""
+        """End the recording soon, even if the server does not answer."""
         self._stopping.set()
         self._client.end()
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 Condition = Literal["starting", "ready", "away"]
 
-# A recording is small; a file beyond this was not made by recording a scrape, and unpacking it could take all memory.
+# A recording is small: a larger file is no recording, and unpacking it could exhaust the memory.
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000
 MAX_TOTAL_BYTES = 1024 * 1024 * 1024
-# Clocks of one machine agree; when log and scrapes lie further apart, the log was printed in another time zone.
+# Clocks of one machine agree: if log and scrapes are further apart, the log was printed in another time zone.
 MAX_APART_SECONDS = 600.0
 
 _SCRAPE_NAME = re.compile(r"metrics-\d+-(?P<ms>\d{1,15})\.prom(?:\.gz)?")
@@ -104,7 +104,7 @@ class Recording:
         return self.loads[-1][1] if self.loads else self.length_seconds
 
     def scrape_at(self, position: float) -> RecordedScrape | None:
-        """Give the latest scrape at this position, before the first one the first one; None without any scrape."""
+        """Return the latest scrape at this position, or the first one before that; None without any scrape."""
         index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)
         return self.scrapes[max(0, index - 1)] if self.scrapes else None
 
@@ -125,7 +125,7 @@ class _Event:
 
 
 def load(directory: Path) -> Recording:
-    """Read a recording from its directory. Raises `UsageError` when it is missing, unreadable, or no recording."""
+    """Read a recording from its directory. Raise `UsageError` if it is missing, unreadable, or no recording."""
     if not directory.is_dir():
         raise UsageError(f"directory={directory}: is not a directory; give the directory of a recording")
     files: dict[str, bytes] = {}
@@ -147,8 +147,7 @@ def load(directory: Path) -> Recording:
 def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
     """Build a recording from the unpacked bytes of its files by name (without `.gz`).
 
-    `name` stands in the messages. Raises `UsageError` when there is no log with SGLang's timestamps, or when a file
-    contradicts its format.
+    `name` is used in error messages. Raise `UsageError` if there is no log with SGLang's timestamps, or a file is invalid.
     """
     if "server.log" not in files:
         raise UsageError(f"directory={name}: has no server.log or server.log.gz; give the directory of a recording")
@@ -224,7 +223,7 @@ def _json(text: bytes, file: str) -> Any:
 
 
 def _number(value: Any, key: str, name: str) -> float:
-    # The bound is a day and a bit: no time zone is further from UTC, and it keeps NaN and infinity out.
+    # A little more than a day: no time zone is further from UTC; also excludes NaN and infinity.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -90_000 <= value <= 90_000:
         raise UsageError(
             f"{name}/recording.json: {key}={value}: give the log's offset from UTC in seconds, such as 7200 for UTC+2"
@@ -271,7 +270,7 @@ def _log_moments(log: bytes, offset: float) -> list[LogLine]:
     now: float | None = None
     for line in io.BytesIO(log):
         prefix = parse_plain_prefix(line)
-        # Several processes write into one file, so a second may come after its successor; a replay never goes back.
+        # Several processes write to one file, so times may be out of order; a replay never goes back.
         if prefix is not None and prefix.time is not None:
             now = prefix.time - offset if now is None else max(now, prefix.time - offset)
         if now is None:
@@ -309,12 +308,12 @@ def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> l
     for index, event in enumerate(events):
         later = events[index + 1 :]
         again = next((other.at for other in later if other.name == "start"), None)
-        # The end of the last run is no turn: after it the last scrape stays served.
+        # The end of the last run is no transition: the last scrape is still served.
         if event.at <= ready or again is None or not (event.name == "exit" or event.name.startswith("SIGKILL")):
             continue
         turns.append(Transition(event.at, "away"))
         back = next((other.at for other in later if other.name == "ready"), None)
-        # The HTTP server answers scrapes before the model is ready; the first scrape that came back shows from when.
+        # The HTTP server answers before the model is ready: the first scrape shows from when.
         answered = next((at for at in scrapes if at > again), None)
         if answered is not None and (back is None or answered < back):
             turns.append(Transition(answered, "starting"))

@@ -1,4 +1,4 @@
-"""A recorded server as if live: its endpoints over HTTP, and its log growing in a file."""
+"""Replays a recorded server: its HTTP endpoints, and its log as a growing file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
 MOST_LOG_BYTES = (
     32 << 20
-)  # a demo that runs for days must not fill the disk: past this a new round begins an empty file
+)  # so that a long demo does not fill the disk: above this a new round starts with an empty file
 _JSON = "application/json"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def packaged(name: str) -> Path:
-    """Give the directory of a recording in the package. Raises `UsageError` when there is none of this name."""
+    """Return the directory of a packaged recording. Raise `UsageError` if there is none with this name."""
     root = Path(str(resources.files("sglang_tuning_exporter") / "recordings"))
     names = (
         sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("_"))
@@ -48,10 +48,10 @@ def packaged(name: str) -> Path:
 class ReplayServer:
     """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
 
-    With `loop` it goes on at the end as a server that works for hours: from the moment it was first ready, counters
-    back at their first values. Without, the last scrape stays served and the log is quiet. `on_tick` gets the position in seconds
-    after each step, on the replay's own thread.
-    Raises `UsageError` for a speed that is no speed, and from `start` when the log or the port cannot be opened.
+    With `loop` it starts again at the end, from the moment the server was ready, with the first counter values. Without,
+    the last scrape is still served and the log is quiet. `on_tick` gets the position in seconds after each step, on the
+    replay's own thread.
+    Raises `UsageError` for an invalid speed, and from `start` if the log or the port cannot be opened.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ReplayServer:
             raise RuntimeError("a replay has its address after start()")
         host, port = self._http.server_address[:2]
         name = host.decode() if isinstance(host, bytes) else str(host)
-        # A wildcard address is where to listen, not where to connect.
+        # A wildcard address is for listening, not for connecting.
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104 - translated away, not bound
         return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
@@ -100,7 +100,7 @@ class ReplayServer:
 
     @property
     def failure(self) -> OSError | None:
-        """Why the log could not be written any further, when it could not (a full disk, for one)."""
+        """Why the log cannot be written any more (such as a full disk); None if it can."""
         return self._failure
 
     @property
@@ -114,7 +114,7 @@ class ReplayServer:
         return self._recording.length_seconds
 
     def start(self) -> None:
-        """Open the log and the port, write what was printed until the server was ready, and play on."""
+        """Open log and port, write the log up to the moment the server was ready, and start the replay."""
         try:
             self._log = self._log_path.open("ab", buffering=0)
         except OSError as error:
@@ -161,7 +161,7 @@ class ReplayServer:
                     return
                 # A recording shorter than a step would otherwise restart thousands of times at once.
                 began = time.monotonic()
-                # Its start is not played again: a server that starts every few minutes is another story.
+                # The start is not repeated: that would show a server that restarts every few minutes.
                 self._written = self._recording.count_lines_until(0.0)
                 position = 0.0
                 self._keep_log_small()
@@ -191,7 +191,7 @@ class ReplayServer:
             self._log.truncate(0)
 
     def _answer(self, path: str) -> tuple[int, str, bytes] | None:
-        """Status, content type and body of a GET; None while the server was away."""
+        """Return status, content type and body of a GET; None while the server was down."""
         condition = self._recording.condition_at(self._position)
         if condition == "away":
             return None
@@ -237,14 +237,14 @@ class _HttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep quiet about a client that went away; show anything else as the base class does."""
+        """Ignore a client that disconnected; report other errors as the base class does."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _HttpServer
-    # A connection per request: a stopped replay must not go on answering on a connection kept open.
+    # One connection per request: a stopped replay must not answer on an open connection.
     protocol_version = "HTTP/1.0"
     timeout = 10
     server_version = "sglang-replay"
@@ -257,12 +257,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(with_body=False)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: the terminal belongs to the progress line."""
+        """Log nothing: the terminal shows the progress line."""
 
     def _reply(self, *, with_body: bool) -> None:
         answer = self.server.answer(self.path.partition("?")[0])
         if answer is None:
-            # The nearest to a refused connection that leaves the port ours: closed without a word.
+            # Like a refused connection, but the port stays ours: close it without an answer.
             self.close_connection = True
             return
         status, content_type, body = answer

@@ -1,7 +1,7 @@
-"""What a server printed and exposed, without what is nobody's business: secrets, paths, hosts, addresses, models' names, requests.
+"""Removes private data from logs and metrics: secrets, paths, hosts, addresses, model names, requests.
 
-Pure. What is kept is chosen, not what is left out: lines of the kinds that the exporter reads, in words that SGLang itself
-prints (`sglang/log/vocabulary`); every other word is written as `scrubbed`. Figures stay as they are, so that what is kept is judged as the whole would be.
+Pure. It keeps what is known to be harmless: lines of the kinds that the exporter reads, in words that SGLang itself
+prints (`sglang/log/vocabulary`); every other word becomes `scrubbed`. Figures are kept, so that the recording is judged like the original.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, samples
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
-_SHORTEST_KNOWN = 4  # shorter words stand in too many places that mean something else
+_SHORTEST_KNOWN = 4  # shorter words also occur with other meanings
 _LONGEST_WORD = 200
 _LONGEST_FIGURES = 1000
 _DEPTH = 12
@@ -70,7 +70,7 @@ _RETRACTION_WORDS = frozenset(
 
 
 class Scrubber:
-    """Takes words out of texts. It learns what to take out from the arguments it has seen: tell it of those first."""
+    """Removes private words from texts. It learns them from the server's arguments, which must come first."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -78,13 +78,13 @@ class Scrubber:
         self._order: list[str] | None = []
 
     def learn(self, word: str, instead: str) -> None:
-        """Write `instead` for `word` from now on, wherever it stands."""
+        """Replace `word` with `instead` in all later texts."""
         if len(word) >= _SHORTEST_KNOWN and word not in (ADDRESS, PATH, HOST, MODEL, OTHER, REDACTED):
             self._known[word] = REDACTED if self._known.get(word) == REDACTED else instead
             self._order = None
 
     def text(self, text: str) -> str:
-        """Give the text without secrets, addresses, hosts and absolute paths."""
+        """Return the text without secrets, addresses, hosts and absolute paths."""
         if self._order is None:
             self._order = sorted(self._known, key=len, reverse=True)
         for word in self._order:
@@ -98,7 +98,7 @@ class Scrubber:
         return _DOMAIN.sub(HOST, text)
 
     def arguments(self, given: dict[str, Any]) -> dict[str, object]:
-        """Give arguments, or any JSON object, without secrets and with places and models named alike."""
+        """Return arguments, or any JSON object, without secrets; paths and models get neutral names."""
         return self._mapping(given, 0)
 
     def _mapping(self, given: dict[str, Any], depth: int) -> dict[str, object]:
@@ -112,7 +112,7 @@ class Scrubber:
         return cleaned
 
     def _forget(self, value: Any) -> None:
-        """Never let a secret's value through elsewhere."""
+        """Remove the value of a secret wherever it occurs."""
         if isinstance(value, str) and " " not in value:
             self.learn(value, REDACTED)
         elif isinstance(value, list):
@@ -144,7 +144,7 @@ class Scrubber:
         return known and self.text(value) == value  # figures may be an address
 
     def page(self, page: str) -> str:
-        """Give SGLang's own series of an exposition, their foreign labels numbered."""
+        """Return SGLang's own series of an exposition; labels of operators are numbered."""
         kept = []
         for line in page.splitlines():
             if line.startswith(("# TYPE ", "# HELP ")):
@@ -168,7 +168,7 @@ class Scrubber:
         return f"{{{said}}}" if said else ""
 
     def _name(self, name: str) -> str:
-        """Give a label's name, numbered where it is the operator's."""
+        """Return a label's name, or a number for a label of the operator."""
         if is_known(name):
             return name
         return self._numbered.setdefault(("", name), f"{OTHER}_{sum(1 for kind, _ in self._numbered if not kind) + 1}")
@@ -184,7 +184,7 @@ class Scrubber:
 
 
 def _is_usual(value: str) -> bool:
-    """Say whether a value is a word that also stands where it names nothing: `auto`, `default`, a number."""
+    """Return whether a value is a common word that names nothing private: `auto`, `default`, a number."""
     return re.fullmatch(r"[a-z_]{1,12}|[\d.]+", value) is not None
 
 
@@ -193,18 +193,18 @@ def _stamped(time: float) -> bytes:
 
 
 class LogScrubber:
-    """Takes a log line by line and keeps the lines that the exporter reads. Times stay as printed."""
+    """Scrubs a log line by line; keeps the lines that the exporter reads, with their times."""
 
     def __init__(self, scrubber: Scrubber, *, keep_request_text: bool = False) -> None:
         self._scrubber = scrubber
         self._keep_request_text = keep_request_text
         self._reader = LogReader()
         self.left_out = 0
-        self.starts = False  # the last line told of a start
+        self.starts = False  # the last line belonged to a start
         self.kind = "other"  # of the last line
 
     def line(self, line: bytes) -> bytes | None:
-        """Give what may be written of a line, with its newline; None for nothing."""
+        """Return the harmless part of a line with its newline; None if there is none."""
         before, unrecognised = self._reader.counts.copy(), sum(self._reader.unrecognised.values())
         events = self._reader.feed(line)
         kinds = [kind for kind, count in self._reader.counts.items() if count != before[kind]]
@@ -269,7 +269,7 @@ class LogScrubber:
 
 
 def _is_safe(events: list[Any], kind: str, message: str) -> bool:
-    """Say whether no words of a request can be in it: they may look like a line of the server's, and exceptions quote what they stumbled over."""
+    """Return whether a line cannot contain words of a request, which may imitate lines or occur in exceptions."""
     if kind in {"decode", "prefill", "retraction", "other"}:
         return _only_figures(events, message)
     if kind == "traceback":
@@ -278,7 +278,7 @@ def _is_safe(events: list[Any], kind: str, message: str) -> bool:
 
 
 def _only_figures(events: list[Any], message: str) -> bool:
-    """Say whether the message is names and numbers throughout, and the names known or at least the server's."""
+    """Return whether a message consists of numbers and of names that are known or belong to the server."""
     if len(message) > _LONGEST_FIGURES:
         return False
     if any(isinstance(event, Retraction) for event in events):

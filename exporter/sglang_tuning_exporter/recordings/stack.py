@@ -20,31 +20,31 @@ from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver
 
 LOOPBACK = "127.0.0.1"
-# Debian calls Alertmanager's program after its package.
+# On Debian the program of Alertmanager has the name of its package.
 PROGRAMS = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
 
 
 def program(name: str) -> str | None:
-    """Where Prometheus or Alertmanager is installed, or None."""
+    """Return the path of Prometheus or Alertmanager, or None."""
     return next((path for candidate in PROGRAMS[name] if (path := shutil.which(candidate))), None)
 
 
 def free_port() -> int:
-    """A TCP port that was free on loopback a moment ago."""
+    """Return a TCP port that is free on loopback now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def _ask(url: str, **parameters: str) -> requests.Response:
-    """Ask a service on loopback, past any proxy that the environment names."""
+    """Ask a service on loopback, without a proxy of the environment."""
     with requests.Session() as session:
         session.trust_env = False
         return session.get(url, params=parameters, timeout=5)
 
 
 class Process:
-    """A child that is ended by us and whose output goes to a file."""
+    """A child process whose output goes to a file."""
 
     def __init__(self, name: str, command: Sequence[str], output: Path) -> None:
         self.name, self.output = name, output
@@ -72,7 +72,7 @@ class Process:
         return self.output.read_text(encoding="utf-8", errors="replace")[-600:].strip()
 
     def stop(self) -> None:
-        """End it: politely, then not."""
+        """End it with SIGTERM, then with SIGKILL."""
         self._child.terminate()
         try:
             self._child.wait(timeout=5)
@@ -84,7 +84,7 @@ class Process:
 class Stack:
     """Everything between an SGLang (real, recorded or fake) and a person.
 
-    `time_scale` divides every duration in rules and grouping, so that a recording replayed ten times as fast is judged by clocks ten times as fast.
+    `time_scale` divides every duration in rules and grouping, for a recording that is replayed faster.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Stack:
         self.alertmanager_url: str | None = None
 
     def start(self) -> None:
-        """Start all that is installed, in the order of dependence. Raises `UsageError` when one of them does not come up."""
+        """Start all installed programs in the order of their dependence. Raise `UsageError` if one does not start."""
         self._receiver.start()
         self._start_exporter()
         self._write_rules()
@@ -117,7 +117,7 @@ class Stack:
             self._start_prometheus()
 
     def stop(self) -> None:
-        """End everything that `start` started."""
+        """End all processes of `start`."""
         for process in reversed(self._processes):
             process.stop()
         self._processes.clear()
@@ -212,7 +212,7 @@ class Stack:
                 f"--config.file={path}",
                 f"--storage.tsdb.path={self._directory / 'prometheus'}",
                 f"--web.listen-address={self.prometheus_url.removeprefix('http://')}",
-                # Debian's package points these at its own folders, which are not needed for the API.
+                # Debian's package sets these to its own folders, which the API does not need.
                 "--log.level=warn",
             ],
             f"{self.prometheus_url}/-/ready",
