@@ -13,6 +13,9 @@ from sglang_tuning_exporter.diagnosis.promql import ON, WHILE, above, before, th
 from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
 from sglang_tuning_exporter.state.journal import START
 
+if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.profiles import Profile
+
 _NAMES = {"time_to_first_token": "time to first token", "inter_token": "inter-token latency"}
 _CAUSES = {
     "queue": "the queue",
@@ -130,3 +133,7 @@ class BurnRate(Condition):
     @property
     def described(self) -> str:
         return f"error budget of the {_NAMES[self.latency]} used up {self.times:g} times too fast, over {self.long} and {self.short}"
+
+    def bound(self, profile: Profile) -> tuple[str, str]:
+        share = min(self.times * (1 - profile.latency_objective), MOST_SHARE)
+        return f"more than {100 * share:.3g} %", ""
