@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Resource
 from sglang_tuning_exporter.diagnosis.conditions.share import PERCENT
