@@ -41,7 +41,7 @@ def say(words: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m closed_loop", description=__doc__)
     tasks = parser.add_subparsers(dest="task", required=True)
-    running = tasks.add_parser("run", help="run loops whose results are not there yet")
+    running = tasks.add_parser("run", help="run the loops that have no result yet")
     running.add_argument("--runs", type=int, default=1, help="runs of each loop")
     running.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(BY_NAME)}")
     running.add_argument(
@@ -59,15 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     running.add_argument("--grid", action="store_true", help="search the grid of what --converge names as well")
     running.add_argument("--repeats", type=int, default=REPEATED, help="runs of the best points of a grid")
-    living = tasks.add_parser("liveness", help="do to a server what ends servers, where no result is there yet")
+    living = tasks.add_parser("liveness", help="end a server in each way that has no result yet")
     living.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(RELEASES)}")
     living.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(f.id for f in FAULTS)}")
     living.add_argument(
         "--time-scale", type=float, default=10.0, help="how much faster the clocks of the rules run; 1: true"
     )
-    foretelling = tasks.add_parser("predict", help="what a quiet minute's step times predict, beside what came")
+    foretelling = tasks.add_parser("predict", help="predicted throughput at larger batches beside the measured one")
     foretelling.add_argument("--runs", type=int, default=1, help="runs of each mix")
-    following = tasks.add_parser("expect", help="what advice was expected to bring, beside what following it brought")
+    following = tasks.add_parser("expect", help="the effect that advice was expected to have beside the measured one")
     following.add_argument("--runs", type=int, default=1, help="runs of each loop and convergence")
     names = (*expectations.EXPECTED, *expectations.CONVERGENCES)
     following.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(names)}")
@@ -76,11 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     for parsing in (living, agreeing, foretelling, following):
         parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
         parsing.add_argument("--results", type=Path, default=RESULTS)
-        parsing.add_argument("--again", action="store_true", help="also where a result is there")
-    capturing = tasks.add_parser("capture", help="do each situation to a real server, and keep what it said")
+        parsing.add_argument("--again", action="store_true", help="also where a result exists")
+    capturing = tasks.add_parser("capture", help="make each situation on a real server and keep its log and metrics")
     capturing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
     judging = tasks.add_parser(
-        "situations", help="what revisions of the exporter say of the captures, beside the truth"
+        "situations", help="the verdicts of revisions of the exporter on the captures, beside the truth"
     )
     judging.add_argument(
         "--revisions", default=f"{verdicts.BEFORE},HEAD", metavar="REVISION,REVISION", help="of git, or: work"
@@ -89,11 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     judging.add_argument(
         "--captures", type=Path, default=keeping.ARCHIVES, help="kept captures, or .closed-loop/captures"
     )
-    packing = tasks.add_parser("keep", help="pack captures into small files that last, for the tests and the table")
+    packing = tasks.add_parser("keep", help="pack captures into small archives for the tests and the table")
     for parsing in (capturing, judging, packing):
         parsing.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(SITUATIONS)}")
         parsing.add_argument("--results", type=Path, default=RESULTS)
-    calming = tasks.add_parser("quiet", help="healthy loads in turn on one real server: every alert is a false one")
+    calming = tasks.add_parser("quiet", help="healthy loads in turn on one real server, where every alert is false")
     calming.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(quiet.HEALTHY)}")
     calming.add_argument("--minutes", type=float, default=15.0, help="of each load, by the rules' clocks")
     calming.add_argument("--time-scale", type=float, default=1.0, help="how much faster the rules' clocks run")
@@ -105,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     documenting.add_argument("--results", type=Path, default=RESULTS)
     documenting.add_argument("--docs", type=Path, default=Path("docs"))
-    accepting = tasks.add_parser("acceptance", help="ask released wheels' own parsers about every advice (needs PyPI)")
+    accepting = tasks.add_parser(
+        "acceptance", help="check every advice with the parsers of released wheels (needs PyPI)"
+    )
     accepting.add_argument("--versions", default="all", metavar="VERSION,VERSION", help=f"of {', '.join(ASKED)}")
     installing = tasks.add_parser("install", help="install a release of SGLang for CPUs")
     installing.add_argument("version", nargs="?", default=RELEASES[0], choices=RELEASES)
@@ -113,9 +115,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run what the command line asks for; gives the exit status."""
+    """Run the task of the command line and return the exit status."""
     args = _parser().parse_args()
-    # Also where a shell in the background has it ignored: an engine must not outlive what started it.
+    # A shell ignores SIGINT in the background; an engine must not outlive this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -162,7 +164,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _done(task: Callable[[], object]) -> bool:
-    """Do one, and again where something did not come up; a series goes on without it."""
+    """Run one task, and once more if something did not start; return False if it failed twice."""
     for _ in range(2):
         try:
             task()

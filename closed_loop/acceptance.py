@@ -1,4 +1,4 @@
-"""Every advice that the table can give, asked of the real parsers and argument checks of released wheels.
+"""Every advice of the table, checked by the real parsers and argument checks of released wheels.
 
 For each release servers of several kinds are described, every diagnosis gives its advice for them under several loads, and the
 command line with it is given to the release's own `ServerArgs`. A server whose own command line is refused is left out: it
@@ -71,14 +71,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a release says of a piece; `refusal` is empty where it accepts it."""
+    """A release's answer to a piece; `refusal` is empty if it accepts it."""
 
     piece: Piece
     refusal: str
 
 
 def pieces(release: str, model: Path) -> Iterator[Piece]:
-    """Give every advice for the servers of one release, each command line once."""
+    """Return every advice for the servers of one release, each command line once."""
     seen = set()
     for name, own in _SERVERS.items():
         if any(flag_of(arg, release) is None for arg in own):
@@ -121,7 +121,7 @@ def _past(release: str, args: dict[str, Any], usage: float, ran: int) -> Past:
 
 
 def wheel(release: str, home: Path) -> Path:
-    """Give the folder of an unpacked wheel; asks PyPI the first time."""
+    """Return the folder of an unpacked wheel; the first time it is downloaded from PyPI."""
     folder = home / "wheels" / release
     if not (folder / "sglang").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def wheel(release: str, home: Path) -> Path:
 
 
 def ask(release: str, home: Path, task: str, lines: str = "") -> str:
-    """Run a release's parser in the engine's Python; gives what it writes."""
+    """Run a release's parser in the engine's Python and return its output."""
     engine = installed(ENGINE, home)
     environment = {
         "PYTHONPATH": str(wheel(release, home)),
@@ -159,7 +159,7 @@ def ask(release: str, home: Path, task: str, lines: str = "") -> str:
 
 
 def answers(release: str, home: Path) -> list[Answer]:
-    """Ask one release about all advice; servers that it refuses without any are left out."""
+    """Check all advice with one release; servers that it refuses without advice are left out."""
     found = list(pieces(release, installed(ENGINE, home).model))
     bare = sorted({piece.without for piece in found})
     words = [*bare, *(piece.words for piece in found)]
@@ -179,7 +179,7 @@ def answers(release: str, home: Path) -> list[Answer]:
 
 
 def accept(versions: str, say: Callable[[str], None], home: Path | None = None) -> int:
-    """Ask the releases, say what they refuse, and give the exit status."""
+    """Check all advice with the releases, print what they refuse, and return the exit status."""
     home, refused, asked = home or default_home(), 0, 0
     for release in ASKED if versions == "all" else versions.split(","):
         try:

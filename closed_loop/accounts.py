@@ -1,6 +1,6 @@
-"""The same events counted by four who do not ask each other: the clients, the log, the server's counters, the exporter. Pure.
+"""The same events counted in four independent ways: by the clients, the log, the server's counters, the exporter. Pure.
 
-The log is read by patterns of this module's own.
+The log is read with patterns of this module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ANSWER = re.compile(r'"POST /generate HTTP/1\.1" (\d+)')
 
 @dataclass(slots=True)
 class Asked:
-    """One request as its client knows it. `tokens` and `retractions` are what the last piece of the answer told."""
+    """One request as its client saw it. `tokens` and `retractions` come from the last chunk of the answer."""
 
     number: int
     manner: Manner
@@ -43,7 +43,7 @@ class Asked:
     words: str = ""  # why it failed
 
     def end(self, status: int, meta: Mapping[str, Any]) -> None:
-        """Take the answer's status and what it says of its end."""
+        """Set the outcome from the answer's status and finish reason."""
         reason = meta.get("finish_reason") or {}
         self.tokens = int(meta.get("completion_tokens") or self.tokens)
         self.retractions = int(meta.get("num_retractions") or 0)
@@ -64,7 +64,7 @@ def _outcome(asked: Asked, status: int, reason: Mapping[str, Any]) -> tuple[Outc
 
 
 def of_log(lines: Iterable[str]) -> dict[str, int]:
-    """Count what the log says."""
+    """Count the events in the log."""
     found: Counter[str] = Counter()
     for line in lines:
         if _DECODE.match(line):
@@ -96,27 +96,27 @@ def of_page(text: str, *families: str, **labels: str) -> float:
 
 
 def grown(before: str, after: str, *families: str, **labels: str) -> int:
-    """Give by how much the sum of `of_page` grew."""
+    """Return by how much the sum of `of_page` grew."""
     return round(of_page(after, *families, **labels) - of_page(before, *families, **labels))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing and who says how much of it there was. `why` names where a difference comes from that is none of ours."""
+    """One kind of event with its count from each source. `why` explains a difference that is not the exporter's fault."""
 
     what: str
-    told: Mapping[str, int]
+    counts: Mapping[str, int]
     why: str = ""
     differs: bool = False  # as `why` says it must
 
     @property
     def agrees(self) -> bool:
-        """Whether all say the same."""
-        return len(set(self.told.values())) == 1
+        """Whether all counts are equal."""
+        return len(set(self.counts.values())) == 1
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain JSON."""
-        return {**asdict(self), "told": dict(self.told), "agrees": self.agrees}
+        """Return it as plain JSON."""
+        return {**asdict(self), "counts": dict(self.counts), "agrees": self.agrees}
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ def clients_say(asked: Sequence[Asked]) -> dict[str, int]:
 def compare(
     asked: Sequence[Asked], during: Mapping[str, int], whole: Mapping[str, int], pages: Pages, report: Mapping[str, Any]
 ) -> list[Row]:
-    """Put side by side who says what. `during` is of the log's lines under load, `whole` of all of it, `report` the exporter's of it."""
+    """Return each kind of event with all its counts. `during`: the log under load; `whole`: the whole log; `report`: the exporter's report on it."""
     ends = clients_say(asked)
 
     def server(*names: str, **labels: str) -> int:
@@ -210,7 +210,7 @@ def compare(
         Row(
             "rejected, streamed",
             {"clients": sum(each.outcome == "rejected" and each.stream for each in asked), "log": 0, "exporter": 0},
-            "SGLang begins a stream with 200 and rejects in its first piece: neither a line nor a counter tells of it"
+            "SGLang begins a stream with 200 and rejects in its first piece: neither a line nor a counter shows it"
             " (entrypoints/http_server.py, stream_results)",
             differs=True,
         ),
@@ -248,12 +248,12 @@ def compare(
 
 
 def _alike(left: Sequence[Asked]) -> int:
-    """Give the prompt length that all who left had sent; 0 for none."""
+    """Return the prompt length of all clients that left; 0 if it differs or there are none."""
     return left[0].prompt_tokens if left else 0
 
 
 def _prefills(before: str, after: str) -> int:
-    """Give the server's prefill passes, with and without a graph."""
+    """Return the server's prefill passes, with and without a graph."""
     names = {
         sample.labels["mode"]
         for family in text_string_to_metric_families(after)
@@ -264,8 +264,8 @@ def _prefills(before: str, after: str) -> int:
 
 
 def problems(rows: Sequence[Row], asked: Sequence[Asked]) -> list[str]:
-    """Name every disagreement that has no reason."""
-    found = [f"{row.what}: {dict(row.told)}" for row in rows if not row.agrees and not row.differs]
+    """Return every difference without a known reason."""
+    found = [f"{row.what}: {dict(row.counts)}" for row in rows if not row.agrees and not row.differs]
     failed = [each.words for each in asked if each.outcome == "failed"]
     if failed:
         found.append(f"{len(failed)} requests failed: {failed[0]}")

@@ -1,4 +1,4 @@
-"""What the exporter's JSON tells to do, read as an operator would: the command line as it stands, or the sentence to the clients. Pure."""
+"""The advice in the exporter's JSON, followed as an operator would: its command line unchanged, or its sentence to the clients. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from closed_loop.engine import arguments_of
 from closed_loop.load import Load
 
-# What people are told of their clients, with the load's own name for it.
+# Advice about clients, with the load's field that it changes.
 _COUNTED = (
     ("clients", "requests at once", re.compile(r"\b(?:at most|about) ([\d,]+) requests at once")),
     ("most_new_tokens", "max_new_tokens", re.compile(r"\bat most ([\d,]+) max_new_tokens")),
@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """What to start and send next, and what differs from before. Nothing is advised where `changes` is empty."""
+    """What to start and send next, and the changes; no advice was given where `changes` is empty."""
 
     args: tuple[str, ...]
     load: Load
@@ -37,16 +37,15 @@ class Advised:
     words: str = ""  # of the verdict's advice to people
 
     def as_json(self) -> dict[str, Any]:
-        """Give what changed as plain JSON."""
+        """Return what changed as plain JSON."""
         return {"changes": [asdict(change) for change in self.changes], "words": self.words}
 
 
 def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Sequence[str] = ()) -> Advised:
-    """Take the next command line and load out of `/api/v1/findings`.
+    """Return the next command line and load by `/api/v1/findings`.
 
-    The document's own command line goes first. Else the first advice with something to type, which the exporter leaves
-    to be tried by itself. Else the first sentence that tells the clients a figure. The flags `fixed` stay as they are:
-    they stand for what nobody can turn, and who cannot follow one advice reads on.
+    In this order: the document's command line; the first advice with a flag and value; the first sentence with a figure for the clients.
+    The flags `fixed` stay as they are, because they stand for hardware; then the next advice is used.
     """
     kept = Advised(tuple(args), load)
     command = document.get("command")
@@ -74,7 +73,7 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Se
 
 
 def _held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised:
-    """Leave the flags `fixed` as they are in `args`."""
+    """Return the advice with the flags `fixed` as they are in `args`."""
     turned = [change for change in advice.changes if change.what in fixed]
     if not turned:
         return advice
@@ -87,7 +86,7 @@ def _held(advice: Advised, args: Sequence[str], fixed: Sequence[str]) -> Advised
 
 
 def _without(args: Sequence[str], flag: str) -> tuple[str, ...]:
-    """Take a flag off a command line, and its value with it."""
+    """Return a command line without a flag and its value."""
     kept: list[str] = []
     dropped = False
     for word in args:
@@ -98,12 +97,12 @@ def _without(args: Sequence[str], flag: str) -> tuple[str, ...]:
 
 
 def _sentences(document: dict[str, Any]) -> list[str]:
-    """Give everything that people are told, the most urgent first."""
+    """Return all advice to people, the most urgent first."""
     return [str(a["suggested"]) for finding in document["findings"] for a in finding["advice"] if a["flag"] is None]
 
 
 def _words(document: dict[str, Any]) -> str:
-    """Give what the verdict's finding tells people, empty where it names a flag or there is none."""
+    """Return the verdict's advice to people; empty if it names a flag or there is none."""
     for finding in document["findings"]:
         if finding["diagnosis"] == document["verdict"]:
             told = [str(a["suggested"]) for a in finding["advice"] if a["flag"] is None]
@@ -112,7 +111,7 @@ def _words(document: dict[str, Any]) -> str:
 
 
 def told(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give the findings in short: diagnosis, confidence, what to turn."""
+    """Return the findings in short: diagnosis, confidence, advice."""
     return [
         {
             "diagnosis": finding["diagnosis"],

@@ -1,4 +1,4 @@
-"""A storm of retractions on a real server, with clients that leave and clients that abort, and whether all who count agree.
+"""A storm of retractions on a real server, with clients that leave and clients that abort, and whether all counts agree.
 
 The exporter follows the server from its first line. Before the load and after it, when nothing runs any more, the server's
 own page of metrics and the exporter's are kept; then the exporter's `report` reads the same log.
@@ -40,7 +40,7 @@ _PATIENCE = aiohttp.ClientTimeout(total=600)
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What is sent: of a hundred requests, so many whose client leaves and so many that are aborted by a call."""
+    """The storm's requests: how many of a hundred have a client that leaves, and how many are aborted by a call."""
 
     seconds: float = 600.0
     clients: int = CLIENTS
@@ -50,7 +50,7 @@ class Storm:
     seed: int = 1
 
     def manner(self, number: int) -> tuple[Manner, bool, float]:
-        """Draw how the client of that request behaves, whether it streams, and for an abort after how many seconds."""
+        """Draw the client's behaviour, whether it streams, and the seconds before an abort."""
         drawn = random.Random(f"{self.seed}/{number}/manner")
         lot, streams, after = drawn.randrange(100), drawn.randrange(100) >= self.whole, drawn.uniform(0.2, 6.0)
         if lot < self.leave:
@@ -61,7 +61,7 @@ class Storm:
 
 
 async def drive(storm: Storm, url: str) -> list[Asked]:
-    """Send the storm for its length; every request is waited for to its end, unless its client leaves."""
+    """Send the storm and wait for every answer, except where the client leaves."""
     load = Load(clients=storm.clients, seed=storm.seed, most_new_tokens=STORM.most_new_tokens)
     asked: list[Asked] = []
     until = time.monotonic() + storm.seconds
@@ -113,7 +113,7 @@ async def _whole(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
 
 
 def _meta(told: dict[str, Any]) -> dict[str, Any]:
-    """Give what an answer says of itself; an error says it in a place of its own."""
+    """Return an answer's meta information; an error has it in another place."""
     error = told.get("error")
     if isinstance(error, dict):
         return {"finish_reason": {"type": "error", "status_code": error.get("code"), "message": error.get("message")}}
@@ -137,7 +137,7 @@ def run(
     again: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Send the storm and compare; the result is a JSON file of its own. Raises `UsageError` where something does not come up."""
+    """Send the storm, compare the counts, and write them as JSON. Raises `UsageError` if something does not start."""
     path = results / "agreement" / f"{installation.version}-{seconds:g}s.json"
     if path.exists() and not again:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -186,12 +186,12 @@ def run(
     requests_told = "".join(json.dumps(asdict(each)) + "\n" for each in asked)
     path.with_suffix(".requests.jsonl").write_text(requests_told, encoding="utf-8")
     for row in rows:
-        say(f"{row.what}: {dict(row.told)}{'' if row.agrees else '  ' + (row.why if row.differs else 'DIFFERS')}")
+        say(f"{row.what}: {dict(row.counts)}{'' if row.agrees else '  ' + (row.why if row.differs else 'DIFFERS')}")
     return told
 
 
 def _settle(url: str) -> None:
-    """Wait until nothing runs or waits any more, and as long as SGLang takes to abort what was left."""
+    """Wait until no request runs or waits, and until SGLang has aborted the rest."""
     deadline = time.monotonic() + 120
     quiet = 0
     while quiet < SETTLE_SECONDS and time.monotonic() < deadline:
@@ -208,7 +208,7 @@ def _pages(*urls: str) -> tuple[str, ...]:
 
 
 def collected(results: Path) -> dict[str, Any] | None:
-    """Give the result of the longest storm that is there."""
+    """Return the result of the longest storm."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "agreement").glob("*.json")]
     return max(found, key=lambda told: float(told["storm"]["seconds"]), default=None)
 
@@ -221,6 +221,6 @@ def table(told: Mapping[str, Any]) -> list[str]:
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in told["rows"]:
-        figures = " | ".join(f"{row['told'][name]:,}" if name in row["told"] else "" for name in who)
+        figures = " | ".join(f"{row['counts'][name]:,}" if name in row["counts"] else "" for name in who)
         shown.append(f"| {row['what']} | {figures} | {'equal' if row['agrees'] else row['why'] or 'differs'} |")
     return shown

@@ -24,7 +24,7 @@ GPU_MEGABYTES = 81920
 
 
 def pretend_a_gpu():
-    """Let torch and nvidia-smi tell of eight GPUs of 80 GB."""
+    """Make torch and nvidia-smi report eight GPUs of 80 GB."""
     import torch
 
     properties = types.SimpleNamespace(
@@ -47,7 +47,7 @@ def pretend_a_gpu():
 
 
 def bridge_versions():
-    """Let wheels of other years import what the installed torch, triton and transformers call otherwise."""
+    """Let older wheels import names that the installed torch, triton and transformers have renamed."""
     from triton.runtime import cache
 
     for name in ("default_cache_dir", "default_dump_dir", "default_override_dir"):
@@ -90,7 +90,7 @@ def choices(parser):
 
 
 def refused(parser, known, words):
-    """Say why the release refuses these words; empty where it does not."""
+    """Return why the release refuses these words; empty if it accepts them."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -1,4 +1,4 @@
-"""One situation on a real server, kept as files: its log, each scrape, and what its clients saw.
+"""One situation on a real server as files: its log, each scrape, and its clients' requests.
 
 A capture is a directory that `sglang_tuning_exporter.recordings.recording` reads. Beside what is said there it holds `cmd.txt`,
 `client.jsonl` (each request), `scrapes.tsv` and `health.tsv` (unix seconds, status, milliseconds), `v1_loads-<unix ms>.json`, and
@@ -53,7 +53,7 @@ class _Capture:
             file.write(json.dumps(moment) + "\n")
 
     async def look(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[str, bytes, float, float]:
-        """Ask for one page: how it ended, its text, when it was asked for, and how long it took."""
+        """Return one page: the outcome, its text, when it was requested, and how long it took."""
         begin = time.time()
         try:
             async with session.get(self.server.url + path, timeout=aiohttp.ClientTimeout(total=seconds)) as answer:
@@ -146,7 +146,7 @@ class _Capture:
             await asyncio.gather(*watching, return_exceptions=True)
 
     def note(self) -> str:
-        """Write the truth, and the figures that show it."""
+        """Write the truth about the situation and the figures that show it."""
         every = [record for each in self.records for record in each]
         with (self.folder / "client.jsonl").open("w", encoding="utf-8") as file:
             for place, each in enumerate(self.records):
@@ -179,7 +179,7 @@ class _Capture:
 def capture(
     situation: Situation, installation: Installation, folder: Path, *, port: int, say: Callable[[str], None]
 ) -> Path:
-    """Start a server, do what the situation says, end it; gives the folder. Raises `UsageError` where it does not come up."""
+    """Start a server, run the situation, stop the server, and return the folder. Raises `UsageError` if the server does not start."""
     with socket.socket() as tried:
         if tried.connect_ex((engine.LOOPBACK, port)) == 0:
             raise UsageError(f"port={port}: another server answers there; end it first")

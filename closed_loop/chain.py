@@ -1,4 +1,4 @@
-"""One side of a loop: a real server, exporter, Prometheus and Alertmanager around it, a load, and everything that was told meanwhile."""
+"""One side of a loop: a real server under load, with exporter, Prometheus and Alertmanager, and what they reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODEL, PORT = "MODEL", "PORT"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where one engine and what watches it run, so that two can run side by side: a port, the engine's core, the others'."""
+    """Port and cores of one engine and its monitoring, so that two can run side by side."""
 
     port: int = 31000
     core: int | None = 0
@@ -40,7 +40,7 @@ class Lane:
 
     @staticmethod
     def of(number: int) -> Lane:
-        """Give lane 0 or 1 of this machine; without a second core nothing is pinned."""
+        """Return lane 0 or 1 of this machine; without a second core nothing is pinned."""
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
             return Lane(31000 + 100 * number, None, None)
@@ -53,7 +53,7 @@ class Lane:
         return None if self.core is None else f"{self.core},{self.beside}"
 
     def stay(self) -> None:
-        """Keep this process and its later children beside the engine, and before a neighbour's."""
+        """Pin this process and its later children beside the engine, with priority over other programs."""
         engine.prefer(0, engine.PRIORITY // 2)
         if self.beside is not None:
             os.sched_setaffinity(0, {self.beside})
@@ -61,7 +61,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is started and how it is watched: SGLang's arguments, its environment, the exporter's profile."""
+    """What is started: SGLang's arguments and environment, and the exporter's profile."""
 
     args: tuple[str, ...]
     profile: str
@@ -74,7 +74,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Side:
-    """What came out: figures, the exporter's last JSON under load, and each notification, seconds after the load began."""
+    """The result: figures, the exporter's last JSON under load, and each notification with its seconds after the load began."""
 
     measures: Measures
     document: dict[str, Any]
@@ -86,7 +86,7 @@ class Side:
     time_scale: float  # of the rules' clocks
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain JSON, without requests and paths."""
+        """Return it as plain JSON, without requests and paths."""
         return {
             "measures": self.measures.as_json(),
             "verdict": self.document["verdict"],
@@ -100,13 +100,13 @@ class Side:
 
 
 def shown(args: Sequence[str], installation: Installation, lane: Lane) -> list[str]:
-    """Write arguments without what is this machine's."""
+    """Return arguments without this machine's paths and port."""
     words = {str(installation.model): MODEL, str(lane.port): PORT}
     return [words.get(arg, arg) for arg in args]
 
 
 def typed(args: Sequence[str], installation: Installation, lane: Lane) -> list[str]:
-    """Undo `shown`."""
+    """Return the arguments that `shown` was given."""
     words = {MODEL: str(installation.model), PORT: str(lane.port)}
     return [words.get(arg, arg) for arg in args]
 
@@ -118,7 +118,7 @@ def run(
     lane: Lane,
     say: Callable[[str], None] = lambda _: None,
 ) -> Side:
-    """Start everything, send the load, end everything. Raises `UsageError` where something does not come up."""
+    """Start everything, send the load, stop everything. Raises `UsageError` if something does not start."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
         log = Path(scratch) / "server.log"
         server = engine.start(installation, setting.args, port=lane.port, log=log, core=lane.any, env=setting.env)
@@ -192,7 +192,7 @@ def _watched(
 
 
 class Answers:
-    """Keeps the answers of `/v1/loads` of one server, with the time of each, until it is stopped; without a folder it does nothing."""
+    """Writes the answers of `/v1/loads` with their times to a folder until it is stopped; without a folder it does nothing."""
 
     def __init__(self, url: str, folder: Path | None) -> None:
         self._url, self._folder = url, folder
@@ -208,7 +208,7 @@ class Answers:
             (self._folder / "metrics.txt.gz").write_bytes(gzip.compress(text.encode()))
 
     def stop(self) -> None:
-        """End asking; returns when nothing is written any more."""
+        """Stop; returns when the last answer is written."""
         self._stopping.set()
         if self._folder is not None:
             self._thread.join()
@@ -224,7 +224,7 @@ class Answers:
 
 
 def _notified(after: float, message: Any) -> list[dict[str, Any]]:
-    """Give what a webhook message says of each alert that fires."""
+    """Return the firing alerts of a webhook message."""
     return [
         {
             "after_seconds": round(after, 1),
@@ -237,14 +237,14 @@ def _notified(after: float, message: Any) -> list[dict[str, Any]]:
 
 
 def machine(server: engine.Engine) -> tuple[float, float, float]:
-    """CPU seconds so far of the whole machine, of those idle, and of the engine."""
+    """Return CPU seconds so far: of the whole machine, idle, of the engine."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     hertz = os.sysconf("SC_CLK_TCK")
     return sum(ticks) / hertz, (ticks[3] + ticks[4]) / hertz, server.cpu_seconds()
 
 
 def others(before: tuple[float, float, float] | None, after: tuple[float, float, float]) -> float:
-    """Give the share of all cores that other programs took between two moments of `machine`."""
+    """Return the share of all cores that other programs took between two moments of `machine`."""
     if before is None:
         return 0.0
     whole, idle, ours = (b - a for a, b in zip(before, after, strict=True))

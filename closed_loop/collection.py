@@ -1,4 +1,4 @@
-"""Result files gathered into the committed data: every run in short, and how each loop came out. Pure but for reading files."""
+"""The committed data, collected from result files: every run in short, and each loop's outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOLD = (
 
 
 def collect(results: Path) -> dict[str, Any]:
-    """Give everything that the document tells, out of the result files that are there."""
+    """Return the data of the document from the result files."""
     return {
         "machine": {"cores": os.cpu_count(), "kind": "CPU only"},
         "loops": {loop.name: runs for loop in LOOPS if (runs := _runs(results, loop.name))},
@@ -47,7 +47,7 @@ def collect(results: Path) -> dict[str, Any]:
 
 
 def beside(told: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Put what a folder of results tells in place of what is known of the same; what it lacks stays as it was.
+    """Return the known data with the new results in place of the same old ones; the rest is unchanged.
 
     Both are what `document` writes. A series of loops takes hours, and no folder need hold all of them.
     """
@@ -106,7 +106,7 @@ def _side(side: Any) -> dict[str, Any]:
 
 
 def _says(side: Any) -> str:
-    """Give what the verdict's finding tells to do, in words; empty for none."""
+    """Return the advice of the verdict's finding in words; empty for none."""
     advice = [a for finding in side["findings"] if finding["diagnosis"] == side["verdict"] for a in finding["advice"]]
     if not advice:
         return ""
@@ -133,7 +133,7 @@ def _paths(results: Path, start: convergence.Start) -> list[Any]:
 
 
 def _final(results: Path, start: convergence.Start) -> list[Any]:
-    """Give the runs of what the advice led to, each of which ran in turn with the grid's."""
+    """Return the runs of the advised setting, which ran in turn with those of the grid."""
     return [_side(run) for run in map(_read, _numbered(results, rf"{re.escape(start.name)}\.final\.(\d+)\.json"))]
 
 
@@ -147,24 +147,24 @@ def _grid(results: Path, start: convergence.Start) -> list[Any]:
 
 
 def spread(runs: Sequence[Any], name: str) -> tuple[float, float, float] | None:
-    """Give median, least and most of a figure over sides; None where it was told of none."""
+    """Return median, least and most of a figure over sides; None where no side has it."""
     told = [side[name] for side in runs if side is not None and side[name] is not None]
     return (median(told), min(told), max(told)) if told else None
 
 
 def diagnosed(loop: Loop, run: Any) -> bool:
-    """Whether a run found what was expected: the diagnosis among its findings, or none of a control's."""
+    """Whether a run found the expected diagnosis, or a control found none."""
     found = run["before"]["findings"]
     return loop.expected in found if loop.expected else not found and not run["before"]["notifications"]
 
 
 def notified_after(loop: Loop, run: Any) -> float | None:
-    """Seconds from the load's begin to the notification that was waited for; None where it did not come."""
+    """Seconds from the start of the load to the expected notification; None if it did not come."""
     return next((after for alert, after, *_ in run["before"]["notifications"] if alert == loop.alert), None)
 
 
 def forbidden(loop: Loop, run: Any) -> list[str]:
-    """Give the advice that must not have been given, in words."""
+    """Return given advice that is forbidden for the loop, in words."""
     given = []
     for flag, way in loop.never:
         for advised, old, new in run["before"]["advice"]:
@@ -179,13 +179,13 @@ def forbidden(loop: Loop, run: Any) -> list[str]:
 
 
 def won(loop: Loop, runs: Sequence[Any]) -> dict[str, bool]:
-    """Say of each figure that must move whether its median did, the right way."""
+    """Return for each figure that must move whether its median moved in that direction."""
     befores, afters = [run["before"] for run in runs], [run["after"] for run in runs]
     return {name: _moved(_middle(befores, name), _middle(afters, name), way) for name, way in loop.wins}
 
 
 def in_every_run(runs: Sequence[Any], name: str, way: str) -> bool:
-    """Say whether a figure moved that way in each run."""
+    """Return whether a figure moved in that direction in each run."""
     return all(_moved(run["before"][name], run["after"][name], way) for run in runs if run["after"])
 
 

@@ -1,4 +1,4 @@
-"""From several wrong flags at once to a server with nothing left to say, and how far the best of a small grid is from there."""
+"""Advice followed from several wrong flags until none is left, compared with the best point of a small grid."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from closed_loop.series import Bench
 
 MOST_RESTARTS = 5
 DONE = frozenset({"healthy", "no_clear_bottleneck"})
-LONG_SECONDS = 120.0  # until enough of the longest answers have ended, for clients to be told how long those are
-BEST, REPEATED = 2, 3  # the best of a grid: one run of each tells little
+LONG_SECONDS = 120.0  # until enough of the longest answers have ended to advise a max_new_tokens
+BEST, REPEATED = 2, 3  # the best points of a grid are run again
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where a convergence starts: flags as wrong as people set them, a load, and the values that a grid tries for the same flags.
 
-    `fixed` are flags that stand for what nobody can turn, such as a GPU's memory, and are held against any advice;
-    `right` are set as they should be.
-    A value of the grid that is empty leaves its flag out.
+    `fixed`: flags that stand for hardware, such as a GPU's memory, and are kept against any advice. `right`: flags with good values.
+    An empty value of the grid leaves its flag out.
     """
 
     name: str
@@ -130,7 +129,7 @@ STARTS: tuple[Start, ...] = (
             "--max-prefill-tokens": ("",),
         },
         reason=(
-            "These runs do not tell the flags apart: each figure follows the share of a core that other programs left to the scheduler"
+            "These runs cannot separate the flags: each figure follows the share of a core that other programs left to the scheduler"
             " (0.22, 0.45, 0.53 and 0.64 for 492, 767, 853 and 957). On the path more clients, as advised for throughput, cost 9 %: 1,126 with"
             " 64 and 1,029 with 161, each run once."
         ),
@@ -202,7 +201,7 @@ BY_NAME: dict[str, Start] = {start.name: start for start in STARTS}
 
 
 def converge(bench: Bench, start: Start, number: int, restarts: int = MOST_RESTARTS) -> list[Any]:
-    """Follow the advice from the start until nothing more is advised; gives each step, the first the start itself."""
+    """Follow the advice from the start until there is none; return each step, the start first."""
     args = bench.arguments(f"{start.fixed} {start.right} {start.wrong}")
     load, steps = start.load, []
     for restart in range(restarts + 1):
@@ -230,9 +229,9 @@ def converge(bench: Bench, start: Start, number: int, restarts: int = MOST_RESTA
 
 
 def search(bench: Bench, start: Start, repeated: int = REPEATED) -> None:
-    """Try each point of the grid once, and the best `repeated` times in all; beside them, in turn, where the advice led to.
+    """Run each point of the grid once and the best ones `repeated` times, in turn with the advised setting.
 
-    The machine's speed drifts within minutes, so only what ran within the same minutes is compared, and for as long.
+    The machine's speed drifts within minutes, so only runs of the same minutes and of the same length are compared.
     """
     end = converge(bench, start, 1)[-1]
     sent, adapted = replace(start.load, seconds=SECONDS), replace(Load.of_json(end["load"]), seconds=SECONDS)
@@ -265,5 +264,5 @@ def _speed(side: Any) -> str:
 
 
 def middle(runs: list[Any], measure: str) -> float:
-    """Give the median of a figure over runs."""
+    """Return the median of a figure over runs."""
     return median(run["measures"][measure] or 0.0 for run in runs)

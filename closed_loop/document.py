@@ -1,4 +1,4 @@
-"""docs/closed-loop.md out of closed_loop/results.json: what each loop found, advised and brought. Pure."""
+"""docs/closed-loop.md from closed_loop/results.json: each loop's finding, advice and effect. Pure."""
 
 from __future__ import annotations
 
@@ -51,18 +51,17 @@ def _head(data: dict[str, Any]) -> str:
 
 Made by `python -m closed_loop document` from `closed_loop/results.json`; do not edit.
 
-Each loop starts a real SGLang 0.5.23 with a wrong setting, the exporter beside it, Prometheus with the committed rules and
-Alertmanager, and sends it a load that a seed decides. When the load is over, the flags of the exporter's own JSON
-(`/api/v1/findings`) are typed as they stand, and the same load is sent again. Every duration of the rules is divided by {scale}, so
-that ten minutes take {600 / max(scales):.0f} seconds; a *rate* of the rules is then as many times as hard to reach.
+Each loop starts a real SGLang 0.5.23 with a wrong setting, with the exporter, Prometheus with the committed rules, and Alertmanager, and sends a
+load that a seed decides. Then the command line of the exporter's JSON (`/api/v1/findings`) is used unchanged, and the same load is sent again.
+Every duration of the rules is divided by {scale}, so ten minutes take {600 / max(scales):.0f} seconds; a *rate* of the rules is then that many
+times as hard to reach.
 
-The engine is SGLang's own scheduler, admission, cache, pool and logs, unchanged. Its model is a tiny Llama with random weights on a
-CPU ({machine["cores"]} cores), which ends its answers by chance after some 500 tokens. So it says how scheduling reacts to a flag,
-and nothing about speeds on a GPU. The machine was shared: the engine had a core and went before others, which took
-{others} of the machine meanwhile. Hence the figure to compare is **tokens a second of the scheduler's CPU**, not of the clock.
-Figures are medians, with least and most in brackets; in the table of all loops the brackets hold what each run gained. What is not
-of one sign in all runs is no effect that this machine can show. `--max-total-tokens` stands for a GPU's memory: advice to raise it is followed in
-`ineffective` alone, which is about that flag."""
+The engine is SGLang's own scheduler, admission, cache, KV cache and logs, unchanged. Its model is a tiny Llama with random weights on a CPU
+({machine["cores"]} cores), whose answers end at random after some 500 tokens. The loops show how scheduling reacts to a flag, not the speed on a GPU.
+The machine was shared: the engine had one core with priority; other programs took {others} of the machine. So compare **tokens a second of the
+scheduler's CPU**, not of wall time. Figures are medians with least and most in brackets; in the table of all loops the brackets hold the gain of each
+run. A difference with another sign in some run is no effect. `--max-total-tokens` stands for a GPU's memory: advice to raise it is followed only in
+`ineffective`, which is about that flag. What each change was expected to bring: [predicted and measured](capacity.md#predicted-and-measured)."""
 
 
 def _overview(data: dict[str, Any]) -> str:
@@ -90,10 +89,10 @@ def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     lines.append(
         f"Set: {loop.what}. `{loop.flags}`{environment}, profile `{loop.profile}`, {loop.load.clients} clients, {seconds} s."
     )
-    lines += [f"To people: {text}." for text in dict.fromkeys(run["words"] for run in runs if run["words"])]
+    lines += [f"Advice to people: {text}." for text in dict.fromkeys(run["words"] for run in runs if run["words"])]
     given = [text for run in runs for text in forbidden(loop, run)]
     if given:
-        lines.append(f"**Advised and must not be:** {', '.join(dict.fromkeys(given))}.")
+        lines.append(f"**Forbidden advice:** {', '.join(dict.fromkeys(given))}.")
     befores, afters = [run["before"] for run in runs], [run["after"] for run in runs if run["after"]]
     moved = won(loop, runs) if afters else {}
     if moved:
@@ -104,7 +103,7 @@ def _loop(loop: Loop, runs: Sequence[Any]) -> str:
         )
         lines.append(f"Expected: {loop.brings}. Moved so: {', '.join(told)}.")
     next_words = dict.fromkeys(side["says"] for side in afters if side["says"])
-    lines += [f"Afterwards it says: {text}." for text in next_words]
+    lines += [f"Advice afterwards: {text}." for text in next_words]
     rows = [[WORDS[name], _figure(befores, name), _figure(afters, name)] for name in ("tokens_per_second", *SHOWN)]
     rows.append(["verdict", _verdicts(befores), _verdicts(afters)])
     return (
@@ -120,9 +119,9 @@ def _converged(data: dict[str, Any]) -> str:
     sides += [run for each in told.values() for point in each["grid"] for run in point["runs"]]
     blocks = [
         (
-            "## From several wrong flags at once\n\nThe advice is followed, whole command lines of the JSON, until it says no more. Beside it"
-            " stands a grid over the same flags, whose best points are run again, in turn with what the advice led to: the machine's speed drifts"
-            " within minutes, and only what ran within the same ones is compared, hence also not with the figures above. Other programs took"
+            "## From several wrong flags at once\n\nThe advice (whole command lines of the JSON) is followed until there is none. It is compared with a grid"
+            " over the same flags, whose best points are run again in turn with the advised setting: the machine's speed drifts within minutes, so only"
+            " runs of the same minutes are compared, and not with the figures above. Other programs took"
             f" {100 * median(side['others'] for side in sides):.0f} % of the machine meanwhile."
             f" A run is {_either(_told(sides, 'seconds'))} s of load, with clocks"
             f" {_either(_told(sides, 'time_scale'))} times as fast."
@@ -158,7 +157,7 @@ def _step(number: int, path: Sequence[Any], start: convergence.Start) -> list[st
 
 def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any], final: Sequence[Any]) -> list[str]:
     if not grid or not final:
-        return ["Its grid has not been run."]
+        return ["The grid has not been run."]
     measure = "tokens_per_cpu_second"
     ranked = sorted(grid, key=lambda point: -(spread(point["runs"], measure) or (0.0,))[0])
     # A point that was run once may have been lucky.
@@ -181,7 +180,7 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
             f" Other programs took {100 * min(others):.0f} to {100 * max(others):.0f} % of the machine meanwhile."
             + (f" {start.reason}" if share < CLOSE and start.reason else "")
             + (
-                " The grid's clients send what they sent at the start; those of the advice did as they were told."
+                " The grid's clients send what they sent at the start; those of the advice followed it."
                 if followed
                 else ""
             )
@@ -190,13 +189,13 @@ def _against(start: convergence.Start, paths: Sequence[Any], grid: Sequence[Any]
     ]
     rows = [
         [name, _figure(runs, measure), _figure(runs, "first_token_p50"), str(len(runs))]
-        for name, runs in [("what the advice led to", final), *((_flags(p["flags"]), p["runs"]) for p in ranked)]
+        for name, runs in [("the advised setting", final), *((_flags(p["flags"]), p["runs"]) for p in ranked)]
     ]
     return [*lines, _table(("grid", WORDS[measure], "first token p50, s", "runs"), rows)]
 
 
 def _restarts(path: Sequence[Any]) -> int:
-    """Count the steps for which the server was started anew: clients change without that."""
+    """Return how many steps needed a restart of the server; changes of the clients need none."""
     return sum(any(change["what"].startswith("--") for change in step["changes"]) for step in path[:-1])
 
 
@@ -210,14 +209,14 @@ def _quiet(data: dict[str, Any]) -> str:
     explained = "".join(f"\n\n{why}" for key, why in quiet.EXPLAINED.items() if key in came)
     false = sorted({load for load, name in came if (load, name) not in quiet.EXPLAINED})
     rows, shares = "\n".join(quiet.table(told)), [each["others"] for each in told]
-    return f"""## Whether it keeps quiet
+    return f"""## False alarms under healthy loads
 
 Healthy loads, one after the other, on one server whose KV cache holds 32,768 tokens: {hours:.1f} hours by the rules' clocks, {sent:,}
 requests. {f"False alerts came under {', '.join(false)}." if false else "No false alert was pending or firing."}
-Where clocks run faster, neither the loads nor thresholds in seconds are changed: a stall of a second counts as many to the
-rules, so that false alarms are likelier than at true clocks, but for rules about a rate per minute, which look at a fraction
-of a minute. Prometheus asks every {quiet.SCRAPE_SECONDS:g} s by the rules' clocks, and no answer may take longer. The server runs with
-`--sleep-on-idle`, because the machine is shared. Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most {100 * max(shares):.0f} %).
+With faster clocks neither loads nor thresholds in seconds change: a stall of one second is longer to the rules, so false alarms are more
+likely than with true clocks, except for rates per minute, which then cover a fraction of a minute. Prometheus scrapes every
+{quiet.SCRAPE_SECONDS:g} s by the rules' clocks, with the same timeout. The server runs with `--sleep-on-idle`, because the machine is shared.
+Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most {100 * max(shares):.0f} %).
 
 {rows}{explained}"""
 
@@ -227,11 +226,11 @@ def _liveness(data: dict[str, Any]) -> str:
     if not told:
         return ""
     rows = "\n".join(liveness.table(told))
-    return f"""## Whether it lives
+    return f"""## Whether the server lives
 
-What was done to a real server, which alert told of it, and after how many seconds: of the fault up to the first *notified*, of the
-repair from *serves again* on. Where clocks run ten times as fast, the rules' durations are divided by ten; how long SGLang takes to
-start is not, so a slow start is told there as a server that is down, and at true clocks it is not.
+Each fault of a real server, the alert that reported it, and seconds: from the fault up to the first *notified*, from the repair
+for *serves again* and after. With clocks ten times as fast, the rules' durations are divided by ten, but SGLang's start is not faster: a slow
+start is then reported as a server that is down, and is not with true clocks.
 
 {rows}"""
 
@@ -241,10 +240,10 @@ def _agreement(data: dict[str, Any]) -> str:
     if not told:
         return ""
     rows = "\n".join(agreement.table(told))
-    return f"""## Whether all count the same
+    return f"""## Whether all counts agree
 
-A storm of {told["storm"]["seconds"]:.0f} s: retractions, clients that leave, and requests that are turned away, counted by the clients themselves, by
-SGLang's log, by its counters, by the exporter's, and by `report` over the same log.
+A storm of {told["storm"]["seconds"]:.0f} s with retractions, clients that leave, and rejected requests, counted by the clients, SGLang's log,
+SGLang's counters, the exporter, and `report` on the same log.
 
 {rows}"""
 
@@ -252,7 +251,7 @@ SGLang's log, by its counters, by the exporter's, and by `report` over the same 
 def _mended() -> str:
     rows = [f"- **{seen}** {mended}" for seen, mended in MENDED]
     return (
-        "## What was wrong before\n\nWhat these loops showed, and what was changed in the diagnoses for it, before the figures above were taken:\n\n"
+        "## Fixed because of these loops\n\nWrong advice that these loops showed, and what was changed, before the figures above were taken:\n\n"
         + "\n".join(rows)
     )
 
@@ -264,12 +263,12 @@ def _repeat() -> str:
 make test-real                                       # every loop once; SGLang is installed first (3 GB, outside the repository)
 make test-real REAL="--runs 3 --only retracting"     # more runs of some; what has its file in .closed-loop/ is not run again
 make test-real REAL="--converge all --grid"          # several wrong flags at once, and the grids
-python -m closed_loop document                       # closed_loop/results.json and this page: what .closed-loop/ has is told anew
+python -m closed_loop document                       # writes closed_loop/results.json and this page from .closed-loop/
 ```
 
-Whoever repeats it will see other figures. The order of requests is the seed's; how long an answer is is the model's chance, and what
-runs beside the engine moves all figures of the clock. Differences of a few per cent between two single runs mean nothing. Two engines
-side by side (`--lane 1`) slow each other by up to a quarter even on cores of their own: for figures, one at a time."""
+Repeated runs give other figures. The seed decides the order of requests, but the length of an answer is random, and other programs
+change all wall-clock figures. Differences of a few per cent between two single runs mean nothing. Two engines side by side
+(`--lane 1`) slow each other by up to a quarter even on separate cores: run one at a time for figures."""
 
 
 def _told(sides: Iterable[Any], name: str) -> list[float]:
@@ -298,7 +297,7 @@ def _notified(loop: Loop, runs: Sequence[Any]) -> str:
 
 
 def _names_the_same(loop: Loop, run: Any) -> bool | None:
-    """Whether the notification named a flag that the JSON advised as well; None where it named none, or did not come."""
+    """Whether the notification named a flag that the JSON advised too; None without a flag or notification."""
     flags = [flag for alert, _, flag, _ in run["before"]["notifications"] if alert == loop.alert and flag]
     return any(change["what"] in flags for change in run["changes"]) if flags else None
 

@@ -1,4 +1,4 @@
-"""A real SGLang as a process group: started from a command line, waited for, measured by its processes, ended."""
+"""A real SGLang as a process group: start it, wait for it, measure it, stop it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LOOPBACK = "127.0.0.1"
-# Without the last, torch's threads wait for each other by spinning, and a busy neighbour costs most of the speed.
+# With more OpenMP threads, torch spins while it waits, and is very slow beside other programs.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -29,17 +29,17 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "OMP_NUM_THREADS": "1",
 }
-PROGRAM = ("python3", "-m", "sglang.launch_server")  # how the exporter's command lines begin
+PROGRAM = ("python3", "-m", "sglang.launch_server")  # the start of the exporter's command lines
 READY_SECONDS = 300.0  # 20 to 30 alone; imports of three processes take long on a busy machine
-PRIORITY = -10  # a neighbour's tests must not be measured
+PRIORITY = -10  # over other programs of the machine
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def arguments(installation: Installation, port: int, *more: str, stream_interval: int | None = 8) -> list[str]:
-    """Give what any server here needs on its command line, after the program's name; `more` is appended.
+    """Return the arguments that every server here has, followed by `more`.
 
-    A `stream_interval` of 8 keeps the detokenizer, which works on the same core, from being the bottleneck. The memory
-    fraction is the host's here, of which a neighbour may take some during the start; the pool is capped by its own flag.
+    With a `stream_interval` of 8 the detokenizer, on the same core, is not the bottleneck. The memory fraction is of the host's memory, which
+    other programs use too; `--max-total-tokens` limits the KV cache.
     """
     fixed = "--load-format dummy --device cpu --attention-backend torch_native --sampling-backend pytorch"
     fixed += " --grammar-backend none --mem-fraction-static 0.4 --random-seed 42 --enable-metrics"
@@ -49,7 +49,7 @@ def arguments(installation: Installation, port: int, *more: str, stream_interval
 
 
 def arguments_of(command: str) -> list[str]:
-    """Take the arguments out of a command line as the exporter writes it. Raises `UsageError` for another program's."""
+    """Return the arguments of a command line as the exporter writes it. Raises `UsageError` for another program's."""
     words = shlex.split(command)
     if tuple(words[: len(PROGRAM)]) != PROGRAM:
         raise UsageError(f"command={command[:60]}: does not start SGLang")
@@ -57,9 +57,9 @@ def arguments_of(command: str) -> list[str]:
 
 
 def prefer(pid: int, priority: int = PRIORITY) -> None:
-    """Let the session of this process go before others, as far as this user may.
+    """Raise the priority of this process's session, as far as this user may.
 
-    Linux weighs sessions against each other (autogroups), and `nice` only within one: both are set.
+    Linux schedules sessions against each other (autogroups) and applies `nice` only within one, so both are set.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, priority)
@@ -83,7 +83,7 @@ class Engine:
         return self._process.poll() is not None
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> float:
-        """Wait until it answers its health probe; gives how long the start took. Raises `UsageError` if it does not."""
+        """Wait until it answers its health check; return how long the start took. Raises `UsageError` if it does not start."""
         deadline = time.monotonic() + seconds
         with requests.Session() as session:
             session.trust_env = False
@@ -97,7 +97,7 @@ class Engine:
         raise UsageError(f"SGLang did not come up: {words}")
 
     def processes(self) -> dict[int, str]:
-        """Give the processes of its group: id → how it calls itself (`sglang::scheduler`, …)."""
+        """Return the processes of its group: id → title (`sglang::scheduler`, …)."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError):
@@ -108,7 +108,7 @@ class Engine:
         return found
 
     def cpu_seconds(self, name: str = "") -> float:
-        """Give the CPU time so far of its processes whose name begins with `name`."""
+        """Return the CPU time so far of its processes whose name begins with `name`."""
         spent = 0
         for pid, called in self.processes().items():
             if called.startswith(name):
@@ -118,7 +118,7 @@ class Engine:
         return spent / _TICKS
 
     def pin(self, core: int | None) -> None:
-        """Keep all its threads to one core from now on; None leaves them where they are."""
+        """Pin all its threads to one core; None changes nothing."""
         if core is None:
             return
         for pid in self.processes():
@@ -127,7 +127,7 @@ class Engine:
                     os.sched_setaffinity(int(task.name), {core})
 
     def stop(self, seconds: float = 2.0) -> None:
-        """End it: politely, then not; returns when no process of its group is left."""
+        """Stop it with SIGTERM, then SIGKILL; returns when no process of its group is left."""
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + seconds
         while self.processes() and time.monotonic() < deadline:
@@ -172,5 +172,5 @@ def start(
 
 
 def _fields(folder: Path) -> list[str]:
-    """Give what /proc/PID/stat says after the process's name."""
+    """Return the fields of /proc/PID/stat after the process's name."""
     return (folder / "stat").read_text().rpartition(")")[2].split()

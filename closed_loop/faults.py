@@ -1,7 +1,6 @@
-"""What is done to a server, and what must be told of it. Pure data.
+"""Faults of a server, and the alerts that must report them. Data.
 
-`alert` is the alert that must fire, and no other; where it is empty, none may. What is told of every server on a CPU is
-in `ALWAYS`.
+`alert` is the only alert that must fire; where it is empty, none may. `ALWAYS` has the alerts of every server on a CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STORM_ALERTS = WAITED | {"SGLangRetractingTooOften", "SGLangConservativenessInef
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that happens. `begins` and `ends` name methods of `host.Host`, called in turn, the second after the alert.
+    """One fault. `begins` and `ends` name methods of `host.Host`; the second is called after the alert.
 
     `events` are values of `event` in sglang_tuning_liveness_events_total, one of which must be counted; none where a
     release prints nothing of it. `starts` are the starts that must be counted, from the first line of the fault to its
@@ -42,11 +41,11 @@ class Fault:
     unnoticed: tuple[str, ...] = ()  # releases whose main process goes on as if nothing had happened
 
     def of_release(self, version: str) -> Fault:
-        """Give the row as it is for a release: where nothing notices, work that no longer moves is all there is to see."""
+        """Return the fault as a release shows it: where no check notices, only the missing progress is visible."""
         return replace(self, alert=STUCK, events=()) if version in self.unnoticed else self
 
     def may_fire(self) -> frozenset[str]:
-        """Name every alert that is no surprise."""
+        """Return every alert that may fire."""
         more = STORM_ALERTS if self.storm else frozenset()
         return ALWAYS | self.also | more | ({self.alert} if self.alert else frozenset())
 
@@ -112,5 +111,5 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def named(name: str) -> Fault:
-    """Give a row of the table. Raises `StopIteration` for none."""
+    """Return a fault by its id. Raises `StopIteration` if there is none."""
     return next(fault for fault in FAULTS if fault.id == name)

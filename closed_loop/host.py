@@ -1,4 +1,4 @@
-"""The machine of one server as its operator handles it: starts, kills, stops, rotates its log, and sends it requests."""
+"""One server as an operator handles it: start, kill, stop, rotate the log, send requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_tuning_exporter.config import UsageError
 
 STEADY = Load(clients=3, most_new_tokens=80, prompt_tokens=(24, 60))
 STORM = Load(clients=40, most_new_tokens=600)
-# SGLang's own knob: admission then reckons with 32 more tokens of a request at most, and takes in too many.
+# With this variable of SGLang, admission expects at most 32 more tokens of a request, and admits too many.
 STORM_ENV = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "32"}
 STORM_ARGS = ("--max-total-tokens", "3000", "--schedule-conservativeness", "0.3")
 STEADY_ARGS = ("--max-total-tokens", "16384")
@@ -31,7 +31,7 @@ DRAIN_SECONDS = 120.0
 
 
 class Traffic:
-    """Clients that ask again and again until they are told to stop; then each finishes what it has begun."""
+    """Clients that send requests until `stop`; then each waits for its last answer."""
 
     def __init__(self, url: str, load: Load) -> None:
         self.answered = self.failed = 0
@@ -44,7 +44,7 @@ class Traffic:
             thread.start()
 
     def stop(self, seconds: float = 90.0) -> None:
-        """Ask no more; returns when every answer has come, or after `seconds`."""
+        """Stop sending; returns when every answer has come, or after `seconds`."""
         self._stopping.set()
         deadline = time.monotonic() + seconds
         for thread in self._threads:
@@ -102,18 +102,18 @@ class Host:
         self.ready_seconds = self.engine.wait_ready()
 
     def start_anew(self) -> None:
-        """Start it as a shell's `>` does: the log begins anew."""
+        """Start it with an empty log, as a shell's `>` does."""
         os.truncate(self.log, 0)
         self.start()
 
     def start_in_vain(self) -> None:
-        """Start it with a pool of next to nothing: it prints its arguments, and a scheduler fails."""
+        """Start it with almost no KV cache: it prints its arguments, and a scheduler fails."""
         self._launch("--mem-fraction-static", "0.0001")
         self._wait_end(FAIL_SECONDS)
         self.clear()
 
     def start_without_model(self) -> None:
-        """Start it with a model that is not there."""
+        """Start it with a missing model."""
         self._launch("--model-path", str(self.folder / "absent-model"))
         self._wait_end(FAIL_SECONDS)
         self.clear()
@@ -179,7 +179,7 @@ class Host:
             self.traffic = None
 
     def clear(self) -> None:
-        """End whatever is left of the server."""
+        """Stop what is left of the server."""
         self.go_on()
         if self.engine is not None:
             self.engine.stop()
@@ -191,7 +191,7 @@ class Host:
             self._writer = None
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         if self.traffic is not None:
             self.traffic.stop(0.0)
         self.clear()
@@ -209,7 +209,7 @@ class Host:
             return False
 
     def files(self) -> list[Path]:
-        """Give every file of the log, the oldest first."""
+        """Return every file of the log, the oldest first."""
         rotated = sorted(self.folder.glob("server.log.*"), key=lambda path: int(path.suffix[1:]))
         return [*rotated, self.log]
 
@@ -235,7 +235,7 @@ class Host:
         )
 
     def _pid(self, name: str) -> int:
-        """Give the process that calls itself so; the main one for an empty name."""
+        """Return the process with that title; the main one for an empty name."""
         assert self.engine is not None
         if not name:
             return self.engine.group

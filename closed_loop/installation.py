@@ -1,6 +1,6 @@
 """A real SGLang on a CPU, unmodified from its wheel, in an environment of its own outside the repository.
 
-What it takes was found by trial (releases 0.4.9.post6, 0.5.9, 0.5.23): a CPU build of torch first; SGLang without its
+The steps were found by trial (releases 0.4.9.post6, 0.5.9, 0.5.23): a CPU build of torch first; SGLang without its
 dependencies, which ask for CUDA; of these only what its import and its CPU path need, pinned in `pins/`; stand-ins for
 two CUDA-only packages (`absent`); and a model without weights (`tiny_model`). 0.4.9.post6 also asks vllm for what torch
 can do itself: five lines are changed there.
@@ -42,7 +42,7 @@ HOME_VARIABLE = "CLOSED_LOOP_HOME"
 
 
 def default_home() -> Path:
-    """Where installations lie: `$CLOSED_LOOP_HOME`, else the user's cache."""
+    """The folder of installations: `$CLOSED_LOOP_HOME`, else in the user's cache."""
     told = os.environ.get(HOME_VARIABLE)
     return Path(told) if told else Path.home() / ".cache" / "sglang-tuning-exporter" / "closed-loop"
 
@@ -66,12 +66,12 @@ class Installation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it was installed to its end: the model comes last."""
+        """Whether the installation finished: the model comes last."""
         return self.python.exists() and (self.model / "generation_config.json").exists()
 
 
 def installed(version: str, home: Path | None = None) -> Installation:
-    """Give an installation that is there. Raises `UsageError` where it is not."""
+    """Return an existing installation. Raises `UsageError` if there is none."""
     found = Installation(version, home or default_home())
     if not found.is_complete:
         raise UsageError(f"version={version}: not installed; run python -m closed_loop install {version}")
@@ -79,7 +79,7 @@ def installed(version: str, home: Path | None = None) -> Installation:
 
 
 def install(version: str, home: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Installation:
-    """Install a release unless it is there: about three minutes and 3 GB. Raises `UsageError` where a step fails."""
+    """Install a release if it is missing: about three minutes and 3 GB. Raises `UsageError` if a step fails."""
     wanted = Installation(version, home or default_home())
     if wanted.is_complete:
         return wanted

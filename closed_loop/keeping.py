@@ -1,6 +1,6 @@
-"""A capture as one small file that lasts: everything that its judgement needs, without paths of this machine.
+"""A capture as one small archive with everything that its judgement needs, without paths of this machine.
 
-Pages of `/metrics` hardly differ from scrape to scrape, so that all of them packed together take less than a few packed alone.
+Pages of `/metrics` hardly differ, so all of them in one archive are smaller than a few in single ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _KEPT_FILES = ("metrics-*.prom", "v1_loads-*.json", "server_info.json", "scrapes
 
 
 def archive_of(name: str, folder: Path = ARCHIVES) -> Path:
-    """Say where the capture of that name is kept."""
+    """Return the path of a kept capture."""
     return folder / f"{name}.tar.xz"
 
 
 def keep(situation: Situation, capture: Path, folder: Path = ARCHIVES) -> int:
-    """Pack a capture in place of what was kept of that situation; gives the size in bytes. Raises `UsageError` for a large one."""
+    """Pack a capture in place of the kept one; return the size in bytes. Raises `UsageError` if it is too large."""
     files = {path.name: path.read_bytes() for pattern in _KEPT_FILES for path in sorted(capture.glob(pattern))}
     lines = (capture / "server.log").read_bytes().splitlines(keepends=True)
     files["server.log"] = b"".join(line for line in lines if not any(words in line for words in _DROPPED))
@@ -70,7 +70,7 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 
 def contents(archive: Path) -> dict[str, bytes]:
-    """Give the files of an archive by name. Only plain files with a plain name are taken."""
+    """Return the files of an archive by name. Only plain files with a plain name are taken."""
     found = {}
     with tarfile.open(archive, mode="r:xz") as packed:
         for member in packed:
@@ -81,7 +81,7 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Write the files of an archive into the folder and give it."""
+    """Write the files of an archive into the folder and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in contents(archive).items():
         (folder / name).write_bytes(text)

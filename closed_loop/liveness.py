@@ -1,7 +1,7 @@
-"""Faults done to a real server, one after the other, and what exporter, Prometheus and Alertmanager tell of each.
+"""Faults of a real server, one after the other, and how exporter, Prometheus and Alertmanager report each.
 
-A fault has a chain of its own: its Prometheus knows nothing of the fault before. The server is the same one from fault to
-fault, as far as it lives. `time_scale` divides every duration of the rules and of Alertmanager's grouping, as it does in
+Each fault has its own Prometheus, without data of the fault before. The server runs on from fault to fault while it lives.
+`time_scale` divides every duration of the rules and of Alertmanager's grouping, as it does in
 the demo; the exporter's own clocks (60 seconds without a token make a scheduler stuck) stay as they are.
 """
 
@@ -46,7 +46,7 @@ def run(
     again: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Do every fault that has no result yet; each result is a JSON file of its own. Raises `UsageError` where a server does not come up."""
+    """Run every fault that has no result yet, and write each result as JSON. Raises `UsageError` if a server does not start."""
     folder = results / "liveness" / f"{installation.version}-x{time_scale:g}"
     folder.mkdir(parents=True, exist_ok=True)
     table_of = [fault.of_release(installation.version) for fault in faults]
@@ -80,12 +80,12 @@ def run(
 
 
 def collected(results: Path) -> list[dict[str, Any]]:
-    """Give every result that is there: newest release first, true clocks first, in the order of the table."""
+    """Return every result: newest release first, true clocks first, in the order of the table."""
     return ordered(json.loads(path.read_text(encoding="utf-8")) for path in (results / "liveness").glob("*/*.json"))
 
 
 def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort results as the table has them; of two of the same fault the later one counts."""
+    """Return results in the order of the table; of two for one fault, the later one."""
     places = {fault.id: place for place, fault in enumerate(FAULTS)}
     newest = {(told["version"], told["time_scale"], told["fault"]): told for told in found}
     return sorted(newest.values(), key=lambda t: (RELEASES.index(t["version"]), t["time_scale"], places[t["fault"]]))
@@ -94,7 +94,7 @@ def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def one(
     fault: Fault, host: Host, folder: Path, time_scale: float, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Do one fault to a server with a chain of its own beside it; the server serves afterwards."""
+    """Run one fault with a new Prometheus; the server serves afterwards."""
     folder.mkdir(parents=True)
     if fault.young:
         host.close()
@@ -142,7 +142,7 @@ def one(
 def _live(
     fault: Fault, host: Host, stack: Stack, messages: list[tuple[float, Any]], time_scale: float
 ) -> tuple[float, float, float]:
-    """Let it happen, be told of and be repaired; gives when it happened, when the repair began, and when it served."""
+    """Run the fault, wait for its alert, repair it; return the times of the fault, the repair and the first answer."""
     if fault.young:
         host.start()
     host.send()
@@ -154,7 +154,7 @@ def _live(
             fault_at = time.time()  # the stop before it is no fault
         getattr(host, step)()
     if fault.alert:
-        with suppress(TimeoutError):  # that it was not told of is what then is told
+        with suppress(TimeoutError):  # a missing alert is part of the result
             _wait(
                 lambda: timeline.notified(messages, fault.alert, "firing", fault_at) is not None,
                 30 * 60 / time_scale + 120,
@@ -208,7 +208,7 @@ def _points(series: dict[str, Any]) -> timeline.Series:
 
 
 def _counted(stack: Stack) -> dict[str, int]:
-    """Give what the exporter counted: lines of each kind; for retractions, its events."""
+    """Return the exporter's counts: lines of each kind, or events of retractions."""
     found = dict.fromkeys(("decode", "prefill", "retraction"), 0)
     for family in text_string_to_metric_families(stack.page()):
         for sample in family.samples:
@@ -245,9 +245,9 @@ def _tail(path: Path, begin: int) -> list[str]:
 
 
 def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write results as a Markdown table: seconds, and what was counted of what was written."""
+    """Return results as a Markdown table: seconds, and lines counted of lines written."""
     shown = [
-        "| release | clocks | what was done | told by | up 0 | fires | notified | serves again | resolved | notified | lines counted of written |",
+        "| release | clocks | fault | alert | up 0 | fires | notified | serves again | resolved | notified | lines counted of written |",
         "|---|---|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     titles = {fault.id: fault.title for fault in FAULTS}

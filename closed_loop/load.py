@@ -1,4 +1,4 @@
-"""Requests to an SGLang, the same for the same seed: some number of clients, each asking again when it is answered."""
+"""Requests from a number of clients, each of which sends the next one when it is answered; the same for the same seed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import aiohttp
 _GENERATED = re.compile(rb'"completion_tokens": ?(\d+)')
 _ABORTED = re.compile(rb'"type": ?"abort"')
 _FIRST_WORD, _WORDS = 3, 512  # the tiny model's vocabulary without its special tokens
-_RETRY_SECONDS = 0.5  # a server that is gone or refuses must not be asked a thousand times a second
+_RETRY_SECONDS = 0.5  # so that a server that is away does not get a thousand requests a second
 STOPPED = "stopped by its client"
 REFUSED = "aborted by the server"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent. `prompt_tokens` are the lengths drawn from, beside a shared prefix where there are any.
+    """The requests of a load. `prompt_tokens`: lengths to draw from, without the shared prefix.
 
     With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
@@ -51,7 +51,7 @@ class Load:
     grace_seconds: float = 0.0
 
     def request(self, number: int) -> dict[str, Any]:
-        """Write the body of the request of that number; `number` and `seed` alone decide it."""
+        """Return the body of a request, which depends on `number` and `seed` only."""
         drawn = random.Random(f"{self.seed}/{number}")
         prompt: list[int] = []
         if self.families:
@@ -77,16 +77,16 @@ class Load:
         return body
 
     def stops_after(self, number: int) -> int | None:
-        """Give the tokens after which the client of that request closes the connection; None where it reads to the end."""
+        """Return the tokens after which the client of that request closes the connection; None where it reads to the end."""
         drawn = random.Random(f"{self.seed}/{number} stop")
         return drawn.randint(2, max(3, self.most_new_tokens // 2)) if drawn.random() < self.stopped else None
 
     def pause_after(self, number: int) -> float:
-        """Give how long the client of that request waits before its next one."""
+        """Return how long the client of that request waits before its next one."""
         return random.Random(f"{self.seed}/{number} pause").choice(self.pause_seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain JSON."""
+        """Return it as plain JSON."""
         return asdict(self)
 
     @staticmethod
@@ -101,7 +101,7 @@ class Load:
 
 @dataclass(slots=True)
 class Record:
-    """One request as its client saw it; times are unix seconds. `arrivals` are (time, tokens) of each piece of the answer."""
+    """One request as its client saw it; times are unix seconds. `arrivals`: (time, tokens) of each chunk of the answer."""
 
     number: int
     prompt_tokens: int
@@ -124,7 +124,7 @@ class Record:
 
 
 def run(load: Load, url: str) -> list[Record]:
-    """Send the load for its length and give every request; those unanswered at the end are given up."""
+    """Send the load and return every request; unanswered ones are given up at the end."""
     return asyncio.run(drive(load, url))
 
 

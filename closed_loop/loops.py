@@ -1,4 +1,4 @@
-"""The loops: what is set wrongly, under which load, what the exporter must find, and what following it must bring. Data."""
+"""The loops: a wrong setting, its load, the diagnosis it must get, and the effect of the advice. Data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LONGER_SECONDS = 60.0  # where the rate of a slow machine passes the threshold i
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One wrong setting. `flags` are added to those that every server here gets; `brings` says in words what must be better after.
+    """One wrong setting. `flags` are added to those of every server here; `brings` is the expected effect in words.
 
     `expected` is the diagnosis, empty for a control: no finding, no notification. `alert` is the notification waited for,
-    empty where the table deserves none. `wins` names the figures that must move, with the direction. `fixed` are flags
-    that stand for what nobody can turn, here a GPU's memory, and are held against any advice.
+    empty where there is none. `wins`: the figures that must move, with the direction. `fixed`: flags that stand for hardware, here a GPU's
+    memory, and are kept against any advice.
     """
 
     name: str

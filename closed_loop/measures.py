@@ -1,6 +1,6 @@
-"""What one run was like: figures of its clients, of SGLang's own log and of its processes. Pure.
+"""The figures of one run: from its clients, SGLang's log and its processes. Pure.
 
-The log is read by three patterns of its own here, so that the exporter is not its own witness.
+The log is read with patterns of this module, independent of the exporter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Measures:
 
     Latencies are seconds of requests answered in that time, tokens those that reached a client in it. `unstarted` is the
     longest wait of a request that had no first token when the load ended. `tokens_per_cpu_second` divides by what the
-    scheduler's process got of a core, so that a busy neighbour costs less; `cpu_share` is that part of a core.
+    scheduler's process got of a core, so that other programs matter less; `cpu_share` is that part of a core.
     """
 
     seconds: float
@@ -47,12 +47,12 @@ class Measures:
     cpu_share: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain JSON, figures of three places."""
+        """Return it as plain JSON, figures of three places."""
         return {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Give the value that `share` of all do not exceed; None of none."""
+    """Return the value that `share` of all do not exceed; None of none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
@@ -60,7 +60,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 def measure(
     records: Sequence[Record], log: Iterable[str], begin: float, end: float, cpu_seconds: float | None = None
 ) -> Measures:
-    """Give the figures between two times, unix seconds; `log` are the server's lines, in UTC as it prints them."""
+    """Return the figures between two times, unix seconds; `log` are the server's lines, in UTC as it prints them."""
     seconds = end - begin
     tokens = sum(count for record in records for at, count in record.arrivals if begin <= at < end)
     answered = [r for r in records if r.is_answered and r.ended is not None and begin <= r.ended < end]

@@ -1,8 +1,8 @@
-"""What step times of a quiet minute predict for more requests at once, beside what a real server then did.
+"""Throughput at larger batches as predicted from 90 quiet seconds, beside the measured one.
 
-One server, no limit set: a minute of one to four clients, from which the model is fitted, then the same requests from more clients,
-phase after phase. Each phase's tokens a second are measured by its clients, per second of the scheduler's CPU as well: a neighbour
-on the machine slows both the fit and the phases, not alike.
+One server without a running limit: 90 seconds of one to four clients, from which the model is fitted, then the same requests from more
+clients, phase after phase. Clients measure each phase's tokens a second; errors are per second of the scheduler's CPU, because other
+programs slow the fit and the phases differently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLAGS = "--max-total-tokens 65536"
 
 
 def run(installation: Installation, lane: Lane, mix: str, scratch: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Play one mix once. Raises `UsageError` where the server does not come up."""
+    """Run one mix once. Raises `UsageError` if the server does not start."""
     args = engine.arguments(installation, lane.port, *FLAGS.split())
     server = engine.start(installation, args, port=lane.port, log=scratch / f"{mix}.log", core=lane.any, env={})
     try:
@@ -100,7 +100,7 @@ def _phase(
 
 
 def _told(server: engine.Engine, sent: load.Load, clients: int, rank: RankCapacity) -> dict[str, Any]:
-    """Play one phase: tokens a second of its clients once the batch is full, and what was predicted."""
+    """Run one phase and return its tokens a second with a full batch, measured and predicted."""
     own, begin, cpu = Readings(600.0), time.time(), server.cpu_seconds("sglang::scheduler")
     records = _phase(server, sent, clients, PHASE_SECONDS, own)
     used = (server.cpu_seconds("sglang::scheduler") - cpu) / (time.time() - begin)
@@ -133,7 +133,7 @@ def errors(results: list[dict[str, Any]]) -> list[float]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Write predicted beside measured, as Markdown."""
+    """Return predicted and measured throughput as a Markdown table."""
     rows = ["| mix | clients | predicted tokens/s | measured | error |", "|---|---|---|---|---|"]
     for result in results:
         for phase in result["phases"]:
@@ -154,5 +154,5 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the results that are there."""
+    """Return the existing results."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("prediction-*.json"))]

@@ -1,6 +1,6 @@
-"""False alarms: healthy loads in turn on one real server, and every alert that becomes pending or fires meanwhile.
+"""False alarms: healthy loads in turn on one real server, and every alert that is pending or firing.
 
-Nothing is wrong at any time, so each alert is a false one, or is explained by what other programs of the machine did. Some
+Nothing is wrong at any time, so each alert is false, or caused by other programs of the machine. Some
 loads run with the rules' true clocks, the others with clocks `time_scale` times as fast. Neither the loads nor thresholds in
 seconds are changed for that. A stall of one second is then `time_scale` seconds to the rules, which makes false alarms
 likelier; a rule about a rate per minute looks at a fraction of a minute, which makes its own less likely.
@@ -53,7 +53,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
 
 @dataclass(slots=True)
 class Course:
-    """What was seen under one load; moments are seconds since it began.
+    """The alerts and messages under one load, in seconds since it began.
 
     `alerts` are (when, which, its new state, the diagnoses found at that time); an empty state: it is over. `messages` are
     the notifications. `others` is the share of all cores that other programs took.
@@ -83,13 +83,13 @@ class Course:
         return self.seconds * self.time_scale
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain JSON."""
+        """Return it as plain JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """One server and what watches it; `messages` are the notifications so far, with their times."""
+    """One server and its monitoring; `messages` are the notifications so far, with their times."""
 
     server: engine.Engine
     stack: Stack
@@ -125,9 +125,9 @@ def run(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Course]:
-    """Send each load for `rule_seconds` by the rules' clocks, and keep what was seen. Raises `UsageError` where something does not come up.
+    """Send each load for `rule_seconds` by the rules' clocks and write the results. Raises `UsageError` if something does not start.
 
-    One server serves all. What watches it starts anew only where the profile or the clocks change, so that each load also
+    One server serves all. Its monitoring restarts only where the profile or the clocks change, so that each load also
     follows another one.
     """
     with tempfile.TemporaryDirectory(prefix="quiet-") as scratch:
@@ -191,7 +191,7 @@ def _one(plan: Plan, seconds: float, watched: _Watched, say: Callable[[str], Non
 
 
 def _probe(url: str, course: Course, done: threading.Event) -> None:
-    """Ask for its health as an orchestrator does, under each load."""
+    """Check its health as an orchestrator does."""
     with requests.Session() as session:
         session.trust_env = False
         while not done.wait(HEALTH_SECONDS):
@@ -243,14 +243,14 @@ def _watch(stack: Stack, course: Course, begun: float, done: threading.Event, sa
 
 
 def written(course: Course, results: Path) -> None:
-    """Keep what was seen as JSON; a load has one result, its last."""
+    """Write the results as JSON; only the last one of a load is kept."""
     path = results / "quiet" / f"{course.load}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(course.as_json(), indent=1) + "\n", encoding="utf-8")
 
 
 def collected(results: Path) -> list[dict[str, Any]]:
-    """Give every load's result that is there."""
+    """Return every load's result."""
     paths = (results / "quiet" / f"{name}.json" for name in HEALTHY)
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 

@@ -1,8 +1,7 @@
-"""Judge a capture with whichever exporter is on the path: `python rejudge.py CAPTURE PROFILE` prints one JSON object.
+"""Judge a capture with the exporter on the path: `python rejudge.py CAPTURE PROFILE` prints one JSON object.
 
-The exporter's own sidecar runs with a clock that is moved by hand: the log grows in a file as it did, and what the sidecar
-asks for is answered with what the server answered then, or not answered. So an older revision of the exporter is judged in the same
-way: give its folder in PYTHONPATH. This file imports nothing else of the project.
+The exporter's sidecar runs with a simulated clock: the log file grows as it did, and requests get the recorded answers. An older revision is
+judged in the same way: set PYTHONPATH to its folder. This file imports nothing else of the project.
 """
 
 # ruff: noqa: E402, SLF001 - the clock is replaced before the exporter takes it, and its sidecar is driven step by step
@@ -44,7 +43,7 @@ _REASONS = {"TimeoutError": "timeout", "ClientConnectorError": "connection_refus
 
 
 class Past:
-    """What the server printed and answered, by time."""
+    """The recorded log lines and answers of a server, by time."""
 
     def __init__(self, folder: Path) -> None:
         self.events = [json.loads(line) for line in _read(folder / "events.jsonl").decode().splitlines()]
@@ -64,7 +63,7 @@ class Past:
         self.end = max(self.end, self.answers[-1][0] if self.answers else 0.0)
 
     def has_news(self, since: float) -> bool:
-        """Whether a scrape now would show another page than at `since`, or none: of a recording few pages are kept."""
+        """Whether a scrape now would get another page than at `since`, or none."""
         place = bisect_right(self.answers, _NOW[0], key=lambda row: row[0])
         if place == 0 or self.answers[place - 1][1] != "200":
             return True
@@ -78,7 +77,7 @@ class Past:
         return bool(signals) and signals[-1].startswith("SIGSTOP")
 
     def answer(self, path: str, patience: float) -> str:
-        """What the server answered at the time that it is. Raises `ScrapeError` as the client of then would."""
+        """Return the recorded answer of this time. Raises `ScrapeError` as the client would."""
         now = _NOW[0]
         if path == "/health_generate" and self.hangs():  # nobody asked then; no token can have come
             _NOW[0] += patience
@@ -102,7 +101,7 @@ class Past:
 
 
 def _read(path: Path) -> bytes:
-    """Give what is in the file, packed or not; nothing where there is none."""
+    """Return the content of a file, packed or not; empty if it is missing."""
     packed = path.with_name(path.name + ".gz")
     if path.suffix == ".gz" or (packed.exists() and not path.exists()):
         return gzip.decompress((path if path.suffix == ".gz" else packed).read_bytes())
@@ -110,7 +109,7 @@ def _read(path: Path) -> bytes:
 
 
 def _nearest(answers: list[tuple[float, str]], now: float) -> str:
-    """Give the answer that is nearest in time: what the server would have answered between two is not known."""
+    """Return the answer nearest in time."""
     place = bisect_right(answers, now, key=lambda row: row[0])
     near = answers[max(0, place - 1) : place + 1]
     at, status = min(near, key=lambda row: abs(row[0] - now)) if near else (now, "ClientConnectorError")
@@ -123,7 +122,7 @@ def _answers(path: Path) -> list[tuple[float, str]]:
 
 
 def _lines(text: bytes, begin: float) -> list[tuple[float, bytes]]:
-    """Give each line its time: the second that is printed, shared evenly by its lines; a line without goes with the one before."""
+    """Return each line with its time: the lines of a printed second are spread evenly; a line without a time follows the one before."""
     found: list[tuple[float, bytes]] = []
     second = begin
     for line in text.splitlines(keepends=True):
@@ -140,7 +139,7 @@ def _lines(text: bytes, begin: float) -> list[tuple[float, bytes]]:
 
 
 def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
-    """Let the exporter watch the past; gives its judgement every few seconds, seconds from the server's readiness."""
+    """Let the exporter watch the recording; return its judgement every second, with seconds since the server was ready."""
     scrape.Client._get = lambda _self, url, timeout, *_more: past.answer("/" + url.split("/", 3)[3], timeout)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(prefix="rejudge-") as scratch:
         log = Path(scratch) / "server.log"
@@ -235,7 +234,7 @@ def _judgement(judgement: Any) -> dict[str, Any]:
 
 
 def report(folder: Path, profile: str) -> dict[str, Any]:
-    """Give the offline report on the log, as its command prints it."""
+    """Return the offline report on the log, as its command prints it."""
     log = next(path for path in (folder / "server.log", folder / "server.log.gz") if path.exists())
     words = ["report", "--format", "json", "--profile", profile, str(log)]
     done = subprocess.run(
@@ -248,7 +247,7 @@ def report(folder: Path, profile: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Judge the capture in all ways."""
+    """Judge the capture from each source."""
     folder, profile = Path(sys.argv[1]), sys.argv[2]
     past = Past(folder)
     told: dict[str, Any] = {sources: watch(past, profile, sources) for sources in SOURCES}

@@ -1,4 +1,4 @@
-"""Running loops one after another: each run's result is a file, and what has its file is not run again."""
+"""Runs of loops, one after another: each result is a file, and a run with a file is not repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where runs happen and where their results lie."""
+    """Where runs happen and where their results are written."""
 
     installation: Installation
     lane: chain.Lane
@@ -33,7 +33,7 @@ class Bench:
     def side(
         self, args: Sequence[str], profile: str, env: dict[str, str], load: Load, *, lull: bool = True, name: str = ""
     ) -> tuple[chain.Side, Any]:
-        """Run one side; gives it and its JSON."""
+        """Run one side; return it and its JSON."""
         side = chain.run(
             chain.Setting(
                 tuple(args),
@@ -54,16 +54,16 @@ class Bench:
         return side, told
 
     def arguments(self, flags: str) -> list[str]:
-        """Give the whole command line of a server with these flags."""
+        """Return the whole command line of a server with these flags."""
         return arguments(self.installation, self.lane.port, *flags.split())
 
     def kept(self, name: str) -> Any:
-        """Give a result that is there, None where it is not."""
+        """Return an existing result, else None."""
         path = self.results / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def keep(self, name: str, result: Any) -> None:
-        """Write a result; half of one is never left."""
+        """Write a result atomically."""
         path = self.results / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
@@ -72,7 +72,7 @@ class Bench:
 
 
 def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
-    """Run a loop once, unless its result is there: the wrong setting, and what was advised for it."""
+    """Run a loop once, unless its result exists: the wrong setting, then the advised one."""
     name = f"{loop.name}.{number}"
     known = bench.kept(name)
     if known is not None:

@@ -1,4 +1,4 @@
-"""What was told of a fault, and when: Prometheus's series and Alertmanager's messages as seconds from the fault and from the repair. Pure."""
+"""How and when a fault was reported: Prometheus's series and Alertmanager's messages as seconds from the fault and from the repair. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = tuple(_LINES)
 
 @dataclass(slots=True)
 class Told:
-    """Everything that was recorded of one fault. Times are unix seconds.
+    """All records of one fault. Times are unix seconds.
 
     Samples lie `step` seconds apart. `messages` are (time, webhook message). `counted` are the exporter's figures by the names of `KINDS`, `written` those
     of the log, `in_files` those of the log's files as they lie after rotation.
@@ -51,18 +51,18 @@ def count_lines(text: Iterable[str]) -> dict[str, int]:
 
 
 def first(series: Series, value: float, since: float) -> float | None:
-    """Give the time of the first sample at or after `since` that has this value."""
+    """Return the time of the first sample at or after `since` that has this value."""
     return next((at for at, told in series if at >= since and told == value), None)
 
 
 def grew(series: Series, since: float) -> float | None:
-    """Give the time of the first sample at or after `since` that is larger than the last one before; a counter begins at 0."""
+    """Return the time of the first sample at or after `since` that is larger than the last one before; a counter begins at 0."""
     before = max((told for at, told in series if at < since), default=0.0)
     return next((at for at, told in series if at >= since and told > before), None)
 
 
 def notified(messages: Iterable[tuple[float, Any]], alert: str, status: str, since: float) -> float | None:
-    """Give when the first message came that says this of an alert."""
+    """Return the time of the first message with this state of an alert."""
     for at, message in messages:
         for each in message.get("alerts", ()):
             if at >= since and each["status"] == status and each["labels"]["alertname"] == alert:
@@ -71,7 +71,7 @@ def notified(messages: Iterable[tuple[float, Any]], alert: str, status: str, sin
 
 
 def judged(fault: Fault, told: Told) -> dict[str, Any]:
-    """Give seconds, counts and everything that is not as the table of faults says, as plain JSON."""
+    """Return seconds, counts and every deviation from the table of faults, as plain JSON."""
     down_at = first(told.up, 0.0, told.fault_at)
     fired = {name: at for name, series in told.firing.items() if (at := _begin(series, told.fault_at)) is not None}
     seconds: dict[str, float | None] = {"up_0": _after(down_at, told.fault_at)}
@@ -107,7 +107,7 @@ def judged(fault: Fault, told: Told) -> dict[str, Any]:
 
 
 def _problems(fault: Fault, verdict: Mapping[str, Any]) -> list[str]:
-    """Name what is not as the table of faults says."""
+    """Return every deviation from the table of faults."""
     seconds, after_repair, events = verdict["seconds"], verdict["after_repair"], verdict["events"]
     found = [f"{name} fired" for name in verdict["others"] if name not in fault.may_fire()]
     found += [f"no {name}" for name, value in {**seconds, **after_repair}.items() if value is None and name != "up_0"]
@@ -126,7 +126,7 @@ def _problems(fault: Fault, verdict: Mapping[str, Any]) -> list[str]:
 
 
 def _before(series: Series, since: float, fault: Fault) -> float:
-    """Give a counter's value when the fault began; a young server's start is part of it."""
+    """Return a counter's value when the fault began, including a young server's start."""
     return 0.0 if fault.young else max((v for at, v in series if at < since), default=0.0)
 
 
@@ -135,7 +135,7 @@ def _begin(series: Series, since: float) -> float | None:
 
 
 def _end(series: Series, since: float) -> float | None:
-    """Give the time of the last sample of an alert that fires, which is its end when it has ended."""
+    """Return the time of the last sample of an alert that fires, which is its end when it has ended."""
     last = max((at for at, _ in series), default=None)
     return None if last is None else max(last, since)
 

@@ -20,7 +20,7 @@ HEADS, KV_HEADS, LAYERS, HIDDEN = 4, 2, 2, 64
 
 
 def main(directory: Path) -> None:
-    """Write everything that SGLang asks of a model's folder."""
+    """Write everything that SGLang needs in a model's folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""What two revisions of the exporter say of each capture, beside the truth: the table of docs/situations.md."""
+"""The verdicts of two revisions of the exporter on each capture, beside the truth: the table of docs/situations.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PEOPLE = ("requests at once", "replica", "max_new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one way of seeing says of a situation: the headline when it is asked, what is advised then, and what is wrong."""
+    """The answer from one source on a situation: the headline when asked, its advice, and what is wrong with it."""
 
     verdict: str
     advice: tuple[str, ...]
@@ -57,14 +57,14 @@ named. `no_clear_bottleneck` and `not_enough_data` are silence, and not wrong.
 
 
 def revision(name: str, folder: Path) -> Path:
-    """Give the exporter's folder at that revision, unpacked; `work` is the working tree."""
+    """Return the exporter's folder at that revision, unpacked; `work` is the working tree."""
     if name == "work":
         return HERE.parent / "exporter"
     asked = subprocess.run(
         ["git", "rev-parse", "--short", f"{name}^{{commit}}"], capture_output=True, text=True, cwd=HERE, check=False
     )
     if asked.returncode:
-        raise UsageError(f"revision={name}: git does not know it")
+        raise UsageError(f"revision={name}: not a revision of this repository")
     place = folder / asked.stdout.strip()
     if not (place / "exporter").is_dir():
         place.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def revision(name: str, folder: Path) -> Path:
 
 
 def short(name: str) -> str:
-    """Give the short hash of that revision; `work` is itself."""
+    """Return the short hash of that revision; `work` is itself."""
     if name == "work":
         return name
     asked = subprocess.run(["git", "rev-parse", "--short", name], check=True, capture_output=True, text=True, cwd=HERE)
@@ -82,7 +82,7 @@ def short(name: str) -> str:
 
 
 def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
-    """Have the capture judged by that exporter."""
+    """Return the judgement of the capture by that exporter."""
     done = subprocess.run(
         [sys.executable, str(HERE / "rejudge.py"), str(capture), profile],
         env={**os.environ, "PYTHONPATH": str(exporter)},
@@ -97,12 +97,12 @@ def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
 
 
 def seen(situation: Situation, told: Mapping[str, Any]) -> dict[str, Seen]:
-    """Compare what was told with the truth, for each way of seeing."""
+    """Compare the answers with the truth, for each source."""
     return {source: seen_by(situation, told, source) for source in SOURCES}
 
 
 def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
-    """Compare what was told with the truth, for one way of seeing."""
+    """Compare the answer with the truth, for one source."""
     begin = _SETTLED_SECONDS
     asked = begin + situation.asked_at if situation.asked_at is not None else _end_of_load(situation, told["events"])
     if source == "report":
@@ -136,7 +136,7 @@ def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
 
 
 def _missed(situation: Situation, advice: Sequence[str]) -> str:
-    """Say that no flag that cures is named, or that people are asked for something before it."""
+    """Return what is missing: no flag that helps is named, or advice to people comes before it."""
     cures = [place for place, words in enumerate(advice) if any(_matches(cure, words) for cure in situation.cures)]
     if not situation.cures or (cures and all(words.startswith("--") for words in advice[: cures[0]])):
         return ""
@@ -146,7 +146,7 @@ def _missed(situation: Situation, advice: Sequence[str]) -> str:
 
 
 def _end_of_load(situation: Situation, events: Sequence[Sequence[Any]]) -> float:
-    """Give when the last load stops asking; afterwards its clients only wait for answers."""
+    """Return when the last load stops sending; afterwards its clients only wait for answers."""
     lengths = [max(load.seconds for load in step) for step in situation.steps]
     busy = [length for step, length in zip(situation.steps, lengths, strict=True) if any(load.clients for load in step)]
     begins = [float(at) for name, at in events if name == "load_begin"]
@@ -154,7 +154,7 @@ def _end_of_load(situation: Situation, events: Sequence[Sequence[Any]]) -> float
 
 
 def advised(finding: Mapping[str, Any]) -> list[str]:
-    """Write each advice of a finding: its flag with the values, or what it asks people to do."""
+    """Return each advice of a finding: its flag with the values, or its words to people."""
     found = []
     for advice in finding["advice"]:
         current, suggested = advice.get("current"), advice.get("suggested")
@@ -195,7 +195,7 @@ def _matches(rule: str, words: str) -> bool:
 def table(
     captures: Path, names: Sequence[str], revisions: Sequence[str], folder: Path, say: Callable[[str], None]
 ) -> list[Row]:
-    """Judge every capture that is there, kept or just made, with each revision; gives situation → revision → way of seeing.
+    """Judge every existing capture with each revision; return situation → revision → source.
 
     What a revision says of a kept capture is remembered in `folder`.
     """
@@ -225,7 +225,7 @@ def table(
 
 
 def is_wrong(rows: Iterable[Row], name: str) -> bool:
-    """Say whether that revision says something false of any of them."""
+    """Return whether that revision is wrong about any of them."""
     return any(told.wrong for _, found in rows for told in found[name].values())
 
 

@@ -1,7 +1,6 @@
 """Write what comes on stdin to two files: `python writer.py WITNESS LOG`. SIGHUP opens LOG anew, as a log rotation asks.
 
-SGLang cannot open its log anew: where that is wanted, its output goes through a program such as this. WITNESS is never
-rotated, so it has every line once.
+SGLang cannot reopen its log, so rotation needs a program such as this. WITNESS is never rotated and has every line once.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def test_log_server_exporter_and_report_agree_on_the_same_events() -> None:
     rows = compared([one_piece, asked(1, "finished", tokens=9)], served=1, prompt=24, generated=9)
     different = {what for what, row in rows.items() if not row.agrees}
     assert different == {"admissions"}  # one was admitted of which the made figures know nothing
-    assert rows["retracted requests"].told == {"log": 2, "server": 2, "exporter": 2}
+    assert rows["retracted requests"].counts == {"log": 2, "server": 2, "exporter": 2}
 
 
 def test_a_count_that_differs_without_a_reason_is_a_problem_and_one_with_a_reason_is_not() -> None:
