@@ -175,8 +175,8 @@ def _done(task: Callable[[], object]) -> bool:
     return False
 
 
-def _chosen(key: str, told: str, known: tuple[str, ...]) -> list[str]:
-    names = list(known) if told == "all" else [name for name in told.split(",") if name]
+def _chosen(key: str, outcome: str, known: tuple[str, ...]) -> list[str]:
+    names = list(known) if outcome == "all" else [name for name in outcome.split(",") if name]
     for name in names:
         if name not in known:
             raise UsageError(f"{key}={name}: give all, or some of {', '.join(known)}")
@@ -202,7 +202,7 @@ def _liveness(args: argparse.Namespace) -> int:
             say=say,
         )
     print("\n".join(liveness.table(found)))
-    return 1 if any(told["problems"] for told in found) else 0
+    return 1 if any(outcome["problems"] for outcome in found) else 0
 
 
 def _predict(args: argparse.Namespace) -> int:
@@ -213,8 +213,8 @@ def _predict(args: argparse.Namespace) -> int:
             kept = args.results / f"prediction-{mix}-{number}.json"
             if args.again or not kept.exists():
                 args.results.mkdir(parents=True, exist_ok=True)
-                told = predictions.run(install(RELEASES[0], say=say), lane, mix, args.results, say)
-                kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+                outcome = predictions.run(install(RELEASES[0], say=say), lane, mix, args.results, say)
+                kept.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
     print(predictions.table(predictions.results_of(args.results)))
     return 0
 
@@ -232,7 +232,7 @@ def _expect(args: argparse.Namespace) -> int:
 
 def _agreement(args: argparse.Namespace) -> int:
     lane = Lane.of(args.lane)
-    told = agreement.run(
+    outcome = agreement.run(
         install(RELEASES[0], say=say),
         args.results,
         seconds=args.seconds,
@@ -241,8 +241,8 @@ def _agreement(args: argparse.Namespace) -> int:
         again=args.again,
         say=say,
     )
-    print("\n".join(agreement.table(told)))
-    return 1 if told["problems"] else 0
+    print("\n".join(agreement.table(outcome)))
+    return 1 if outcome["problems"] else 0
 
 
 def _capture(args: argparse.Namespace) -> int:

@@ -96,8 +96,8 @@ def pieces(release: str, model: Path) -> Iterator[Piece]:
                 if not changes or before is None or after is None or after.words in seen:
                     continue
                 seen.add(after.words)
-                told = ", ".join(change.text for change in after.changes)
-                yield Piece(name, row.id, told, before.words[3:], after.words[3:])
+                data = ", ".join(change.text for change in after.changes)
+                yield Piece(name, row.id, data, before.words[3:], after.words[3:])
 
 
 def _whole(value: float | str | None) -> float | str | None:
@@ -183,13 +183,13 @@ def accept(versions: str, say: Callable[[str], None], home: Path | None = None) 
     home, refused, asked = home or default_home(), 0, 0
     for release in ASKED if versions == "all" else versions.split(","):
         try:
-            told = answers(release, home)
+            data = answers(release, home)
         except RuntimeError as error:
             say(str(error))
             continue
-        bad = [answer for answer in told if answer.refusal]
-        asked, refused = asked + len(told), refused + len(bad)
-        say(f"{release}: {len(told)} pieces of advice, {len(bad)} refused")
+        bad = [answer for answer in data if answer.refusal]
+        asked, refused = asked + len(data), refused + len(bad)
+        say(f"{release}: {len(data)} pieces of advice, {len(bad)} refused")
         for answer in bad:
             say(f"  {answer.piece.diagnosis} on {answer.piece.server}: {answer.piece.changes}: {answer.refusal[:200]}")
     say(f"{asked} pieces of advice, {refused} refused")

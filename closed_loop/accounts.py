@@ -69,19 +69,19 @@ def of_log(lines: Iterable[str]) -> dict[str, int]:
     for line in lines:
         if _DECODE.match(line):
             found["decode"] += 1
-        elif told := _PREFILL.match(line):
+        elif data := _PREFILL.match(line):
             found["prefill"] += 1
-            found["admitted"] += int(told[1])
-            found["computed"] += int(told[2])
-            found["cached"] += int(told[3])
-        elif told := _RETRACTED.match(line):
+            found["admitted"] += int(data[1])
+            found["computed"] += int(data[2])
+            found["cached"] += int(data[3])
+        elif data := _RETRACTED.match(line):
             found["retractions"] += 1
-            found["retracted"] += int(told[1])
+            found["retracted"] += int(data[1])
         elif _START.match(line):
             found["starts"] += 1
-        elif told := _ANSWER.search(line):
+        elif data := _ANSWER.search(line):
             found["answers"] += 1
-            found["answers 503"] += told[1] == "503"
+            found["answers 503"] += data[1] == "503"
     return dict(found)
 
 

@@ -50,8 +50,8 @@ def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Se
     kept = Advised(tuple(args), load)
     command = document.get("command")
     if command:
-        told = [Change(c["flag"], str(c["current"]), str(c["suggested"])) for c in command["changes"]]
-        kept = _held(Advised(tuple(arguments_of(command["text"])), load, tuple(told), _words(document)), args, fixed)
+        data = [Change(c["flag"], str(c["current"]), str(c["suggested"])) for c in command["changes"]]
+        kept = _held(Advised(tuple(arguments_of(command["text"])), load, tuple(data), _words(document)), args, fixed)
         if kept.changes:
             return kept
     for finding in document["findings"]:
@@ -105,12 +105,12 @@ def _words(document: dict[str, Any]) -> str:
     """Return the verdict's advice to people; empty if it names a flag or there is none."""
     for finding in document["findings"]:
         if finding["diagnosis"] == document["verdict"]:
-            told = [str(a["suggested"]) for a in finding["advice"] if a["flag"] is None]
-            return told[0] if told else ""
+            data = [str(a["suggested"]) for a in finding["advice"] if a["flag"] is None]
+            return data[0] if data else ""
     return ""
 
 
-def told(document: dict[str, Any]) -> list[dict[str, Any]]:
+def in_short(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the findings in short: diagnosis, confidence, advice."""
     return [
         {

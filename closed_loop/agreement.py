@@ -112,12 +112,12 @@ async def _whole(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
         each.end(answer.status, _meta(await answer.json(content_type=None)))
 
 
-def _meta(told: dict[str, Any]) -> dict[str, Any]:
+def _meta(summary: dict[str, Any]) -> dict[str, Any]:
     """Return an answer's meta information; an error has it in another place."""
-    error = told.get("error")
+    error = summary.get("error")
     if isinstance(error, dict):
         return {"finish_reason": {"type": "error", "status_code": error.get("code"), "message": error.get("message")}}
-    return dict(told.get("meta_info") or {"finish_reason": {"type": "error", "message": json.dumps(told)[:80]}})
+    return dict(summary.get("meta_info") or {"finish_reason": {"type": "error", "message": json.dumps(summary)[:80]}})
 
 
 async def _abort(session: aiohttp.ClientSession, url: str, rid: str, after: float, manner: Manner) -> None:
@@ -172,7 +172,7 @@ def run(
     whole = accounts.of_log(lines.decode("utf-8", "replace").splitlines())
     pages = Pages((before[0], after[0]), (before[1], after[1]))
     rows = accounts.compare(asked, during, whole, pages, report)
-    told = {
+    summary = {
         "version": installation.version,
         "storm": asdict(storm),
         "args": [*STORM_ARGS, *more],
@@ -182,12 +182,12 @@ def run(
         "problems": accounts.problems(rows, asked),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     requests_told = "".join(json.dumps(asdict(each)) + "\n" for each in asked)
     path.with_suffix(".requests.jsonl").write_text(requests_told, encoding="utf-8")
     for row in rows:
         say(f"{row.what}: {dict(row.counts)}{'' if row.agrees else '  ' + (row.why if row.differs else 'DIFFERS')}")
-    return told
+    return summary
 
 
 def _settle(url: str) -> None:
@@ -210,17 +210,17 @@ def _pages(*urls: str) -> tuple[str, ...]:
 def collected(results: Path) -> dict[str, Any] | None:
     """Return the result of the longest storm."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "agreement").glob("*.json")]
-    return max(found, key=lambda told: float(told["storm"]["seconds"]), default=None)
+    return max(found, key=lambda summary: float(summary["storm"]["seconds"]), default=None)
 
 
-def table(told: Mapping[str, Any]) -> list[str]:
+def table(summary: Mapping[str, Any]) -> list[str]:
     """Write a result as a Markdown table."""
     who = ("clients", "log", "server", "exporter", "report")
     shown = [
         "| what | clients | SGLang's log | SGLang's counters | exporter | `report` |  |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
-    for row in told["rows"]:
+    for row in summary["rows"]:
         figures = " | ".join(f"{row['counts'][name]:,}" if name in row["counts"] else "" for name in who)
         shown.append(f"| {row['what']} | {figures} | {'equal' if row['agrees'] else row['why'] or 'differs'} |")
     return shown

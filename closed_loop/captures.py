@@ -151,9 +151,9 @@ class _Capture:
         with (self.folder / "client.jsonl").open("w", encoding="utf-8") as file:
             for place, each in enumerate(self.records):
                 for record in each:
-                    told = {**asdict(record), "load": place, "tokens": record.tokens}
-                    told["arrivals"] = len(record.arrivals)
-                    file.write(json.dumps(told) + "\n")
+                    data = {**asdict(record), "load": place, "tokens": record.tokens}
+                    data["arrivals"] = len(record.arrivals)
+                    file.write(json.dumps(data) + "\n")
         firsts = sorted(r.first - r.sent for r in every if r.first is not None)
         statuses: dict[str, int] = {}
         for record in every:

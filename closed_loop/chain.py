@@ -17,7 +17,7 @@ from typing import Any
 import requests
 
 from closed_loop import engine, load
-from closed_loop.advice import told
+from closed_loop.advice import in_short
 from closed_loop.installation import Installation
 from closed_loop.measures import Measures, measure
 from sglang_tuning_exporter.recordings.stack import Stack
@@ -90,7 +90,7 @@ class Side:
         return {
             "measures": self.measures.as_json(),
             "verdict": self.document["verdict"],
-            "findings": told(self.document),
+            "findings": in_short(self.document),
             "checks": [c["diagnosis"] for c in self.document["checks"] if c["passed"] is False],
             "notifications": self.notifications,
             "verdicts": self.verdicts,

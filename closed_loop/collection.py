@@ -46,26 +46,26 @@ def collect(results: Path) -> dict[str, Any]:
     }
 
 
-def beside(told: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+def beside(summary: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """Return the known data with the new results in place of the same old ones; the rest is unchanged.
 
     Both are what `document` writes. A series of loops takes hours, and no folder need hold all of them.
     """
     return {
-        "machine": told["machine"],
+        "machine": summary["machine"],
         "loops": {
             loop.name: runs
             for loop in LOOPS
-            if (runs := told["loops"].get(loop.name) or known.get("loops", {}).get(loop.name))
+            if (runs := summary["loops"].get(loop.name) or known.get("loops", {}).get(loop.name))
         },
         "convergence": {
             start.name: found
             for start in convergence.STARTS
-            if (found := told["convergence"].get(start.name) or known.get("convergence", {}).get(start.name))
+            if (found := summary["convergence"].get(start.name) or known.get("convergence", {}).get(start.name))
         },
-        "liveness": liveness.ordered([*known.get("liveness", ()), *told["liveness"]]),
-        "agreement": told["agreement"] or known.get("agreement"),
-        "quiet": quiet.ordered([*known.get("quiet", ()), *told["quiet"]]),
+        "liveness": liveness.ordered([*known.get("liveness", ()), *summary["liveness"]]),
+        "agreement": summary["agreement"] or known.get("agreement"),
+        "quiet": quiet.ordered([*known.get("quiet", ()), *summary["quiet"]]),
     }
 
 
@@ -148,8 +148,8 @@ def _grid(results: Path, start: convergence.Start) -> list[Any]:
 
 def spread(runs: Sequence[Any], name: str) -> tuple[float, float, float] | None:
     """Return median, least and most of a figure over sides; None where no side has it."""
-    told = [side[name] for side in runs if side is not None and side[name] is not None]
-    return (median(told), min(told), max(told)) if told else None
+    summary = [side[name] for side in runs if side is not None and side[name] is not None]
+    return (median(summary), min(summary), max(summary)) if summary else None
 
 
 def diagnosed(loop: Loop, run: Any) -> bool:

@@ -217,8 +217,8 @@ def converge(bench: Bench, start: Start, number: int, restarts: int = MOST_RESTA
             bench.keep(name, step)
         steps.append(step)
         changes = step["advice"]["changes"]
-        told = "; ".join(f"{c['what']} {c['old']} -> {c['new']}" for c in changes) or "nothing to change"
-        bench.say(f"{name}: {_speed(step)}, {step['verdict']}: {told}")
+        data = "; ".join(f"{c['what']} {c['old']} -> {c['new']}" for c in changes) or "nothing to change"
+        bench.say(f"{name}: {_speed(step)}, {step['verdict']}: {data}")
         if step["verdict"] in DONE and not changes:
             break
         if not changes:

@@ -97,11 +97,11 @@ def _loop(loop: Loop, runs: Sequence[Any]) -> str:
     moved = won(loop, runs) if afters else {}
     if moved:
         ways = dict(loop.wins)
-        told = (
+        result = (
             f"{WORDS[name]} {('in every run' if in_every_run(runs, name, ways[name]) else 'on the median') if fine else '**no**'}"
             for name, fine in moved.items()
         )
-        lines.append(f"Expected: {loop.brings}. Moved so: {', '.join(told)}.")
+        lines.append(f"Expected: {loop.brings}. Moved so: {', '.join(result)}.")
     next_words = dict.fromkeys(side["says"] for side in afters if side["says"])
     lines += [f"Advice afterwards: {text}." for text in next_words]
     rows = [[WORDS[name], _figure(befores, name), _figure(afters, name)] for name in ("tokens_per_second", *SHOWN)]
@@ -112,11 +112,11 @@ def _loop(loop: Loop, runs: Sequence[Any]) -> str:
 
 
 def _converged(data: dict[str, Any]) -> str:
-    told = data.get("convergence") or {}
-    if not told:
+    result = data.get("convergence") or {}
+    if not result:
         return ""
-    sides = [side for each in told.values() for path in each["paths"] for side in path]
-    sides += [run for each in told.values() for point in each["grid"] for run in point["runs"]]
+    sides = [side for each in result.values() for path in each["paths"] for side in path]
+    sides += [run for each in result.values() for point in each["grid"] for run in point["runs"]]
     blocks = [
         (
             "## From several wrong flags at once\n\nThe advice (whole command lines of the JSON) is followed until there is none. It is compared with a grid"
@@ -129,9 +129,9 @@ def _converged(data: dict[str, Any]) -> str:
     ]
     heads = ("step", "flags", "tokens a second", WORDS["tokens_per_cpu_second"], "first token p50, s", "verdict")
     for start in convergence.STARTS:
-        if start.name not in told:
+        if start.name not in result:
             continue
-        paths, grid, final = (told[start.name][part] for part in ("paths", "grid", "final"))
+        paths, grid, final = (result[start.name][part] for part in ("paths", "grid", "final"))
         flags = " ".join(filter(None, (start.fixed, start.right, start.wrong)))
         lines = [f"### {start.name}", "", f"{start.what}: `{flags}`. {start.load.clients} clients.", ""]
         for path in paths:
@@ -200,15 +200,15 @@ def _restarts(path: Sequence[Any]) -> int:
 
 
 def _quiet(data: dict[str, Any]) -> str:
-    told = data.get("quiet")
-    if not told:
+    result = data.get("quiet")
+    if not result:
         return ""
-    hours = sum(each["seconds"] * each["time_scale"] for each in told) / 3600
-    sent = sum(each["requests"] for each in told)
-    came = {(each["load"], name) for each in told for _, name, state, _ in each["alerts"] if state}
+    hours = sum(each["seconds"] * each["time_scale"] for each in result) / 3600
+    sent = sum(each["requests"] for each in result)
+    came = {(each["load"], name) for each in result for _, name, state, _ in each["alerts"] if state}
     explained = "".join(f"\n\n{why}" for key, why in quiet.EXPLAINED.items() if key in came)
     false = sorted({load for load, name in came if (load, name) not in quiet.EXPLAINED})
-    rows, shares = "\n".join(quiet.table(told)), [each["others"] for each in told]
+    rows, shares = "\n".join(quiet.table(result)), [each["others"] for each in result]
     return f"""## False alarms under healthy loads
 
 Healthy loads, one after the other, on one server whose KV cache holds 32,768 tokens: {hours:.1f} hours by the rules' clocks, {sent:,}
@@ -222,10 +222,10 @@ Other programs took {100 * median(shares):.0f} % of the machine meanwhile (most 
 
 
 def _liveness(data: dict[str, Any]) -> str:
-    told = data.get("liveness")
-    if not told:
+    result = data.get("liveness")
+    if not result:
         return ""
-    rows = "\n".join(liveness.table(told))
+    rows = "\n".join(liveness.table(result))
     return f"""## Whether the server lives
 
 Each fault of a real server, the alert that reported it, and seconds: from the fault up to the first *notified*, from the repair
@@ -236,13 +236,13 @@ start is then reported as a server that is down, and is not with true clocks.
 
 
 def _agreement(data: dict[str, Any]) -> str:
-    told = data.get("agreement")
-    if not told:
+    result = data.get("agreement")
+    if not result:
         return ""
-    rows = "\n".join(agreement.table(told))
+    rows = "\n".join(agreement.table(result))
     return f"""## Whether all counts agree
 
-A storm of {told["storm"]["seconds"]:.0f} s with retractions, clients that leave, and rejected requests, counted by the clients, SGLang's log,
+A storm of {result["storm"]["seconds"]:.0f} s with retractions, clients that leave, and rejected requests, counted by the clients, SGLang's log,
 SGLang's counters, the exporter, and `report` on the same log.
 
 {rows}"""
@@ -280,18 +280,18 @@ def _either(figures: Iterable[float]) -> str:
 
 
 def _counted(held: Iterable[bool]) -> str:
-    told = list(held)
-    return "yes" if all(told) and len(told) == 1 else f"{sum(told)} of {len(told)}"
+    result = list(held)
+    return "yes" if all(result) and len(result) == 1 else f"{sum(result)} of {len(result)}"
 
 
 def _notified(loop: Loop, runs: Sequence[Any]) -> str:
     if not loop.alert:
         others = {alert for run in runs for alert, *_ in run["before"]["notifications"]}
         return ", ".join(sorted(others)) if others else "none"
-    told = [after for run in runs if (after := notified_after(loop, run)) is not None]
-    if not told:
+    result = [after for run in runs if (after := notified_after(loop, run)) is not None]
+    if not result:
         return "**none**"
-    came = f"{median(told):.0f} s" + (f" ({len(told)} of {len(runs)})" if len(told) < len(runs) else "")
+    came = f"{median(result):.0f} s" + (f" ({len(result)} of {len(runs)})" if len(result) < len(runs) else "")
     named = {_names_the_same(loop, run) for run in runs if run["changes"]} - {None}
     return came if named <= {True} else f"{came}, **with other advice**"
 
@@ -328,16 +328,16 @@ def _arrow(runs: Sequence[Any], name: str) -> str:
 
 
 def _figure(sides: Sequence[Any], name: str) -> str:
-    told = spread(sides, name)
-    return "-" if told is None else _triple(told)
+    result = spread(sides, name)
+    return "-" if result is None else _triple(result)
 
 
 def _flags(flags: str) -> str:
     return f"`{flags}`" if flags else "none of these flags"
 
 
-def _triple(told: tuple[float, float, float]) -> str:
-    middle, least, most = told
+def _triple(result: tuple[float, float, float]) -> str:
+    middle, least, most = result
     return _shown(middle) if least == most else f"{_shown(middle)} ({_shown(least)} to {_shown(most)})"
 
 

@@ -43,8 +43,8 @@ HOME_VARIABLE = "CLOSED_LOOP_HOME"
 
 def default_home() -> Path:
     """The folder of installations: `$CLOSED_LOOP_HOME`, else in the user's cache."""
-    told = os.environ.get(HOME_VARIABLE)
-    return Path(told) if told else Path.home() / ".cache" / "sglang-tuning-exporter" / "closed-loop"
+    data = os.environ.get(HOME_VARIABLE)
+    return Path(data) if data else Path.home() / ".cache" / "sglang-tuning-exporter" / "closed-loop"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ def keep(situation: Situation, capture: Path, folder: Path = ARCHIVES) -> int:
     lines = (capture / "server.log").read_bytes().splitlines(keepends=True)
     files["server.log"] = b"".join(line for line in lines if not any(words in line for words in _DROPPED))
     events = [json.loads(line) for line in (capture / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    told = [e for e in events if e["event"] in _KEPT_EVENTS or e["event"].startswith("SIG")]
-    files["events.jsonl"] = "".join(json.dumps({"t": e["t"], "event": e["event"]}) + "\n" for e in told).encode()
+    data = [e for e in events if e["event"] in _KEPT_EVENTS or e["event"].startswith("SIG")]
+    files["events.jsonl"] = "".join(json.dumps({"t": e["t"], "event": e["event"]}) + "\n" for e in data).encode()
     about = {"sglang_version": situation.version, "log_utc_offset_seconds": 0, "note": f"{situation.what}."}
     files["recording.json"] = (json.dumps(about, indent=2) + "\n").encode()
     packed = _packed_small({name: _without_paths(text) for name, text in files.items()})

@@ -59,11 +59,11 @@ def run(
             try:
                 for fault in rows:
                     say(f"{installation.version} x{time_scale:g} {fault.id}")
-                    told = one(fault, host, Path(scratch) / fault.id, time_scale, say)
-                    told.update(version=installation.version, time_scale=time_scale)
-                    (folder / f"{fault.id}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+                    outcome = one(fault, host, Path(scratch) / fault.id, time_scale, say)
+                    outcome.update(version=installation.version, time_scale=time_scale)
+                    (folder / f"{fault.id}.json").write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
                     say(
-                        f"  {json.dumps(told['seconds'])} {json.dumps(told['after_repair'])} {told['problems'] or 'as it must be'}"
+                        f"  {json.dumps(outcome['seconds'])} {json.dumps(outcome['after_repair'])} {outcome['problems'] or 'as it must be'}"
                     )
             finally:
                 host.close()
@@ -73,9 +73,9 @@ def run(
                         Path(keep) / f"{installation.version}-{'storm' if storm else 'steady'}-{time.time():.0f}",
                     )
     return [
-        told
-        for told in collected(results)
-        if (told["version"], told["time_scale"]) == (installation.version, time_scale)
+        outcome
+        for outcome in collected(results)
+        if (outcome["version"], outcome["time_scale"]) == (installation.version, time_scale)
     ]
 
 
@@ -87,7 +87,7 @@ def collected(results: Path) -> list[dict[str, Any]]:
 def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return results in the order of the table; of two for one fault, the later one."""
     places = {fault.id: place for place, fault in enumerate(FAULTS)}
-    newest = {(told["version"], told["time_scale"], told["fault"]): told for told in found}
+    newest = {(outcome["version"], outcome["time_scale"], outcome["fault"]): outcome for outcome in found}
     return sorted(newest.values(), key=lambda t: (RELEASES.index(t["version"]), t["time_scale"], places[t["fault"]]))
 
 
@@ -119,7 +119,7 @@ def one(
         host.pause()
         time.sleep(2.0)
         in_files = timeline.count_lines(_lines(host.files()))
-        told = timeline.Told(
+        outcome = timeline.FaultRecords(
             fault_at=fault_at,
             repair_at=repair_at,
             ready_at=ready_at,
@@ -136,7 +136,7 @@ def one(
     finally:
         host.pause()
         stack.stop()
-    return timeline.judged(fault, told)
+    return timeline.judged(fault, outcome)
 
 
 def _live(
@@ -244,14 +244,14 @@ def _tail(path: Path, begin: int) -> list[str]:
         return file.read().decode("utf-8", "replace").splitlines()
 
 
-def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
+def table(outcome: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return results as a Markdown table: seconds, and lines counted of lines written."""
     shown = [
         "| release | clocks | fault | alert | up 0 | fires | notified | serves again | resolved | notified | lines counted of written |",
         "|---|---|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     titles = {fault.id: fault.title for fault in FAULTS}
-    for each in told:
+    for each in outcome:
         seconds, after = each["seconds"], each["after_repair"]
         clocks = "true" if each["time_scale"] == 1 else f"{each['time_scale']:g} times as fast"
         figures = [seconds.get(name) for name in ("up_0", "firing", "webhook")]

@@ -90,9 +90,9 @@ class Load:
         return asdict(self)
 
     @staticmethod
-    def of_json(told: Mapping[str, Any]) -> Load:
+    def of_json(data: Mapping[str, Any]) -> Load:
         """Read what `as_json` gave."""
-        known = {f.name: told[f.name] for f in fields(Load) if f.name in told}
+        known = {f.name: data[f.name] for f in fields(Load) if f.name in data}
         lists: dict[str, Any] = {
             name: tuple(known[name]) for name in ("prompt_tokens", "pause_seconds", "priorities") if name in known
         }

@@ -236,7 +236,7 @@ def _watch(stack: Stack, course: Course, begun: float, done: threading.Event, sa
             for name in sorted(known.keys() | alerts.keys()):
                 state = alerts.get(name, "")
                 if state != known.get(name, ""):
-                    found = [f"{each['diagnosis']} {each['value']}" for each in advice.told(document)]
+                    found = [f"{each['diagnosis']} {each['value']}" for each in advice.in_short(document)]
                     course.alerts.append((now, name, state, found))
                     say(f"{now:5.0f} s  {name} {state or 'is over'}: {verdict}, {found}")
             known = alerts
@@ -257,17 +257,17 @@ def collected(results: Path) -> list[dict[str, Any]]:
 
 def ordered(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keep the last result of each load, in their order."""
-    last = {told["load"]: told for told in found}
+    last = {data["load"]: data for data in found}
     return [last[name] for name in HEALTHY if name in last]
 
 
-def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
+def table(data: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write results as a Markdown table."""
     shown = [
         "| load | profile | clocks | minutes of the rules | requests | answered | stopped by clients | health probes | verdicts | pending | firing |",
         "|---|---|---|---:|---:|---:|---:|---:|---|---|---|",
     ]
-    for each in told:
+    for each in data:
         scale = each["time_scale"]
         pending, firing = (_named(each, state) for state in ("pending", "firing"))
         verdicts = ", ".join(f"`{name}`" for name in dict.fromkeys(verdict for _, verdict in each["verdicts"]))
@@ -279,6 +279,6 @@ def table(told: Sequence[Mapping[str, Any]]) -> list[str]:
     return shown
 
 
-def _named(told: Mapping[str, Any], state: str) -> str:
-    names = dict.fromkeys(name for _, name, became, _ in told["alerts"] if became == state)
+def _named(data: Mapping[str, Any], state: str) -> str:
+    names = dict.fromkeys(name for _, name, became, _ in data["alerts"] if became == state)
     return ", ".join(names) or "none"

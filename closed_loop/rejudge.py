@@ -160,7 +160,7 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
         sidecar = Sidecar(config)
         if sidecar.log is not None:
             sidecar._read_log(sidecar.log)
-        told, written, scraped, judged = [], 0, 0.0, 0.0
+        data, written, scraped, judged = [], 0, 0.0, 0.0
         with log.open("ab", buffering=0) as growing:
             while _NOW[0] < past.end + 1.0:
                 _NOW[0] += STEP_SECONDS
@@ -178,16 +178,16 @@ def watch(past: Past, profile: str, sources: str) -> dict[str, Any]:
                 if _NOW[0] - judged >= JUDGE_SECONDS:
                     judged = _NOW[0]
                     with sidecar.view() as now:
-                        told.append(
+                        data.append(
                             {
                                 "at": round(_NOW[0] - past.ready, 1),
                                 **_judgement(sidecar.judge(now)),
                             }
                         )
                     if sources == "both":
-                        told[-1]["scaling"] = _scaling(sidecar)
+                        data[-1]["scaling"] = _scaling(sidecar)
         sidecar.stop()
-    return {"times": told}
+    return {"times": data}
 
 
 def _scaling(sidecar: Any) -> dict[str, float]:
@@ -242,18 +242,18 @@ def report(folder: Path, profile: str) -> dict[str, Any]:
     )
     if done.returncode not in {0, 1}:
         return {"verdict": f"exit {done.returncode}: {done.stderr[-200:]}", "findings": [], "alarms": []}
-    told = json.loads(done.stdout)
-    return {name: told.get(name) for name in ("verdict", "findings", "alarms", "command")}
+    data = json.loads(done.stdout)
+    return {name: data.get(name) for name in ("verdict", "findings", "alarms", "command")}
 
 
 def main() -> None:
     """Judge the capture from each source."""
     folder, profile = Path(sys.argv[1]), sys.argv[2]
     past = Past(folder)
-    told: dict[str, Any] = {sources: watch(past, profile, sources) for sources in SOURCES}
-    told["report"] = report(folder, profile)
-    told["events"] = [[event["event"], round(event["t"] - past.ready, 1)] for event in past.events]
-    json.dump(told, sys.stdout)
+    data: dict[str, Any] = {sources: watch(past, profile, sources) for sources in SOURCES}
+    data["report"] = report(folder, profile)
+    data["events"] = [[event["event"], round(event["t"] - past.ready, 1)] for event in past.events]
+    json.dump(data, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -47,11 +47,11 @@ class Bench:
             self.lane,
             self.say,
         )
-        told = side.as_json()
-        told["args"] = chain.shown(args, self.installation, self.lane)
-        told["load"] = load.as_json()
-        told["time_scale"] = side.time_scale
-        return side, told
+        data = side.as_json()
+        data["args"] = chain.shown(args, self.installation, self.lane)
+        data["load"] = load.as_json()
+        data["time_scale"] = side.time_scale
+        return side, data
 
     def arguments(self, flags: str) -> list[str]:
         """Return the whole command line of a server with these flags."""
@@ -81,11 +81,11 @@ def run_loop(bench: Bench, loop: Loop, number: int) -> Any:
     bench.say(f"{name}: {loop.what}")
     begin = time.time()
     args, load, env = bench.arguments(loop.flags), loop.load, dict(loop.env)
-    before, told = bench.side(args, loop.profile, env, load, name=f"{name}.before")
-    result: dict[str, Any] = {"loop": loop.name, "run": number, "version": bench.installation.version, "before": told}
+    before, data = bench.side(args, loop.profile, env, load, name=f"{name}.before")
+    result: dict[str, Any] = {"loop": loop.name, "run": number, "version": bench.installation.version, "before": data}
     advice = advised(before.document, args, load, loop.fixed)
     result["advice"] = advice.as_json()
-    bench.say(f"{name}: {told['verdict']} {_words(advice)}")
+    bench.say(f"{name}: {data['verdict']} {_words(advice)}")
     if loop.expected and advice.changes:
         _, result["after"] = bench.side(advice.args, loop.profile, env, advice.load, lull=False, name=f"{name}.after")
         bench.say(f"{name}: then {result['after']['verdict']}")

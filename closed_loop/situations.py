@@ -74,8 +74,8 @@ def _words(load: Load) -> str:
 
 def _send(clients: int, seconds: float, prompts: tuple[int, ...] | int, new: int, **more: object) -> Step:
     lengths = prompts if isinstance(prompts, tuple) else (prompts,)
-    told = {"grace_seconds": _GRACE, **more}
-    return (Load(clients, seconds, prompt_tokens=lengths, most_new_tokens=new, **told),)  # type: ignore[arg-type]  # fields by name
+    result = {"grace_seconds": _GRACE, **more}
+    return (Load(clients, seconds, prompt_tokens=lengths, most_new_tokens=new, **result),)  # type: ignore[arg-type]  # fields by name
 
 
 def _nothing(seconds: float) -> Step:

@@ -22,7 +22,7 @@ KINDS = tuple(_LINES)
 
 
 @dataclass(slots=True)
-class Told:
+class FaultRecords:
     """All records of one fault. Times are unix seconds.
 
     Samples lie `step` seconds apart. `messages` are (time, webhook message). `counted` are the exporter's figures by the names of `KINDS`, `written` those
@@ -52,13 +52,13 @@ def count_lines(text: Iterable[str]) -> dict[str, int]:
 
 def first(series: Series, value: float, since: float) -> float | None:
     """Return the time of the first sample at or after `since` that has this value."""
-    return next((at for at, told in series if at >= since and told == value), None)
+    return next((at for at, data in series if at >= since and data == value), None)
 
 
 def grew(series: Series, since: float) -> float | None:
     """Return the time of the first sample at or after `since` that is larger than the last one before; a counter begins at 0."""
-    before = max((told for at, told in series if at < since), default=0.0)
-    return next((at for at, told in series if at >= since and told > before), None)
+    before = max((data for at, data in series if at < since), default=0.0)
+    return next((at for at, data in series if at >= since and data > before), None)
 
 
 def notified(messages: Iterable[tuple[float, Any]], alert: str, status: str, since: float) -> float | None:
@@ -70,37 +70,37 @@ def notified(messages: Iterable[tuple[float, Any]], alert: str, status: str, sin
     return None
 
 
-def judged(fault: Fault, told: Told) -> dict[str, Any]:
+def judged(fault: Fault, data: FaultRecords) -> dict[str, Any]:
     """Return seconds, counts and every deviation from the table of faults, as plain JSON."""
-    down_at = first(told.up, 0.0, told.fault_at)
-    fired = {name: at for name, series in told.firing.items() if (at := _begin(series, told.fault_at)) is not None}
-    seconds: dict[str, float | None] = {"up_0": _after(down_at, told.fault_at)}
-    counted_events = {name: grew(series, told.fault_at) for name, series in told.events.items()}
-    after_repair: dict[str, float | None] = {"ready": _after(told.ready_at, told.repair_at)}
+    down_at = first(data.up, 0.0, data.fault_at)
+    fired = {name: at for name, series in data.firing.items() if (at := _begin(series, data.fault_at)) is not None}
+    seconds: dict[str, float | None] = {"up_0": _after(down_at, data.fault_at)}
+    counted_events = {name: grew(series, data.fault_at) for name, series in data.events.items()}
+    after_repair: dict[str, float | None] = {"ready": _after(data.ready_at, data.repair_at)}
     if down_at is not None:
-        after_repair["up_1"] = _after(first(told.up, 1.0, told.repair_at), told.repair_at)
+        after_repair["up_1"] = _after(first(data.up, 1.0, data.repair_at), data.repair_at)
     if fault.alert:
-        seconds["firing"] = _after(fired.get(fault.alert), told.fault_at)
-        seconds["webhook"] = _after(notified(told.messages, fault.alert, "firing", told.fault_at), told.fault_at)
-        after_repair["not_firing"] = _after(_end(told.firing.get(fault.alert, ()), told.repair_at), told.repair_at)
-        resolved = notified(told.messages, fault.alert, "resolved", told.repair_at)
-        after_repair["resolved_webhook"] = _after(resolved, told.repair_at)
-    starts = int(max((v for _, v in told.starts), default=0) - _before(told.starts, told.fault_at, fault))
+        seconds["firing"] = _after(fired.get(fault.alert), data.fault_at)
+        seconds["webhook"] = _after(notified(data.messages, fault.alert, "firing", data.fault_at), data.fault_at)
+        after_repair["not_firing"] = _after(_end(data.firing.get(fault.alert, ()), data.repair_at), data.repair_at)
+        resolved = notified(data.messages, fault.alert, "resolved", data.repair_at)
+        after_repair["resolved_webhook"] = _after(resolved, data.repair_at)
+    starts = int(max((v for _, v in data.starts), default=0) - _before(data.starts, data.fault_at, fault))
     verdict = {
         "fault": fault.id,
         "alert": fault.alert,
-        "step": told.step,
+        "step": data.step,
         "seconds": seconds,
-        "events": {name: _after(at, told.fault_at) for name, at in counted_events.items() if at is not None},
+        "events": {name: _after(at, data.fault_at) for name, at in counted_events.items() if at is not None},
         "reasons": sorted(
-            name for name, series in told.reasons.items() if any(at >= told.fault_at for at, _ in series)
+            name for name, series in data.reasons.items() if any(at >= data.fault_at for at, _ in series)
         ),
         "starts": starts,
         "after_repair": after_repair,
-        "others": {n: _after(at, told.fault_at) for n, at in fired.items() if n != fault.alert},
+        "others": {n: _after(at, data.fault_at) for n, at in fired.items() if n != fault.alert},
         "lines": {
-            kind: {"written": told.written[kind], "in_files": told.in_files.get(kind), "counted": told.counted[kind]}
-            for kind in told.counted
+            kind: {"written": data.written[kind], "in_files": data.in_files.get(kind), "counted": data.counted[kind]}
+            for kind in data.counted
         },
     }
     return {**verdict, "problems": _problems(fault, verdict)}

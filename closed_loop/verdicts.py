@@ -92,25 +92,25 @@ def judged(capture: Path, exporter: Path, profile: str) -> dict[str, Any]:
     )
     if done.returncode:
         raise UsageError(f"{capture.name}: {done.stderr[-600:]}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
 
 
-def seen(situation: Situation, told: Mapping[str, Any]) -> dict[str, Seen]:
+def seen(situation: Situation, data: Mapping[str, Any]) -> dict[str, Seen]:
     """Compare the answers with the truth, for each source."""
-    return {source: seen_by(situation, told, source) for source in SOURCES}
+    return {source: seen_by(situation, data, source) for source in SOURCES}
 
 
-def seen_by(situation: Situation, told: Mapping[str, Any], source: str) -> Seen:
+def seen_by(situation: Situation, data: Mapping[str, Any], source: str) -> Seen:
     """Compare the answer with the truth, for one source."""
     begin = _SETTLED_SECONDS
-    asked = begin + situation.asked_at if situation.asked_at is not None else _end_of_load(situation, told["events"])
+    asked = begin + situation.asked_at if situation.asked_at is not None else _end_of_load(situation, data["events"])
     if source == "report":
-        last, every = told["report"], [told["report"]]
+        last, every = data["report"], [data["report"]]
     else:
-        times = told[source]["times"]
+        times = data[source]["times"]
         # Requests that are cut off when the load is over say nothing of the server.
-        over = max((float(at) for name, at in told["events"] if name == "load_end"), default=float("inf"))
+        over = max((float(at) for name, at in data["events"] if name == "load_end"), default=float("inf"))
         every = [each for each in times if (situation.from_start or each["at"] >= begin) and each["at"] <= over]
         before = [each for each in times if each["at"] <= asked]
         last = before[-1]
@@ -213,12 +213,12 @@ def table(
             for name, exporter in exporters.items():
                 known = folder / exporter.parent.name / f"{situation.name}-{mark}.json"
                 if name != "work" and mark and known.exists():
-                    told = json.loads(known.read_text(encoding="utf-8"))
+                    data = json.loads(known.read_text(encoding="utf-8"))
                 else:
-                    told = judged(capture, exporter, situation.profile)
+                    data = judged(capture, exporter, situation.profile)
                     if name != "work" and mark:
-                        known.write_text(json.dumps(told), encoding="utf-8")
-                found[name] = seen(situation, told)
+                        known.write_text(json.dumps(data), encoding="utf-8")
+                found[name] = seen(situation, data)
         say(situation.name)
         rows.append((situation, found))
     return rows
@@ -226,7 +226,7 @@ def table(
 
 def is_wrong(rows: Iterable[Row], name: str) -> bool:
     """Return whether that revision is wrong about any of them."""
-    return any(told.wrong for _, found in rows for told in found[name].values())
+    return any(data.wrong for _, found in rows for data in found[name].values())
 
 
 def render(rows: Iterable[Row], revisions: Sequence[str]) -> str:
@@ -241,7 +241,7 @@ def render(rows: Iterable[Row], revisions: Sequence[str]) -> str:
         lines.append(f"| `{situation.name}`: {situation.what} | {situation.truth} *{situation.right}* | {cells} |")
     lines.append("")
     for name in revisions:
-        wrong = sum(any(told.wrong for told in found[name].values()) for _, found in rows)
+        wrong = sum(any(data.wrong for data in found[name].values()) for _, found in rows)
         lines.append(f"At {name}, {wrong} of {len(rows)} situations have something wrong.")
     return "\n".join(lines) + "\n"
 

@@ -23,7 +23,7 @@ from closed_loop import accounts, agreement, liveness, timeline
 from closed_loop.accounts import Asked, Pages
 from closed_loop.faults import DOWN, FAULTS, LOOP, named
 from closed_loop.host import Host
-from closed_loop.timeline import Told, judged
+from closed_loop.timeline import FaultRecords, judged
 from sglang_tuning_exporter.mixin.alerts import files
 from sglang_tuning_exporter.sglang.events import LivenessKind
 
@@ -40,10 +40,10 @@ def message(alert: str, status: str) -> dict[str, Any]:
     return {"alerts": [{"status": status, "labels": {"alertname": alert}}]}
 
 
-def told(**changed: Any) -> Told:
+def told(**changed: Any) -> FaultRecords:
     """A server that was killed at 100, told of at 130, started at 140, and back at 170."""
     lines = {"decode": 7, "prefill": 3, "retraction": 0}
-    usual = Told(
+    usual = FaultRecords(
         fault_at=100.0,
         repair_at=140.0,
         ready_at=170.0,
