@@ -136,7 +136,7 @@ class Played:
             int(state.totals().counts["retraction_events"]),
             dict(state.facts.args),
             dict(state.facts.running_limits),
-            state.died,
+            state.life.died,
         )
 
 

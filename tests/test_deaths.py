@@ -47,7 +47,7 @@ def after(*texts: str, every: float = 5.0) -> ServerState:
 
 def verdict(state: ServerState, now: float) -> str:
     state.advance(now)
-    return judge(past_of(state, now, starting=state.starting(now))).verdict
+    return judge(past_of(state, now, starting=state.life.starts(now))).verdict
 
 
 @pytest.mark.parametrize("later", [1.0, 300.0, 1200.0, 40_000.0])
@@ -210,10 +210,10 @@ def test_an_end_in_half_a_log_is_not_the_last_word(monkeypatch: pytest.MonkeyPat
 
 def test_an_end_in_the_log_is_old_once_the_server_has_answered_for_a_minute() -> None:
     state = after(DEATHS["an exception"][0])
-    state.answered(30.0)
-    assert state.died == "scheduler_exception"
-    state.answered(61.0)
-    assert (state.died, verdict(state, 62.0)) == ("", "not_enough_data")
+    state.life.answers(30.0)
+    assert state.life.died == "scheduler_exception"
+    state.life.answers(61.0)
+    assert (state.life.died, verdict(state, 62.0)) == ("", "not_enough_data")
 
 
 def test_with_metrics_a_watchdogs_line_is_a_matter_of_ten_minutes() -> None:

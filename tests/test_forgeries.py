@@ -188,7 +188,7 @@ def test_forged_lines_of_before_the_exporter_came_tell_nothing_of_the_server(wor
         state = ServerState(PROFILES["online"], 0.0)
         for event in LogReader(strict=True).feed(b"".join([*LINES[:MIDDLE], text, *LINES[MIDDLE : MIDDLE + after]])):
             state.recall(event, event.time or 0.0)
-        known.append((state.facts.args, state.facts.running_limits, state.died, state.starting(0.0)))
+        known.append((state.facts.args, state.facts.running_limits, state.life.died, state.life.starts(0.0)))
     assert known[0] == known[1]
 
 

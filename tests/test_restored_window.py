@@ -135,18 +135,18 @@ def test_the_age_of_an_event_goes_on_over_a_restart() -> None:
     old.observe(OutOfMemory(None, NO_RANK, "decode"), 1.0)
     old.observe(lived("process_died"), 31.0)
     new = restarted(old, 41.0, ago=60.0)
-    assert (new.age("decode", 5000.0), new.age("process_died", 5000.0)) == (100.0, 70.0)
-    assert new.age("prefill", 5000.0) is None
+    assert (new.journal.age("decode", 5000.0), new.journal.age("process_died", 5000.0)) == (100.0, 70.0)
+    assert new.journal.age("prefill", 5000.0) is None
     again = restarted(new, 5010.0, ago=5.0, now=9000.0)
-    assert again.age("decode", 9000.0) == 115.0
+    assert again.journal.age("decode", 9000.0) == 115.0
 
 
 @pytest.mark.parametrize("ages", [None, [], {"decode": "x"}, {"decode": -1e300}, {"x": 5.0}, {"decode": True}])
 def test_an_age_is_never_negative_whatever_the_state_file_says(ages: object) -> None:
     new = a_new_state(5000.0)
     new.restore({**a_new_state().saved(0.0), "ages": ages}, 5000.0)
-    assert (new.age("decode", 5000.0) or 0.0) >= 0.0
-    assert new.age("x", 5000.0) is None
+    assert (new.journal.age("decode", 5000.0) or 0.0) >= 0.0
+    assert new.journal.age("x", 5000.0) is None
 
 
 def test_a_healthy_server_is_healthy_after_a_restart_however_often_it_retracted_before() -> None:
@@ -258,11 +258,11 @@ def test_an_event_of_before_the_first_look_is_as_old_as_its_line(place: Place) -
     place.write(CRASH, ago=300.0)
     book, state = place.reader(from_start=True)
     now = time.monotonic()
-    assert state.age("prefill", now) == pytest.approx(9000.0, abs=2.0)
-    assert state.age("scheduler_exception", now) == pytest.approx(300.0, abs=2.0)
+    assert state.journal.age("prefill", now) == pytest.approx(9000.0, abs=2.0)
+    assert state.journal.age("scheduler_exception", now) == pytest.approx(300.0, abs=2.0)
     place.write(OOM.replace("Prefill", "Decode"), ago=300.0)  # a clock that runs behind
     book.poll(state, LOCK)
-    assert state.age("decode", time.monotonic()) == pytest.approx(0.0, abs=2.0)
+    assert state.journal.age("decode", time.monotonic()) == pytest.approx(0.0, abs=2.0)
     book.close()
 
 
@@ -327,7 +327,7 @@ def test_an_end_that_was_printed_before_the_exporter_came_is_still_the_end(place
     place.write(HEALTHY, ago=400.0)
     place.write(CRASH, ago=300.0)
     book, state = place.reader()
-    assert (state.died, state.starting(time.monotonic())) == ("scheduler_exception", False)
+    assert (state.life.died, state.life.starts(time.monotonic())) == ("scheduler_exception", False)
     assert dict(state.liveness) == {}
     book.close()
 
@@ -335,8 +335,8 @@ def test_an_end_that_was_printed_before_the_exporter_came_is_still_the_end(place
 def test_an_end_that_was_printed_before_is_none_once_the_server_answers(place: Place) -> None:
     place.write(CRASH, ago=300.0)
     book, state = place.reader()
-    state.answered()
-    assert state.died == ""
+    state.life.answers()
+    assert state.life.died == ""
     book.close()
 
 
@@ -344,8 +344,8 @@ def test_an_end_that_is_printed_now_is_not_taken_back_by_an_answer_under_way(pla
     book, state = place.reader()
     place.write(CRASH, ago=0.0)
     book.poll(state, LOCK)
-    state.answered()
-    assert state.died == "scheduler_exception"
+    state.life.answers()
+    assert state.life.died == "scheduler_exception"
     book.close()
 
 
@@ -355,7 +355,7 @@ def test_a_start_that_was_printed_before_the_exporter_came_is_under_way_for_half
 ) -> None:
     place.write("server_args={{'tp_size': 1}}", ago=ago)
     book, state = place.reader()
-    assert state.starting(time.monotonic()) is starting
+    assert state.life.starts(time.monotonic()) is starting
     book.close()
 
 
@@ -363,7 +363,7 @@ def test_a_start_that_was_followed_by_a_batch_is_not_under_way(place: Place) -> 
     place.write("server_args={{'tp_size': 1}}", ago=60.0)
     place.write(HEALTHY, ago=30.0)
     book, state = place.reader()
-    assert not state.starting(time.monotonic())
+    assert not state.life.starts(time.monotonic())
     book.close()
 
 

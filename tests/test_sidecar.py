@@ -232,7 +232,7 @@ def test_a_server_that_is_gone_is_starting_only_until_it_has_answered(sglang: Fa
     with watching(sglang_url=sglang.url, log_file=(str(log),)) as sidecar:
         wait_for(lambda: sidecar.health.starting)
         append(log, SERVER_ARGS)
-        wait_for(lambda: sidecar.state.starting(time.monotonic()))
+        wait_for(lambda: sidecar.state.life.starts(time.monotonic()))
         assert sidecar.health.reason == "not_ready"
         sglang.start()
         wait_for(lambda: sidecar.health.up is True)

@@ -187,7 +187,7 @@ def logged(rank: RankState, facts: ServerFacts, now: float) -> StepTime | None:
         return None
     if not rank.decode_samples(now - STALE_SECONDS):
         return None
-    return _fit_of_lines(tuple(rank.decode_samples(now - rank.window_seconds)))
+    return _fit_of_lines(tuple(rank.decode_samples(now - rank.window.length)))
 
 
 @lru_cache(maxsize=MOST_FITS)

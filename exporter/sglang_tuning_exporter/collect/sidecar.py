@@ -179,7 +179,7 @@ class Sidecar:
             troubles.add("log_silent")
             words["log_silent"] = trouble
         starting = (
-            self.health.starting if self.health.up is False else self.health.up is None and self.state.starting(now)
+            self.health.starting if self.health.up is False else self.health.up is None and self.state.life.starts(now)
         )
         half_read = self.log is not None and self.log.reads_the_past
         return past_of(
@@ -277,7 +277,7 @@ class Sidecar:
             self.health.unrecognised = scrape.unrecognised
             outcome.passed_on = native  # the page is freed: nobody needs half a megabyte between two scrapes
             starts = self.state.starts
-            self.state.answered(time.monotonic())
+            self.state.life.answers(time.monotonic())
             self.state.observe_scrape(scrape, time.monotonic())
             self._outage.ends(self.state.starts)
             if self._was_away or self.state.starts != starts:

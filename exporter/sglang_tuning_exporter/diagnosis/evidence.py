@@ -298,7 +298,7 @@ def past_of(
 
     `half_read`: the log is not read to its end, so an end in it need not be the last event.
     """
-    died = "" if half_read else state.died
+    died = "" if half_read else state.life.died
     profile = state.profile.for_edition(first=state.facts.is_first_edition)
     window = profile.window_seconds if seconds is None else seconds
     return Past(
@@ -317,12 +317,12 @@ def past_of(
         now,
         lambda what: state.last_seen(what, now),
         state.knows_waits(now),
-        state.watchdog,
-        {**(words or {}), **ended(died, state.crash)},
+        state.life.watchdog,
+        {**(words or {}), **ended(died, state.life.crash)},
         starting,
         any(rank.states["activity"] == "serving" for rank in state.schedulers),
         state.stages.left_in_vain,
-        state.crash if died else "",
+        state.life.crash if died else "",
         cache(lambda: capacities(state, measured, now)),
     )
 

@@ -152,7 +152,7 @@ class Analysis:
     def _see_end_of_service(self) -> None:
         """Note until when the server serves, before a pause in which it may become idle."""
         if self.course.serves:
-            ends = [until for rank in self.state.schedulers if (until := rank.serves_until) is not None]
+            ends = [until for rank in self.state.schedulers if (until := rank.time.serves_until) is not None]
             if ends:
                 self.course.serves_until(max(ends))
 
@@ -238,7 +238,7 @@ class Analysis:
         self._last[dp] = line
         rank = self.state.ranks.get(dp)
         if rank is not None and self._begin is not None:
-            self._seen.see_states(rank.states_now, self._now)
+            self._seen.see_states(rank.time.held[0], self._now)
 
     def _see(self, what: str, at: float) -> None:
         if self._begin is not None:

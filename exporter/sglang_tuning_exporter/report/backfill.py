@@ -110,7 +110,7 @@ class Night:
 
     def past(self, now: float, seconds: float | None = None) -> Past:
         """Return the evidence of the last `seconds`."""
-        return past_of(self.state, now, seconds=seconds, starting=self.state.starting(now))
+        return past_of(self.state, now, seconds=seconds, starting=self.state.life.starts(now))
 
     def judge(self, now: float) -> Judgement:
         """Return the judgement that the exporter would have made."""

@@ -139,14 +139,14 @@ class Runs:
             by_rank,
             self._starts_before(last) if not restarted else 0,
             hang=self._hang or (state.hang(last) if not restarted else None),
-            watchdog=state.watchdog,
-            words=ended(state.died, state.crash),
-            crash=state.crash,
-            troubles=frozenset({"server_down"} if state.died and not restarted else ()),
+            watchdog=state.life.watchdog,
+            words=ended(state.life.died, state.life.crash),
+            crash=state.life.crash,
+            troubles=frozenset({"server_down"} if state.life.died and not restarted else ()),
             now=last,
             last_seen=sightings.last,
             knows_waits=state.knows_waits(last),
-            starting=not restarted and state.starting(last),
+            starting=not restarted and state.life.starts(last),
             capacities=partial(capacities, state, None, last),
         )
         return JudgedRun(run, judge(past), totals, figures, served, sightings)
@@ -154,7 +154,7 @@ class Runs:
     def _starts_before(self, end: float) -> int:
         """Return the starts of the half hour up to the last one; none if that one has lasted for longer."""
         run = self._last_started
-        if run is None or (end - run > LOOP_SECONDS and not self._state.died):
+        if run is None or (end - run > LOOP_SECONDS and not self._state.life.died):
             return 0
         return self._state.recent_marks(run, LOOP_SECONDS)[START]
 

@@ -43,11 +43,11 @@ class Sampler:
         ranks = self._state.schedulers
         seconds = until - now
         if seconds > STEP_SECONDS:  # no longer than the state holds
-            serving = [end - now for rank in ranks if (end := rank.serves_until) is not None]
+            serving = [end - now for rank in ranks if (end := rank.time.serves_until) is not None]
             seconds = min(seconds, _HOLDS_SECONDS, max([STEP_SECONDS, *serving]))
         running = queued = usage = None
         for rank in ranks:
-            if rank.seen_at is None:
+            if rank.time.seen_at is None:
                 continue
             if rank.running is not None:
                 running = rank.running if running is None else running + rank.running
@@ -93,7 +93,7 @@ class Sampler:
 
     def _take_throughput(self, ranks: list[RankState], now: float, seconds: float) -> None:
         self._throughput_due = now + self.series.width / _THROUGHPUT_STEPS
-        known = [rank.generation_throughput for rank in ranks if rank.seen_at is not None]
+        known = [rank.generation_throughput for rank in ranks if rank.time.seen_at is not None]
         figures = [figure for figure in known if figure is not None]
         if figures:
             self._bucket.add("throughput", sum(figures), seconds)

@@ -31,8 +31,6 @@ DECAY_STEPS = 600.0
 class OtherQueues:
     """The last other queues and new-token ratio; `matters` where one of them can decide why requests wait."""
 
-    __slots__ = ("_ratio", "matters", "queues")
-
     def __init__(self) -> None:
         self.queues: dict[str, float] = {}
         self._ratio: float | None = None

@@ -34,12 +34,6 @@ _WEIGHT = 0.5  # of the newest prefill pace
 class Cadence:
     """How fast the batch lines of one scheduler follow each other."""
 
-    __slots__ = (
-        "_before", "_decode_line", "_decode_lines", "_decoded_at", "_follows", "_joined", "_joins", "_late",
-        "_least_offset", "_moment", "_moment_before", "_pace", "_peak", "_prefills", "_second", "_second_tokens",
-        "_sequences", "_started", "_tokens", "_tokens_before", "_woke_at", "chunk", "full", "goes_on", "interval",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.interval = DECODE_LOG_INTERVAL  # decode steps between two lines, times the tokens that one step may give
         self.chunk: float | None = (

@@ -24,8 +24,6 @@ class DecodeSamples:
     sample, so that a run of lines gives the same samples as its lines one by one.
     """
 
-    __slots__ = ("_due", "_samples", "at", "batch")
-
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float, float | bytes]] = deque(maxlen=_KEPT)  # a line is read when asked for
         self._due = -inf

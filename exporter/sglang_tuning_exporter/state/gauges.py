@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 class Gauges:
     """Requests, usage, graph, throughput and queues; None where nothing is known."""
 
-    # Every line of a log reads a dozen of these; slots are faster than a dictionary.
-    __slots__ = (
-        "_fullest", "_joined", "_last_decode", "_throughput", "beside", "graph", "new_token_ratio", "prompts", "queued", "running",
-        "totals", "usage", "usages",
-    )  # fmt: skip
-
     def __init__(self, totals: Totals, prompts: Prompts) -> None:
         self.totals = totals
         self.prompts = prompts

@@ -31,8 +31,6 @@ class PoolMemory:
     Lines are read when somebody asks: only a retraction does.
     """
 
-    __slots__ = ("_at", "_joined", "_running", "_tokens", "_unread", "_usage", "_vouched")
-
     def __init__(self) -> None:
         self._unread: list[tuple[_Lines, float]] = []
         self._at = 0.0
@@ -100,8 +98,6 @@ class PoolMemory:
 
 class Prompts:
     """The prompts of one scheduler: tokens that wait, and how much of the KV cache one more request needs."""
-
-    __slots__ = ("_pending", "_totals", "are_logged", "dp", "pending_at", "pending_of")
 
     def __init__(self, dp: int | None, totals: Totals) -> None:
         self.dp = dp

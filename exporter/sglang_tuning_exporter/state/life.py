@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import ENDS, Liveness, ServerArgs
@@ -59,7 +60,7 @@ class Life:
         self.decodes()
         self._journal.forget(WATCHDOG)
 
-    def answers(self, now: float) -> None:
+    def answers(self, now: float = -inf) -> None:
         """Note that the server answers: it has started, and an end in the log is that of a run before this one.
 
         That holds for an end that was logged before the exporter started, or long ago.

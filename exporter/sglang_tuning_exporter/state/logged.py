@@ -132,13 +132,13 @@ class LoggedServer:
         known = self.ranks.get(rank.dp) or self.rank(rank.dp, at)
         if self.life.started_at is None and not self.unconfirmed.wait:
             event = known.see_runs(run, rest, now)
-            self._printed = known.seen_at or at
+            self._printed = known.time.seen_at or at
         else:
             if run.decodes:
                 self.life.decodes()
             known.see_runs(run, iter(()), now)
             event = next(rest, None)
-        self.journal.see(WORK, known.seen_at or at)
+        self.journal.see(WORK, known.time.seen_at or at)
         return event
 
     def _see_line(self, line: DecodeBatch | PrefillBatch, now: float) -> bool:
@@ -248,14 +248,14 @@ class LoggedServer:
 
     def _is_sure(self, event: OutOfMemory | _StartLine) -> bool:
         """Whether no raw text can be the line: none is near, or the server has not served yet, or it has ended."""
-        return not event.suspect or not self.life.has_served or bool(self.died)
+        return not event.suspect or not self.life.has_served or bool(self.life.died)
 
     def _accepts(self, event: _StartLine, now: float) -> bool:
         """Whether a line of a start is one: near raw text, only of a server that may be starting."""
         if isinstance(event, ServerArgs):
             return self._is_whole(event)
         ready = isinstance(event, Liveness) and event.what == "ready" and not self.facts.ready
-        return not event.suspect or not self.life.has_served or ready or self.starting(now)
+        return not event.suspect or not self.life.has_served or ready or self.life.starts(now)
 
     @staticmethod
     def _is_whole(event: ServerArgs) -> bool:
@@ -368,20 +368,6 @@ class LoggedServer:
         self.begun = now
         self._schedulers.count_retracted(by_log=self._counts_by_log)
         self._schedulers.begin_window()
-
-    def starting(self, now: float) -> bool:
-        """Whether the log shows a start that has neither become ready nor failed: a large model loads for minutes."""
-        return self.life.starts(now)
-
-    @property
-    def died(self) -> str:
-        """How the log says that the server ended; empty while it may run."""
-        return self.life.died
-
-    @property
-    def crash(self) -> str:
-        """Which process crashed, and how, from the log."""
-        return self.life.crash
 
     @property
     def schedulers(self) -> list[RankState]:

@@ -63,7 +63,7 @@ class Outage:
         self._answers = None
         seconds = now - self._since
         if failure.serves:
-            if not state.died and (seconds < STARTING_SECONDS or _is_empty_at_first(state)):
+            if not state.life.died and (seconds < STARTING_SECONDS or _is_empty_at_first(state)):
                 return Why("not_ready", str(failure))
             return Why("invalid", f"its page has been empty for {seconds / 60:.0f} minutes")
         if failure.reason in AWAY and self._may_start(failure.reason, state, now, seconds):
@@ -76,7 +76,7 @@ class Outage:
     def _without_metrics(self, failure: Failure, state: ServerState, now: float) -> Why:
         """Distinguish a server without --enable-metrics from a proxy that answers 404 for a server that is gone."""
         had = self._seen_with == state.starts
-        gone = had or self._answers is False or state.died or state.start_is_overdue(now)
+        gone = had or self._answers is False or state.life.died or state.life.start_is_overdue(now)
         if self._answers or not gone:
             return Why("metrics_disabled", str(failure))
         return Why(
@@ -89,11 +89,11 @@ class Outage:
 
         An end in the log is decisive.
         """
-        if state.died:
+        if state.life.died:
             return False
-        if state.starting(now):
+        if state.life.starts(now):
             return True
-        if self._seen_with is not None or state.has_served:
+        if self._seen_with is not None or state.life.has_served:
             return False
         return seconds < (STARTING_SECONDS if reason == "not_ready" else UNSEEN_SECONDS)
 

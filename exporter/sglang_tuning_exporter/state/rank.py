@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 class RankState(Gauges):
     """One scheduler: its gauges, and what it did."""
 
-    __slots__ = (
-        "_cadence", "_observed_before", "_others", "_profile", "_samples", "_scraped_at", "_seen_in_log", "advance", "alone",
-        "counters", "dp", "pool", "thresholds", "time", "window",
-    )  # fmt: skip
-
     def __init__(
         self,
         dp: int | None,
@@ -68,29 +63,9 @@ class RankState(Gauges):
         return named(self.time.held[0])
 
     @property
-    def states_now(self) -> States:
-        """What it does now: the states in the order of `SIGNALS`."""
-        return self.time.held[0]
-
-    @property
-    def seen_at(self) -> float | None:
-        """When the present state was seen; None where nothing is known."""
-        return self.time.seen_at
-
-    @property
-    def serves_until(self) -> float | None:
-        """Until when it serves, from the last observation; None where it does not."""
-        return self.time.serves_until
-
-    @property
     def served(self) -> bool:
         """Whether it was seen at work since the server started."""
         return self.totals.counts["observations"] > self._observed_before
-
-    @property
-    def window_seconds(self) -> float:
-        """How long an event counts as recent."""
-        return self._profile.window_seconds
 
     def decode_samples(self, begin: float) -> list[tuple[float, float]]:
         """Return batch and tokens per second of the decode samples from `begin` on."""
@@ -333,7 +308,7 @@ class RankState(Gauges):
         """Whether a prefill line was seen last, and the next line is not overdue."""
         if not self._seen_in_log or self._joined <= 0 or not self.time.serves:
             return False
-        return self.seen_at is not None and now < self.seen_at + self._cadence.hold_seconds()
+        return self.time.seen_at is not None and now < self.time.seen_at + self._cadence.hold_seconds()
 
     def _count_gained(self, new: RankFigures, found: Gained, now: float) -> None:
         """Count what the server's own counters gained."""
@@ -388,7 +363,7 @@ class RankState(Gauges):
         whose next line is overdue is idle, or unknown where requests were waiting. A full prefill batch is full while it is
         computed; afterwards the state follows from its batch.
         """
-        seen, held = self.seen_at or 0.0, self.time.held
+        seen, held = self.time.seen_at or 0.0, self.time.held
         last = seen + HOLD_SECONDS
         if not self._seen_in_log or held[0] is ALL_IDLE:
             return [(last, held)]

@@ -7,7 +7,6 @@ the next one, at most 60 s; the seconds after that are `unknown`.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import TYPE_CHECKING, Any, get_args
 
 from sglang_tuning_exporter.sglang.events import (
@@ -133,24 +132,6 @@ class ServerState(LoggedServer):
         self._count_retractions(self.forgeries.unscraped(), now)
         self._confirm(self.unconfirmed.lost(now, gone=gone))
 
-    def answered(self, now: float = -inf) -> None:
-        """Note that the server answers: its port opens only when the model is loaded, whatever its log has not shown yet."""
-        self.life.answers(now)
-
-    def start_is_overdue(self, now: float) -> bool:
-        """Whether the log shows a start that neither became ready nor failed in the time that one can take."""
-        return self.life.start_is_overdue(now)
-
-    @property
-    def has_served(self) -> bool:
-        """Whether the log has a batch line of this start."""
-        return self.life.has_served
-
-    @property
-    def watchdog(self) -> str:
-        """The stage of the last watchdog line."""
-        return self.life.watchdog
-
     @property
     def has_dp_ranks(self) -> bool:
         """Whether the server has DP ranks of its own."""
@@ -206,10 +187,6 @@ class ServerState(LoggedServer):
         if not self._scraped and self.journal.is_last_word(WATCHDOG):
             found[WATCHDOG] = max(found[WATCHDOG], 1)
         return found
-
-    def age(self, what: str, now: float) -> float | None:
-        """Return how long ago a failure, by phase, or a `LivenessKind` last happened; None where it never did."""
-        return self.journal.age(what, now)
 
     def last_seen(self, what: Hashable, now: float) -> float | None:
         """Return when an event, by name, or a state, by signal and state, was last seen; None where it never was."""

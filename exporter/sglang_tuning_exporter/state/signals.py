@@ -85,10 +85,6 @@ def _always(_running: float, _usage: float, _target: float) -> bool:
 class Classifier:
     """Gives the states of one scheduler by its thresholds; `waits_by` is that of `Arguments`."""
 
-    __slots__ = (
-        "_all_but_one", "_largest", "_limit", "_lower", "_objective", "_target", "_unqueued", "_upper", "_waits_by", "_without_graph",
-    )  # fmt: skip
-
     def __init__(
         self,
         profile: Profile,

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
 class Thresholds:
     """The thresholds in force; they change with the facts, at a start and hardly ever else."""
 
-    __slots__ = (
-        "_profile",
-        "chunk",
-        "classifier",
-        "dp",
-        "facts",
-        "interval",
-        "most",
-        "revision",
-        "tokens_per_interval",
-    )
-
     def __init__(self, dp: int | None, profile: Profile, facts: ServerFacts) -> None:
         self.dp = dp
         self.facts = facts

@@ -24,11 +24,6 @@ class Timeline:
     was seen for so long that no gauge is valid.
     """
 
-    __slots__ = (
-        "_expire", "_plan", "_planned", "_rest", "_stages", "_stood_since", "admission", "counted_to", "held", "seen_at", "served_seconds", "stands", "totals",
-        "until", "updated_at", "window",
-    )  # fmt: skip
-
     def __init__(
         self,
         now: float,

@@ -44,8 +44,6 @@ class Totals:
     running), and of its part with admission `held_back` (held_back_usage, held_back_running). All three are computed when they are read.
     """
 
-    __slots__ = ("_integrals", "_running_seconds", "_seconds", "_snapshots", "counts", "pending")
-
     def __init__(
         self,
         seconds: defaultdict[tuple[Signal, str], float] | None = None,
@@ -209,8 +207,6 @@ def batch_size_bucket(running: float) -> int:
 class Snapshot:
     """Some `Totals` at one moment; set `wanted` to False when it is no longer needed."""
 
-    __slots__ = ("_counts", "_source", "_totals", "wanted")
-
     def __init__(self, source: Totals) -> None:
         self.wanted = True
         self._source: Totals | None = source
@@ -240,7 +236,7 @@ class Window:
     """Keeps `Totals` every 10 s: what happened in the last `length` seconds is a difference."""
 
     def __init__(self, length: float) -> None:
-        self._length = length
+        self.length = length
         self._marks: deque[tuple[float, Snapshot]] = deque()
         self.due = -inf  # when the next mark is kept
 
@@ -250,7 +246,7 @@ class Window:
             return
         self.due = now + STEP_SECONDS
         self._marks.append((now, totals.snapshot()))
-        while len(self._marks) > 2 and self._marks[1][0] <= now - self._length:
+        while len(self._marks) > 2 and self._marks[1][0] <= now - self.length:
             self._marks.popleft()[1].wanted = False
 
     def begin(self, totals: Totals) -> None:
@@ -263,7 +259,7 @@ class Window:
 
     def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
         """Return what came in the last `seconds` (by default the window's length), from the nearest mark before."""
-        start = now - (self._length if seconds is None else seconds)
+        start = now - (self.length if seconds is None else seconds)
         before = [mark for at, mark in self._marks if at <= start]
         return totals - (before[-1].totals if before else Totals())
 

@@ -38,7 +38,7 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     for stage in STAGES:
         stuck.add_metric([stage], float(stage == judgement.past.stage))
     yield stuck
-    yield _end(judgement, died=bool(sidecar.state.died))
+    yield _end(judgement, died=bool(sidecar.state.life.died))
     recommended = gauge(
         "recommendation_timestamp_seconds",
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"

@@ -112,7 +112,7 @@ def _events(sidecar: SidecarView, now: float, counts: Metric, ages: Metric, even
     state, names = sidecar.state, events if sidecar.config.log_file else ()
     counted = state.out_of_memory if events is OUT_OF_MEMORY_PHASES else state.liveness
     yield by_label(counts, [(event, counted[event]) for event in names])
-    yield by_label(ages, [(event, state.age(event, now)) for event in names])
+    yield by_label(ages, [(event, state.journal.age(event, now)) for event in names])
 
 
 def thresholds(sidecar: SidecarView) -> Iterable[Metric]:

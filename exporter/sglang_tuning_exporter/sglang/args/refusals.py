@@ -164,34 +164,17 @@ class _Values:
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _attention_ranks(values: _Values) -> float:
-    return attention_ranks(values.known)
-
-
-def _ranks(values: _Values) -> float:
-    return max(attention_ranks(values.known), values.figure("dp_size") or 1.0)
-
-
-def _gpus(values: _Values) -> float:
-    return (values.figure("tp_size") or 1.0) * (values.figure("pp_size") or 1.0)
-
-
-def _chunk_of_a_rank(values: _Values) -> float | None:
-    chunk = values.figure("chunked_prefill_size")
-    return None if chunk is None else in_force("chunked_prefill_size", chunk, values.known, values.release)
-
-
-def _requests_of_a_rank(values: _Values) -> float | None:
-    requests = values.figure("max_running_requests")
-    return None if requests is None else in_force("max_running_requests", requests, values.known, values.release)
+def _of_a_rank(arg: str, values: _Values) -> float | None:
+    figure = values.figure(arg)
+    return None if figure is None else in_force(arg, figure, values.known, values.release)
 
 
 _MADE: dict[str, Callable[[_Values], object]] = {
-    "attention_ranks": _attention_ranks,
-    "ranks": _ranks,
-    "gpus": _gpus,
-    "chunk_of_a_rank": _chunk_of_a_rank,
-    "requests_of_a_rank": _requests_of_a_rank,
+    "attention_ranks": lambda values: attention_ranks(values.known),
+    "ranks": lambda values: max(attention_ranks(values.known), values.figure("dp_size") or 1.0),
+    "gpus": lambda values: (values.figure("tp_size") or 1.0) * (values.figure("pp_size") or 1.0),
+    "chunk_of_a_rank": lambda values: _of_a_rank("chunked_prefill_size", values),
+    "requests_of_a_rank": lambda values: _of_a_rank("max_running_requests", values),
 }
 _RANKS = ("enable_dp_attention", "dp_size", "attn_dp_size")
 _MADE_OF: dict[str, tuple[str, ...]] = {
@@ -203,43 +186,20 @@ _MADE_OF: dict[str, tuple[str, ...]] = {
 }
 
 
-def _is_on(value: object, _: object) -> bool:
-    return bool(value)
-
-
-def _is_off(value: object, _: object) -> bool:
-    return not value
-
-
-def _is_in(value: object, among: Any) -> bool:
-    return value in among
-
-
-def _is_not_in(value: object, among: Any) -> bool:
-    return value is not None and value not in among
-
-
-def _is_above(value: object, bound: Any) -> bool:
-    return isinstance(value, (int, float)) and value > bound
-
-
-def _is_below(value: object, bound: Any) -> bool:
-    return isinstance(value, (int, float)) and value < bound
-
-
-def _is_no_multiple(value: object, of: Any) -> bool:
-    return isinstance(value, (int, float)) and isinstance(of, (int, float)) and of > 0 and value % of != 0
-
-
-_TESTS: dict[str, Callable[[object, Any], bool]] = {
-    "on": _is_on,
-    "off": _is_off,
-    "set": _is_on,
-    "in": _is_in,
-    "not in": _is_not_in,
-    "above": _is_above,
-    "not above": lambda value, bound: isinstance(value, (int, float)) and not value > bound,
-    "below": _is_below,
-    "not below": lambda value, bound: isinstance(value, (int, float)) and not value < bound,
-    "not multiple of": _is_no_multiple,
+# (value, what it is compared with) -> whether the test holds
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "on": lambda value, _: bool(value),
+    "off": lambda value, _: not value,
+    "set": lambda value, _: bool(value),
+    "in": lambda value, among: value in among,
+    "not in": lambda value, among: value is not None and value not in among,
+    "above": lambda value, bound: _is_figure(value) and value > bound,
+    "not above": lambda value, bound: _is_figure(value) and not value > bound,
+    "below": lambda value, bound: _is_figure(value) and value < bound,
+    "not below": lambda value, bound: _is_figure(value) and not value < bound,
+    "not multiple of": lambda value, of: _is_figure(value) and _is_figure(of) and of > 0 and value % of != 0,
 }
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, (int, float))
