@@ -497,3 +497,16 @@ def test_an_objective_that_burns_has_the_advice_of_its_cause() -> None:
     found = {each.diagnosis.id: each for each in findings(burning())}
     assert found["running_at_limit"].advice
     assert found["time_to_first_token_burning_fast"].advice == found["running_at_limit"].advice
+
+
+def test_evidence_without_a_figure_says_what_was_seen() -> None:
+    words = "its /metrics could not be scraped (connection refused)"
+    down = replace(past(), troubles=frozenset({"server_down"}), words={"server_down": words})
+    (found,) = [each for each in findings(down) if each.diagnosis.id == "server_down"]
+    assert [each.name for each in found.evidence] == [words]
+    (found,) = [
+        each
+        for each in findings(replace(past(), troubles=frozenset({"log_silent"})))
+        if each.diagnosis.id == "log_silent"
+    ]
+    assert [each.name for each in found.evidence] == ["the log has no new batch lines"]

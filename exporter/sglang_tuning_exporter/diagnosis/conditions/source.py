@@ -69,7 +69,7 @@ class SourceTrouble(Condition):
         words = past.words.get(self.trouble) or self.words
         crash = f"SGLang has ended: {past.crash}." if past.crash and self.is_end else ""
         held = float(self.trouble in past.troubles)
-        return Evidence("troubles", held, 0.0, "count", since=since, text=words, headline=crash)
+        return Evidence(words or self.described, held, 0.0, "count", since=since, text=words, headline=crash)
 
     def promql(self) -> list[str]:
         return self.expression.splitlines()
