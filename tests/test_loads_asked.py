@@ -73,7 +73,7 @@ def test_a_release_that_asks_its_schedulers_is_left_alone(sidecar: Sidecar, sgla
 def test_a_server_without_it_counts_a_failure_and_serves_all_else(sidecar: Sidecar, sglang: FakeSGLang) -> None:
     sglang.answers |= {"/server_info": info("0.5.23")}
     sidecar.start()
-    wait_for(lambda: failures(sidecar, "metrics_disabled") == 1)
+    wait_for(lambda: failures(sidecar, "http_404") == 1)
     assert sidecar.health.up is True
 
 

@@ -56,5 +56,5 @@ class LoadsInquiry:
             self.failures["invalid"] += 1
 
     def failed(self, reason: str) -> None:
-        """Count a failed request by its reason."""
-        self.failures[reason] += 1
+        """Count a failed request by its reason; a 404 of this path does not mean that metrics are disabled."""
+        self.failures["http_404" if reason == "metrics_disabled" else reason] += 1
