@@ -238,7 +238,9 @@ def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float =
     random, moments = Random(dp), NONE
     at = begin
     while at <= end:
-        moments = moments.plus(of([random.randint(4, 12) for _ in range(100)], lambda batch: 0.004 + 0.0005 * batch))
+        moments = total(
+            (moments, of([random.randint(4, 12) for _ in range(100)], lambda batch: 0.004 + 0.0005 * batch))
+        )
         microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
         measured.observe(
             [
@@ -420,7 +422,7 @@ def at_limit(
     """Ten more minutes of the same counters with nine requests in each step."""
     moments = NONE if at is None else at.decode
     for number in range(1, 130):
-        moments = moments.plus(of([9] * 100, lambda _: seconds))
+        moments = total((moments, of([9] * 100, lambda _: seconds)))
         microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
         now = begin + 5.0 * number
         load = Load(

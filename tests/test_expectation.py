@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.capacity.estimate import Estimate
+from sglang_tuning_exporter.capacity.estimate import BETWEEN, Estimate
 from sglang_tuning_exporter.capacity.model import RankCapacity
 from sglang_tuning_exporter.capacity.prediction import at, largest_within, predict, throughput
 from sglang_tuning_exporter.capacity.prefill import Prefill
@@ -231,3 +231,36 @@ def test_a_kv_cache_of_twice_the_tokens_runs_twice_the_requests() -> None:
     assert [each.suggested for each in advice] == [6000.0]
     assert advice[0].expected is not None
     assert advice[0].expected.then.requests == pytest.approx(20.0)
+
+
+def test_an_exact_fit_is_predicted_no_closer_than_minutes_differ() -> None:
+    exact = Estimate(1000.0, 1000.0, 1000.0).later
+    assert (exact.low, exact.high) == pytest.approx((1000.0 * (1 - 1.96 * BETWEEN), 1000.0 * (1 + 1.96 * BETWEEN)))
+
+
+@pytest.mark.parametrize("half", [0.1, 0.5, 3.0])
+def test_the_spread_between_minutes_is_added_to_the_fits_own(half: float) -> None:
+    own = around(1000.0, half)
+    later = own.later
+    assert later.low <= own.low or later.low == 0.0
+    assert later.high > own.high
+    assert later.low >= 0.0
+
+
+def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
+    sure, unsure = (measured(prefill=1000.0, mix=2.0) for _ in range(2))
+    unsure = replace(unsure, prefill=Prefill(around(1000.0, 0.5), None))
+    first, second = throughput(sure, 8), throughput(unsure, 8)
+    assert first is not None
+    assert second is not None
+    assert second.value == pytest.approx(first.value)
+    assert second.low < first.low < first.high < second.high
+
+
+def test_under_five_per_cent_is_judged_without_the_spread_between_minutes() -> None:
+    """The machine's drift moves both sides of the change."""
+    flat = advised(past(measured(fixed=0.00001, per_request=0.01, half=0.001)))
+    assert flat.expected is not None
+    assert flat.expected.gain_interval[1] < 0.05
+    then = flat.expected.then.tokens_per_second
+    assert then.later.high > 1.1 * then.value

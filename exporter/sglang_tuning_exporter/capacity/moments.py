@@ -24,10 +24,6 @@ class Moments(NamedTuple):
         """Return the mean step of a decode line as one step with one token per request."""
         return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch)
 
-    def plus(self, other: Moments) -> Moments:
-        """Return the sum of both."""
-        return total((self, other))
-
     def minus(self, earlier: Moments) -> Moments:
         """Return the sums since `earlier`."""
         return Moments(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
@@ -88,13 +84,9 @@ def windows(parts: Sequence[Moments], most: int) -> list[Moments]:
             continue
         seen += part[0]
         if seen >= steps * (len(found) + 1) / most:
-            found.append(_with_steps(parts[begin : place + 1]))
+            found.append(total(each for each in parts[begin : place + 1] if each[0]))
             begin = place + 1
-    last = _with_steps(parts[begin:])
+    last = total(each for each in parts[begin:] if each[0])
     if last.steps:
         found.append(last)
     return found[:most]
-
-
-def _with_steps(parts: Sequence[Moments]) -> Moments:
-    return total(part for part in parts if part[0])
