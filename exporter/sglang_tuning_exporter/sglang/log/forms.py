@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
+from sglang_tuning_exporter.sglang.log.json_lines import (
+    Path,
+    json_of,
+    leaves_of,
+    quoted_text,
+    records_of,
+    text_of,
+    value_at,
+)
 from sglang_tuning_exporter.sglang.log.layers import (
     BYTES,
     CRI,
@@ -15,16 +24,9 @@ from sglang_tuning_exporter.sglang.log.layers import (
     Csv,
     Json,
     Line,
-    Path,
     Quoted,
     again,
-    json_of,
-    leaves_of,
-    quoted_text,
-    records_of,
     row_of,
-    text_of,
-    value_at,
 )
 from sglang_tuning_exporter.sglang.log.stamps import value_seconds
 
