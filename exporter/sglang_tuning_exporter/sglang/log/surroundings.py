@@ -115,8 +115,11 @@ class Surroundings:
         if shape.pattern is None:
             return None
         text = strip_colours(stretch) if b"\x1b" in stretch else stretch
-        template = rb"\1" if shape.is_json else b""
         number = text.count(b"\n") + (text[-1:] != b"\n")
+        if shape.is_json and shape.pattern.groups == 1 and len(bodies := shape.pattern.findall(text)) == number:
+            end = b"\n" if text[-1:] == b"\n" else b""
+            return (b"\n".join(bodies) + end).replace(b'\\"', b'"')  # a template would cost twice the rest
+        template = rb"\1" if shape.is_json else b""
         bare, found = shape.pattern.subn(template, text)
         if found < number and (text[:1] == b"[" or b"\n[" in text):
             lines = (shape.pattern.subn(template, line) for line in text.split(b"\n"))
