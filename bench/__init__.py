@@ -1,1 +1,1 @@
-"""Figures against peers, each pair measured in one run: `python -m bench`."""
+"""Benchmarks against peers, each pair measured in one run: `python -m bench`."""

@@ -50,8 +50,8 @@ def _log(directory: Path, megabytes: int) -> Table:
         ["what", "CPU", "speed", "against mtail", "peak memory"],
     )
     for name, usage in used.items():
-        told = json.loads(usage.output) if name.startswith("parse") else {}
-        cpu, peak = told.get("cpu", usage.cpu), told.get("peak", usage.peak)
+        found = json.loads(usage.output) if name.startswith("parse") else {}
+        cpu, peak = found.get("cpu", usage.cpu), found.get("peak", usage.peak)
         ratio = "" if base is None else f"{base / cpu:.1f}x" if cpu else "-"
         memory = f"{peak / 2**20:.0f} MB" if name in LARGE else ""
         table.rows.append([name, f"{cpu:.2f} s", f"{log.lines / max(cpu, 0.001):,.0f} lines/s", ratio, memory])
@@ -60,12 +60,12 @@ def _log(directory: Path, megabytes: int) -> Table:
 
 
 def _compared(log: Path, directory: Path, used: dict[str, measure.Usage]) -> str:
-    """Say that all found the same. Raises `equivalence.DifferentError` where they did not."""
+    """Return in words that all programs found the same. Raises `equivalence.DifferentError` where they did not."""
     found = equivalence.figures(log)
     for name, usage in used.items():
         if name.startswith("parse"):
-            told = json.loads(usage.output)["figures"]
-            equivalence.demand({figure: found[figure] for figure in told}, told, f"the timed {name}")
+            timed = json.loads(usage.output)["figures"]
+            equivalence.demand({figure: found[figure] for figure in timed}, timed, f"the timed {name}")
     if "mtail" not in used:
         return mtail.MISSING
     equivalence.demand(found, equivalence.counted_by_mtail(used["mtail"].output), "mtail")
@@ -100,7 +100,7 @@ def _machine() -> str:
 
 
 def main() -> None:
-    """Measure, print, and write `docs/benchmarks.md` when asked to."""
+    """Measure, print, and with `--write` write `docs/benchmarks.md`."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help="log, report, page, idle, scrapes, lines, chain (default: all)"

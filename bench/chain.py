@@ -38,7 +38,7 @@ Try to allocate {} tokens.
 
 
 class _Flag:
-    """A page with one gauge, which is turned by hand."""
+    """A page with one gauge, which is set by hand."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -61,7 +61,7 @@ class _Flag:
 
 
 class _Minimal(Stack):
-    """The gauge in the exporter's place and one rule in that of all others; intervals and grouping are the real chain's."""
+    """The shortest chain: the gauge instead of the exporter, and one rule; intervals and grouping are those of the real chain."""
 
     def __init__(self, directory: Path, flag: _Flag, **settings: Any) -> None:
         super().__init__(directory, sglang_url=None, log_file=None, profile="online", **settings)
@@ -83,7 +83,7 @@ class _Minimal(Stack):
 
 
 class _Heard:
-    """When a webhook heard of an alert."""
+    """When a webhook received an alert."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -96,7 +96,7 @@ class _Heard:
                 self._arrived.put((alert["status"], now))
 
     def wait(self, status: str) -> float:
-        """Give the moment at which it was told so. Raises `TimeoutError`."""
+        """Return when it received the alert. Raises `TimeoutError`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         try:
             while True:
@@ -108,7 +108,7 @@ class _Heard:
 
 
 def measure(directory: Path) -> Table:
-    """Let both fire at the same moments."""
+    """Let both chains fire at the same time, several times."""
     table = Table(
         "From a condition to the webhook",
         f"A traceback of an out-of-memory is written to the log; `serve` reads it, Prometheus scrapes and evaluates the committed rules every "
@@ -131,7 +131,7 @@ def measure(directory: Path) -> Table:
 
 
 def _trials(directory: Path) -> Iterator[tuple[float, float]]:
-    """Seconds until each webhook was told, ours first."""
+    """Return the seconds until each webhook received the alert, ours first."""
     for name in ("ours", "shortest"):
         (directory / name).mkdir()
     log, flag = directory / "chain.log", _Flag()
@@ -146,7 +146,7 @@ def _trials(directory: Path) -> Iterator[tuple[float, float]]:
     try:
         for chain in chains:
             chain.start()
-        # A counter is seen to rise only where it was seen before, and Prometheus takes some five seconds to begin.
+        # An increase needs a sample before it, and Prometheus takes about five seconds to begin.
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not chains[0].query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -161,7 +161,7 @@ def _trials(directory: Path) -> Iterator[tuple[float, float]]:
             flag.value = 0
             ours.wait("resolved")
             shortest.wait("resolved")
-            time.sleep(3)  # until Alertmanager has forgotten the group, or the next would not wait for its `group_wait`
+            time.sleep(3)  # until Alertmanager has forgotten the group, so that the next alert waits for `group_wait`
     finally:
         for chain in chains:
             chain.stop()

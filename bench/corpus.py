@@ -1,6 +1,6 @@
-"""A long log of one server, made from the recordings: each start once, then its working hours again and again.
+"""A long log of one server, made from the recordings: each start once, then its work repeated.
 
-The times advance and the figures differ from round to round, so that nobody can answer from memory what only looks new.
+Times advance and figures differ from round to round, so that no program can answer from a cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PORT = re.compile(rb"(127\.0\.0\.1:)(\d+)")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where the log lies, and how much of everything is in it."""
+    """A written log: its path, lines, bytes and starts."""
 
     path: Path
     lines: int
@@ -50,20 +50,20 @@ class _Recording:
         text = gzip.decompress(path.read_bytes())
         end = text.index(b"\n", text.index(_READY)) + 1
         work = text[end:]
-        # The end of the server and a second start are no working hours.
+        # Without the end of the server and a second start.
         if (close := _END.search(work)) is not None:
             work = work[: close.start()]
         return cls(text[:end], b"".join(line for line in work.splitlines(keepends=True) if line.startswith(b"[")))
 
 
 class _Clock:
-    """Gives every printed time a later one."""
+    """Moves printed times to later ones."""
 
     def __init__(self, begin: dt.datetime) -> None:
         self.now = begin
 
     def shift(self, text: bytes) -> bytes:
-        """Let `text` begin now and go on from there."""
+        """Return `text` with its times moved to begin now."""
         first = _TIME.search(text)
         if first is None:
             return text
@@ -88,7 +88,7 @@ def _varied(text: bytes, by: int) -> bytes:
 
 
 def _pieces(size: int) -> Iterator[tuple[bytes, int]]:
-    """Starts and working hours, in order, until every recording has had its share of `size` bytes."""
+    """Return starts and work in order, with an equal share of `size` bytes for each recording."""
     clock = _Clock(dt.datetime(2026, 1, 1))  # noqa: DTZ001
     for path in RECORDINGS:
         recording = _Recording.read(path)
@@ -113,7 +113,7 @@ WRAPPINGS: dict[str, Callable[[str, str], str]] = {"Docker JSON": _docker, "CRI"
 
 
 def wrapped(log: Path, path: Path, wrap: Callable[[str, str], str]) -> Path:
-    """Write a log to `path` as something that keeps logs would, each line with the time that was printed last."""
+    """Write a log to `path` in a wrapping, each line with the time that was printed last."""
     moment = "2026-01-01T00:00:00.000000000Z"
     with log.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as file:
         for line in lines:

@@ -1,6 +1,6 @@
-"""Whether mtail's program found in a log what our parse found: only then are their times compared.
+"""Whether mtail's program and our parse find the same in a log: only then are their times compared.
 
-`figures` reads line by line, so that it also holds what the timed parse says of whole seconds against their lines.
+`figures` reads line by line, so it also checks the timed parse, which reads whole seconds at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TESTS = Path(__file__).parent.parent / "tests" / "data" / "logs"
 _FAILURES = Path(__file__).parent / "failures.log"
 BLOCK = 256 << 10
 KINDS = ("decode", "prefill", "retraction", "startup", "out_of_memory", "liveness", "access")
-# What mtail's metrics are called here, where one is a sum over its labels; those with a label of interest stand below.
+# Our names of mtail's metrics that are summed over their labels.
 _SUMS = {
     "admitted_requests_total": "admitted requests",
     "computed_tokens_total": "computed prompt tokens",
@@ -41,11 +41,11 @@ _BY_LABEL = {"log_lines_total": "lines of", "liveness_total": "liveness", "out_o
 
 
 class DifferentError(Exception):
-    """The two found different things in the same log."""
+    """Two programs found different figures in the same log."""
 
 
 def figures(path: Path) -> Counter[str]:
-    """Count what our reader finds in a log, line by line."""
+    """Return what our reader finds in a log, line by line."""
     reader, found = LogReader(), Counter[str]()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -70,7 +70,7 @@ def figures(path: Path) -> Counter[str]:
 
 
 def counted_by_mtail(output: bytes) -> Counter[str]:
-    """Read the same figures from what mtail prints at its end."""
+    """Return the same figures from mtail's output."""
     found = Counter[str]()
     for name, metrics in json.loads(output).items():
         for each in (value for metric in metrics for value in metric.get("LabelValues") or ()):
@@ -85,7 +85,7 @@ def counted_by_mtail(output: bytes) -> Counter[str]:
 
 
 def demand(ours: Mapping[str, int], theirs: Mapping[str, int], where: str) -> None:
-    """Let nothing pass but two equal counts. Raises `DifferentError`."""
+    """Compare the counts. Raises `DifferentError` where they differ."""
     differences = [
         f"{name}: {ours.get(name, 0):,} by our parse, {theirs.get(name, 0):,} by {where}"
         for name in sorted({*ours, *theirs})
@@ -96,7 +96,7 @@ def demand(ours: Mapping[str, int], theirs: Mapping[str, int], where: str) -> No
 
 
 def check_dialects(directory: Path) -> int:
-    """Let both read every release's wordings and every failure's: how many figures were equal. Raises `DifferentError`."""
+    """Read the lines of all releases and failures with both; return how many figures were equal. Raises `DifferentError`."""
     log = directory / "dialects.log"
     log.write_bytes(b"".join(path.read_bytes() for path in (*sorted(_TESTS.glob("*.log")), _FAILURES)))
     command = mtail.command(log)

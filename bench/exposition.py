@@ -25,7 +25,7 @@ RUNS = 7
 
 
 def page(ranks: int) -> str:
-    """Give a recorded page; of more than one rank with every series of a scheduler once for each, as DP attention prints it."""
+    """Return a recorded page; for more than one rank with every series of a scheduler once for each, as DP attention prints it."""
     recorded = gzip.decompress(max(RECORDED.glob("metrics-*.prom.gz")).read_bytes()).decode()
     if ranks == 1:
         return recorded
@@ -47,7 +47,7 @@ def _seconds(read: Callable[[], object]) -> float:
 
 
 def measure() -> tuple[int, int, float, float, float, float]:
-    """Give samples and bytes of the page; CPU seconds of prometheus_client, of our scan, of scan with figures, and of the page again."""
+    """Return samples and bytes of the page; CPU seconds of prometheus_client, of our scan, of scan with figures, and of the page again."""
     text = page(RANKS)
     theirs = _seconds(lambda: sum(len(family.samples) for family in text_string_to_metric_families(text)))
     ours = _seconds(lambda: exposition.scan(text))

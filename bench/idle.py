@@ -1,4 +1,4 @@
-"""What a sidecar costs while it only waits: memory and CPU beside two peers, all at the same time."""
+"""Memory and CPU of an idle sidecar beside two peers, all at the same time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 SECONDS = 75
 INTERVAL = 15
-WARM_UP = 10  # scrapes, so that what is made once has been made
+WARM_UP = 10  # scrapes before the measurement, so that caches are filled
 MOST_MB, MOST_PERCENT = 60.0, 0.2
 RANKS = (1, 8)
 ACCESS = b'[2026-01-01 00:00:00] INFO:     127.0.0.1:40000 - "GET /metrics HTTP/1.1" 200 OK\n'
 
 
 def measure(directory: Path) -> Table:
-    """Let them idle for `SECONDS`, scraped every `INTERVAL`."""
+    """Return memory and CPU of idle programs over `SECONDS`, scraped every `INTERVAL`."""
     table = Table(
         "Memory and CPU at rest",
         f"`serve` on a log and on a server's `/metrics`, mtail on the same log, and Debian's exporter of machine metrics, side by side for {SECONDS} s, each "
@@ -79,7 +79,7 @@ def _start(stack: ExitStack, directory: Path) -> tuple[list[Path], dict[str, Run
 
 
 def _start_time() -> str:
-    """Say how long `--help` takes, beside an interpreter that does nothing."""
+    """Return how long `--help` takes, beside an interpreter that does nothing."""
     taken: dict[str, list[float]] = {"-m sglang_tuning_exporter --help": [], "-c pass": []}
     for _ in range(7):
         for arguments, seconds in taken.items():

@@ -1,4 +1,4 @@
-"""How long figures take through us: a scrape beside SGLang's own page, and a line of the log beside mtail."""
+"""The delay of figures through the exporter: a scrape beside SGLang's own page, and a log line beside mtail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MTAIL = re.compile(rb"^retraction_events_total(?:\{[^\n]*\})? (\S+)", re.MULTIL
 
 
 def scrapes(directory: Path) -> Table:
-    """Ask SGLang's stand-in and us in turn."""
+    """Scrape an imitated SGLang and the exporter in turn."""
     table = Table(
         "What a scrape through the sidecar adds",
         f"{REQUESTS} requests to a stand-in for SGLang that answers with a recorded page at a constant cost, and {REQUESTS} to our `/metrics`, "
@@ -75,7 +75,7 @@ def scrapes(directory: Path) -> Table:
 
 
 def lines(directory: Path) -> Table:
-    """Write a line, ask until its counter has moved; mtail and we in turn."""
+    """Write a line and scrape until its counter has changed; mtail and the exporter in turn."""
     table = Table(
         "From a line of the log to `/metrics`",
         f"{LINES} retractions, each written after a pause of 0.2 to 0.5 s; `/metrics` is asked again and again until the counter has moved. "

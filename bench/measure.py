@@ -1,4 +1,4 @@
-"""CPU seconds and peak memory of another process: what it used itself, not how long it waited."""
+"""CPU seconds, wall seconds and peak memory of another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS = 3
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process and its children used: user and system seconds, seconds by the clock, and the most memory it held, bytes."""
+    """CPU seconds (user and system) and wall seconds of a process and its children, and its peak memory in bytes."""
 
     cpu: float
     wall: float
@@ -40,7 +40,7 @@ def run(command: Sequence[str]) -> Usage:
 
 
 def best_of(commands: dict[str, Sequence[str]]) -> dict[str, Usage]:
-    """Run all commands in turn, several times, and keep each one's best: a busy machine slows all of them alike."""
+    """Run all commands in turn, several times; return the best of each: a busy machine slows all alike."""
     best: dict[str, Usage] = {}
     for _ in range(RUNS):
         for name, command in commands.items():

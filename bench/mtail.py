@@ -1,4 +1,4 @@
-"""mtail with a program that keeps the same counters and gauges, as far as its language goes."""
+"""mtail with a program that keeps the same counters and gauges, as far as its language can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = "mtail is not installed (`apt-get install mtail`), so its row is missi
 
 
 def command(log: Path) -> Sequence[str] | None:
-    """Give the command that reads `log` once; `None` where mtail is not installed."""
+    """Return the command that reads `log` once; `None` where mtail is not installed."""
     found = shutil.which("mtail")
     if found is None:
         return None

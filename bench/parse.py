@@ -18,7 +18,7 @@ BLOCK = 256 << 10
 
 
 def read(path: Path, *, into_state: bool) -> dict[str, Any]:
-    """Read a log as the exporter does: CPU seconds without the interpreter's start, peak memory, and what was found."""
+    """Read a log as the exporter does; return CPU seconds without the interpreter's start, peak memory, and the figures."""
     reader = LogReader()
     state: ServerState | None = None
     begin = time.process_time()
@@ -38,10 +38,10 @@ def read(path: Path, *, into_state: bool) -> dict[str, Any]:
 
 
 def _figures(reader: LogReader, state: ServerState | None) -> dict[str, float]:
-    """Name what was found as `bench.equivalence` does."""
+    """Return the figures with the names of `bench.equivalence`."""
     found: dict[str, float] = {f"lines of {kind}": reader.counts[kind] for kind in KINDS}
     if state is not None:
-        # Of all schedulers: the corpus tells of servers with DP ranks and without.
+        # Of all schedulers: the corpus has servers with DP ranks and without.
         counts = Counter[str]()
         for rank in state.ranks.values():
             counts.update(rank.totals.counts)
@@ -60,7 +60,7 @@ def _figures(reader: LogReader, state: ServerState | None) -> dict[str, float]:
 
 
 def _peak() -> int:
-    """Most memory held since this program began, bytes; what wait4 tells also counts the process it was forked from."""
+    """Return the peak memory of this program in bytes; the figure of wait4 includes the process that it was forked from."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""The programs that are compared while they run: started on a free port, asked for their page, and what they use."""
+"""The programs that are compared while they run: started on a free port and scraped, with the memory and CPU they use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LISTENING = re.compile(r"listening on (http://[^,]+),")
 
 @dataclass(frozen=True)
 class Running:
-    """A process and where its page is."""
+    """A process and the address of its page."""
 
     pid: int
     url: str
 
     @property
     def rss(self) -> int:
-        """Bytes of memory that it holds now."""
+        """Its present memory in bytes."""
         found = re.search(
             r"^VmRSS:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text(encoding="ascii"), re.MULTILINE
         )
@@ -42,13 +42,13 @@ class Running:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds, user and system, that all its threads have used."""
+        """CPU seconds (user and system) of all its threads."""
         fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def page(url: str) -> bytes:
-    """Ask once for `/metrics` on a connection of its own, as cheaply as Python can."""
+    """Scrape `/metrics` once on a new connection, as cheaply as Python can."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
     try:
         connection.request("GET", "/metrics")
@@ -93,7 +93,7 @@ def node_exporter() -> Iterator[Running | None]:
 
 
 def version(program: str) -> str:
-    """Say which Debian package of a program is installed."""
+    """Return the installed version of a program's Debian package."""
     asked = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Version}", program], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""An imitated server that knows every line it has written: its log, rotated as logrotate does, and its page."""
+"""An imitated server that counts every line it writes: its log, rotated as logrotate does, and its page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORGED_REQUESTS = 9999  # more than the server ever retracts between two scrape
 
 KINDS, _WEIGHTS = ("decode", "prefill", "access", "words"), (60, 25, 10, 5)
 _BODIES = 5000  # different lines of a kind
-# For three seconds after a message with a model's words each line is read slowly: as on real servers, that is not always.
+# After a message with raw text lines are read one by one for three seconds; as on real servers, such messages are rare.
 _BURST_EVERY, _FORGERIES_IN_BURST, _FORGERIES_APART = 40, 10, 150
 _RETRACTION = "{at}KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_tokens_gained: %d, #new_token_ratio: 0.3002 -> 0.5783"
 
@@ -32,7 +32,7 @@ _START = (
     f"max_total_num_tokens={_POOL}, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=400, context_len=8192",
     "The server is fired up and ready to roll!",
 )
-# What precedes a forgery: messages that hold words of a model or of a client, whose line end is theirs.
+# Messages before a forgery: they contain text of a model or a client, with a newline.
 _SINKS = (
     "{at}Model attempted to call undefined function: f",
     "{at}Failed to parse JSON part: {",
@@ -74,7 +74,7 @@ class Server:
         return time.strftime("[%Y-%m-%d %H:%M:%S] ")
 
     def block(self) -> None:
-        """Write some thousand lines: batches, requests and other programs' words, at the end a retraction; now and then with forgeries before it."""
+        """Write a block of lines: batches, requests and lines of other programs, at the end a retraction; sometimes with forgeries before it."""
         at, dice = self._at(), self._dice
         kinds = dice.choices(KINDS, _WEIGHTS, k=BLOCK_LINES - 2)
         texts = [dice.choice(self._bodies[kind]) for kind in kinds]
@@ -86,7 +86,7 @@ class Server:
         texts += [
             dice.choice(self._bodies["decode"]),
             _RETRACTION % (retracted, self.blocks),
-        ]  # no two alike: a repetition is another rank's
+        ]  # all different: a repetition counts as another rank's line
         text = "".join(f"{line}\n" for line in texts).replace("{at}", at).encode("utf-8", "surrogateescape")
         self.retracted += retracted
         self.tokens += 40 * 200 * kinds.count("decode")
@@ -94,7 +94,7 @@ class Server:
         self.written.update(kinds)
         self.lines += text.count(b"\n")
         self.blocks += 1
-        # In pieces that end anywhere, as a pipe or a page cache passes them on.
+        # In two pieces that end anywhere, as a pipe passes them on.
         cut = dice.randrange(len(text))
         self._file.write(text[:cut])
         self._file.write(text[cut:])
@@ -162,6 +162,6 @@ def serve(server: Server) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""The whole report of a log beside mtail's one reading of it: plain, as Docker's JSON and as a Kubernetes node keeps it."""
+"""`report` on a log beside mtail's single pass over it: plain, as Docker's JSON, and as a Kubernetes node keeps it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 JOBS = (1, 2)
 _PEER = "mtail, plain"
-_OF_FILE = frozenset({"sources"})  # what two reports of one log in two wrappings differ in
+_OF_FILE = frozenset({"sources"})  # differs between reports of one log in two wrappings
 
 
 def measure_all(directory: Path, megabytes: int) -> Table:
@@ -59,8 +59,8 @@ def _command(path: Path, jobs: int) -> Sequence[str]:
 
 def _demand_one_report(outputs: dict[str, bytes]) -> None:
     """Compare all reports. Raises `equivalence.DifferentError`."""
-    told = {name: json.loads(output) for name, output in outputs.items()}
-    first = next(iter(told))
-    for name, found in told.items():
-        if different := [key for key in told[first] if key not in _OF_FILE and told[first][key] != found.get(key)]:
+    reports = {name: json.loads(output) for name, output in outputs.items()}
+    (first, base), *others = reports.items()
+    for name, found in others:
+        if different := [key for key in base if key not in _OF_FILE and base[key] != found.get(key)]:
             raise equivalence.DifferentError(f"{', '.join(different)}: {name} says something else than {first}")

@@ -1,4 +1,4 @@
-"""An SGLang that only answers, at a constant cost, in a process of its own: `python -m bench.server RANKS`."""
+"""An imitated SGLang that answers at a constant cost, in a process of its own: `python -m bench.server RANKS`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _answer(body: bytes, content_type: str, status: str = "200 OK") -> bytes:
 
 
 def _pages(ranks: int) -> list[bytes]:
-    """Make two pages of a server at work: one that never moves tells nothing new and would be read at less cost."""
+    """Return two pages of a server at work: a page that never changes would be read at less cost."""
     text = page(ranks)
     moved = _COUNTERS.sub(lambda match: f"{match[1]}{float(match[2]) + 7}", text)
     return [_answer(each.encode(), "text/plain; version=0.0.4; charset=utf-8") for each in (text, moved)]
 
 
 def serve(ranks: int) -> None:
-    """Answer one connection after the other until killed; the port is the first line of the output."""
+    """Answer one connection after the other until killed; the first line of the output is the port."""
     pages = _pages(ranks)
     info = _answer(gzip.decompress((RECORDED / "server_info.json.gz").read_bytes()), "application/json")
     missing = _answer(b"{}", "application/json", "404 Not Found")
@@ -53,7 +53,7 @@ def serve(ranks: int) -> None:
 
 @contextmanager
 def running(ranks: int) -> Iterator[str]:
-    """Such a server on a free port; its address."""
+    """Start such a server on a free port; return its address."""
     process = subprocess.Popen([sys.executable, "-m", "bench.server", str(ranks)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -1,10 +1,9 @@
-"""`python -m bench.soak [--lines N] [--scrapes N] [--kills N]`: whether a real `serve` counts every line once, and its memory stays where it is.
+"""`python -m bench.soak [--lines N] [--scrapes N] [--kills N]`: whether a real `serve` counts every line once, and its memory does not grow.
 
-An imitated server knows every line that it writes: batches, retractions, requests, other programs' words, and forgeries behind
-messages that hold words of a model. Its log is rotated and compressed. In the first half the exporter is killed (SIGKILL) again and
-again, while the server writes on; in the second half one process must hold no more at the end than after its warm-up, but for two
-megabytes. At each scrape no counter may be ahead of the server or go back; at the end all are equal to the server's. Exit status 1
-otherwise.
+An imitated server counts every line that it writes: batches, retractions, requests, lines of other programs, and forgeries after
+messages with raw text. Its log is rotated and compressed. In the first half the exporter is killed (SIGKILL) repeatedly while the
+server goes on writing; in the second half one process may grow by at most two megabytes after its warm-up. At each scrape no counter
+may be ahead of the server or fall; at the end all are equal to the server's. Exit status 1 otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ KILLED_SHARE, WARM_SHARE = 0.5, 0.6  # of the lines: kills until then; memory is
 
 
 class Exporter:
-    """A real `serve`, asked over one connection that lives on, as Prometheus's does; it can be killed and started again."""
+    """A real `serve`, scraped over one persistent connection as Prometheus does; it can be killed and started again."""
 
     def __init__(self, log: Path, sglang: str) -> None:
         self.scrapes = self.kills = 0
@@ -57,13 +56,13 @@ class Exporter:
 
     @staticmethod
     def _drain(words: IO[bytes]) -> None:
-        """Pass on what it warns of."""
+        """Pass its warnings on."""
         for line in words:
             if b" INFO " not in line and b": INFO:" not in line:
                 sys.stderr.buffer.write(b"exporter: " + line)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it with SIGKILL."""
         self.process.kill()
         self.process.wait()
         self.kills += 1
@@ -85,17 +84,17 @@ class Exporter:
         return found
 
     def memory_kib(self) -> int:
-        """What it holds in memory now."""
+        """Its present memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         return int(status.partition("VmRSS:")[2].split()[0])
 
     def files(self) -> int:
-        """How many files and sockets it has open."""
+        """The number of its open files and sockets."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208
 
 
 def expected(server: Server) -> dict[str, float]:
-    """Return what the counters must be once everything that `server` has written is read."""
+    """Return the counters that are due when everything that `server` has written is read."""
     return {
         "log_lines_total": server.lines,
         **{f"lines {kind}": server.written[kind] for kind in ("decode", "prefill", "access")},
@@ -137,7 +136,7 @@ class Soak:
             print(f"wrong: {words}, after {self._exporter.kills} kills", file=sys.stderr, flush=True)
 
     def _kill(self) -> None:
-        """Kill it in the middle of whatever it does, let the server write on, and start it again."""
+        """Kill it at any moment, let the server write on, and start it again."""
         self._server.block()
         time.sleep(self._dice.uniform(0, 0.05))
         self._exporter.kill()
@@ -149,12 +148,12 @@ class Soak:
         self._exporter.start()
 
     def run(self, seconds: float) -> bool:
-        """Feed, kill and scrape until all of it is done or `seconds` are over; False where it reads no further."""
+        """Write, kill and scrape until all is done or `seconds` are over; False where it reads no further."""
         exporter, server = self._exporter, self._server
         begin = told = progressed = time.monotonic()
         read = last = 0.0
         self.look()
-        time.sleep(BASE_SECONDS + 1)  # what was retracted just before the first scrape of all has no witness
+        time.sleep(BASE_SECONDS + 1)  # no scrape can confirm a retraction just before the first scrape
         while (server.lines < self._lines or exporter.scrapes < self._scrapes) and time.monotonic() - begin < seconds:
             share = max(server.lines / self._lines, 0.001)
             if exporter.kills < min(self._kills, self._kills * share / KILLED_SHARE - 0.5):
@@ -177,7 +176,7 @@ class Soak:
         return True
 
     def end(self) -> int:
-        """Wait until everything has been read, print the result, and return the exit status."""
+        """Wait until everything is read, print the result, and return the exit status."""
         begin = time.monotonic()
         while self._last.items() < expected(self._server).items() and time.monotonic() - begin < END_SECONDS:
             self.look()

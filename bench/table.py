@@ -1,4 +1,4 @@
-"""What was measured, as a table of Markdown with the words around it."""
+"""The results as a Markdown table with the text around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Table:
-    """A title, how it was measured, rows under columns (the first to the left), and what is to be said of them."""
+    """A title, how it was measured, rows under columns (the first one left-aligned), and notes."""
 
     title: str
     how: str
@@ -20,7 +20,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Write it."""
+        """Return it as Markdown."""
         ruler = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = [_row(cells) for cells in (self.columns, ruler, *self.rows)]
         return "\n".join([f"## {self.title}", "", self.how, "", *lines, *(f"\n{note}" for note in self.notes), ""])
@@ -31,10 +31,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def verdict(figure: float, aim: float) -> str:
-    """Say of a figure that should not be above its aim whether it is."""
+    """Return whether a figure is above its aim, in words."""
     return "met" if figure <= aim else "**missed**"
 
 
 def quantile(figures: Sequence[float], share: float) -> float:
-    """Give the figure that `share` (0-1) of the figures do not exceed."""
+    """Return the figure that `share` (0-1) of the figures do not exceed."""
     return sorted(figures)[min(int(share * len(figures)), len(figures) - 1)]
