@@ -160,3 +160,27 @@ def test_the_reader_ends_when_the_process_that_started_it_is_killed() -> None:
         parent.send_signal(signal.SIGKILL)
     while status.exists() and "Z" not in status.read_text().split()[2]:
         pass
+
+
+def test_of_rotated_files_that_continue_each_other_one_process_reads_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[float | None] = []
+
+    class Counted(ReadAhead):
+        def __init__(self, pace: float | None) -> None:
+            started.append(pace)
+            super().__init__(pace)
+
+    monkeypatch.setattr(inputs, "ReadAhead", Counted)
+    monkeypatch.setattr(inputs, "LARGE", 1000)
+    line = (
+        "[2026-03-18 {:02}:00:{:02}] Decode batch, #running-req: 1, #token: 9, token usage: 0.10, cuda graph: True, "
+        "gen throughput (token/s): 9.00, #queue-req: 0\n"
+    )
+    for number, hour in (("", 12), (".1", 11), (".2", 10)):
+        (tmp_path / f"server.log{number}").write_text("".join(line.format(hour, second) for second in range(60)))
+    logs = inputs.Logs([str(path) for path in tmp_path.iterdir()], jobs=4)
+    assert sum(event is not None for _, event in logs.events()) == 180
+    assert len(started) == 1
+    assert sum(reader.counts["decode"] for reader in logs.readers) == 180

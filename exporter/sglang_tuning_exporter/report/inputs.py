@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _SGLANG_KINDS = ("decode", "prefill", "retraction", "out_of_memory", "startup", "liveness")
 _SERVED_KINDS = ("access", "request")
-LARGE = 8 << 20  # bytes: a smaller log is read before another process has started
+LARGE = 8 << 20  # bytes: smaller logs are read before another process has started
+LARGE_PART = 0.1  # of it: a log of that size has another process to read it, and the logs that continue it
 _PACKS_TO = 0.1  # the usual size of a gzip file against its text
 _Timed: TypeAlias = tuple[float, Event | BatchRun | None]
 
@@ -74,6 +75,7 @@ class Logs:
         self.ends: list[float] = []  # the last printed time of each log
         self._clocks = [Clock(log[0].ahead) for log in self._logs]
         self._pace, self._jobs = pace, jobs
+        self._size = sum(map(_size, self._logs))
         self._taken: list[tuple[dict[str, int], dict[str, int]]] = [({}, {}) for _ in self._logs]
         self._open = {number: log[0] for number, log in enumerate(self._logs)}
 
@@ -168,10 +170,7 @@ class Logs:
         The first and the last printed time of each log come without an event. The time is `-inf` while none was printed.
         Raises `UsageError` when the input cannot be read, or is of several servers, or, at its end, is no log of SGLang.
         """
-        with ExitStack() as stack:
-            large = [lane for lane, log in enumerate(self._logs) if _size(log) >= LARGE]
-            for lane in large[: self._jobs - 1]:
-                self.readers[lane] = stack.enter_context(closing(ReadAhead(self._pace)))
+        with ExitStack() as self._processes:
             yield from self._in_order()
 
     def _in_order(self) -> Generator[_Timed, None, None]:
@@ -222,6 +221,8 @@ class Logs:
 
     def _read(self, index: int) -> Iterator[_Timed]:
         lane = self._lanes[index]
+        if lane == index:
+            self._begin_reading(lane)
         clock, first = self._clocks[lane], self._logs[index][0]
         last = None if first.first is None else first.first + first.ahead
         yield clock.read(last), None
@@ -240,6 +241,12 @@ class Logs:
                 if clock.printed is not None:
                     self.ends.append(clock.printed)
                 yield moment, None
+
+    def _begin_reading(self, lane: int) -> None:
+        """Let another process read a log that is a large part of large logs, while one may be started."""
+        if self._jobs > 1 and self._size >= LARGE and _size(self._logs[lane]) >= LARGE * LARGE_PART:
+            self._jobs -= 1
+            self.readers[lane] = self._processes.enter_context(closing(ReadAhead(self._pace)))
 
     def _take(self, lane: int, part: LogPart, last: float | None) -> Generator[_Timed, None, float | None]:
         """Yield the events of a part; return the last printed time."""
