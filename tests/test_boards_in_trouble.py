@@ -333,6 +333,15 @@ def test_a_burn_rate_that_notifies_outranks_a_healthy_verdict(tmp_path: Path) ->
         assert [labels["verdict"] for labels, _ in samples] == ["time_to_first_token_burning_fast"]
 
 
+def test_a_burn_rate_that_notifies_makes_the_diagnosis_found_as_urgent_and_does_not_hide_its_flag(
+    tmp_path: Path,
+) -> None:
+    series = server("a:1", "retracting_too_often", "warning")
+    series |= firing("a:1", "time_to_first_token_burning_fast", "critical")
+    rows = answer(tmp_path, series, query("fleet", FLEET[1]))
+    assert [(labels["verdict"], int(value)) for labels, value in rows] == [("retracting_too_often", 4)]
+
+
 def test_of_two_that_are_as_urgent_the_exporters_own_word_is_shown(tmp_path: Path) -> None:
     series = server("a:1", "queue_too_long", "warning") | firing("a:1", "inter_token_latency_burning_slow", "warning")
     assert [labels["verdict"] for labels, _ in answer(tmp_path, series, query("fleet", FLEET[1]))] == ["queue_too_long"]

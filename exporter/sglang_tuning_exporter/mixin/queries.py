@@ -257,14 +257,17 @@ def _fired(select: Callable[[str], str], less: float = 0.0) -> str:
 def verdict(*, ended: bool = False) -> str:
     """Return what limits each chosen server: a label `verdict`, one sample a server; the value is its urgency.
 
-    A dead exporter, and an alert that fires for what no verdict covers (a burn rate, a server that is not ready for too
-    long), rank above a milder verdict. `ended`: where the data ended before the time shown does, the last verdict.
+    A dead exporter ranks above a milder verdict. An alert that fires is the verdict where the exporter found no diagnosis (a
+    burn rate, a server that is not ready for too long), and makes the exporter's own diagnosis as urgent. `ended`: where the
+    data ended before the time range does, the last verdict.
     """
     # minus 0.1: of two with the same urgency, the exporter's own verdict is shown
     fired = _fired(str, 0.1) + (f" or {_fired(_at_the_end, 0.1)}" if ended else "")
+    found = own(VERDICT, 'severity!="none"')
     every = (
         f"{_levels(str)} or ({_levels(promql.known)}) unless on ({ON}) sglang_tuning_build_info"
-        f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
+        f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)") unless on ({ON}) {found}'
+        f" or 0 * max by ({ON}, verdict) ({found}) + on ({ON}) group_left () max by ({ON}) ({fired})"
         f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
     )
     if ended:

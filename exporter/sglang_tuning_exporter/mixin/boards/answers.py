@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.mixin.board import Shelf
 from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
 from sglang_tuning_exporter.mixin.boards.words import (
+    LEVELS,
     SEVERITIES,
     STATE_WORDS,
     changes,
@@ -16,7 +17,6 @@ from sglang_tuning_exporter.mixin.panels import (
     GOOD,
     NEUTRAL,
     NOT_REPORTED,
-    QUIET,
     WATCH,
     Json,
     Query,
@@ -56,6 +56,7 @@ def verdict_strip() -> Shelf:
         unit="none",
         no_value=NO_EXPORTER,
         names=verdict_sentences(),
+        mappings=texts(LEVELS),
         sizes={"titleSize": 24, "valueSize": 24},
         metric="sglang_tuning_verdict",
         description="The most urgent diagnosis of the tuning guide that holds now, or the most severe alert that fires."
@@ -66,12 +67,10 @@ def verdict_strip() -> Shelf:
     time = stat(
         "Since",
         Query(since(), "{{verdict}}"),
-        Query(until(), "until", painted(QUIET) | {"unit": "time:[until] MMM D, HH:mm"}),
+        Query(until(), "until", {"unit": "time:[until] MMM D, HH:mm"}),
         text="value",
-        fill=True,
         unit="time:MMM D, HH:mm",
         no_value=NO_EXPORTER,
-        names={name: painted(colour) for name, (_, colour) in verdicts().items()},
         sizes={"valueSize": 18},
         metric="sglang_tuning_verdict",
         description="Since when the verdict has been what it is; the begin of the time shown where it has not changed in it."

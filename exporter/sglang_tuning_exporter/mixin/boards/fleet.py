@@ -171,18 +171,18 @@ def _servers() -> Json:
     fields: dict[str, Style] = {
         "instance": {
             "displayName": "Server",
-            "custom.width": 170,
+            "custom.width": 130,
             "links": [{"title": "What limits this server", "url": OPEN, "targetBlank": False}],
         },
         "Value #A": {
             "displayName": "State",
-            "custom.width": 125,
+            "custom.width": 120,
             "mappings": ranges(LEVELS),
             "custom.cellOptions": {"type": "color-background", "mode": "basic"},
         },
         "verdict": {
             "displayName": "What limits it",
-            "custom.width": 230,
+            "custom.width": 190,
             "mappings": texts(said),
         },
         "advice": {
@@ -190,11 +190,11 @@ def _servers() -> Json:
             "mappings": texts(changes()),
             "custom.cellOptions": {"type": "auto", "wrapText": True},
         },
-        "Value #B": {"displayName": "Waiting", "custom.width": 78, "unit": "locale", "decimals": 0},
-        "Value #C": {"displayName": "Running", "custom.width": 78, "unit": "locale", "decimals": 0},
+        "Value #B": {"displayName": "Waiting", "custom.width": 74, "unit": "locale", "decimals": 0},
+        "Value #C": {"displayName": "Running", "custom.width": 74, "unit": "locale", "decimals": 0},
         "Value #D": {
             "displayName": "Usage",
-            "custom.width": 110,
+            "custom.width": 90,
             "unit": "percentunit",
             "min": 0,
             "max": 1,
@@ -202,17 +202,17 @@ def _servers() -> Json:
             "custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
             "color": {"mode": "fixed", "fixedColor": NEUTRAL},
         },
-        "Value #E": {"displayName": "TTFT p95", "custom.width": 85, "unit": "suffix: s", "decimals": 2},
-        "Value #H": {"displayName": "ITL p95", "custom.width": 80, "unit": "suffix: ms", "decimals": 0},
+        "Value #E": {"displayName": "TTFT p95", "custom.width": 78, "unit": "suffix: s", "decimals": 2},
+        "Value #H": {"displayName": "ITL p95", "custom.width": 76, "unit": "suffix: ms", "decimals": 0},
         "Value #F": {
             "displayName": "Retractions",
-            "custom.width": 100,
+            "custom.width": 90,
             "unit": "suffix: /min",
             "decimals": 1,
             "custom.cellOptions": {"type": "color-text"},
             "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute + ONE_MORE + 0.001, WATCH)),
         },
-        "Value #G": {"displayName": "Generated", "custom.width": 105, "unit": "suffix: tok/s", "decimals": 0},
+        "Value #G": {"displayName": "Generated", "custom.width": 92, "unit": "suffix: tok/s", "decimals": 0},
     }
     return table(
         "Servers, the worst first",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang_tuning_exporter.diagnosis.row import Severity
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
-from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, named, texts
+from sglang_tuning_exporter.mixin.panels import BAD, GOOD, NEUTRAL, QUIET, WATCH, Style, texts
 from sglang_tuning_exporter.state.profiles import DEFAULT
 from sglang_tuning_exporter.state.signals import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SEVERITIES: dict[Severity, str] = {"critical": BAD, "warning": WATCH, "info": NEUTRAL}
 
@@ -72,17 +77,20 @@ def verdicts() -> dict[str, tuple[str, str]]:
 
 def verdict_looks() -> dict[str, Style]:
     """Return overrides for series named by their verdict; their colour comes from their urgency."""
-    looks: dict[str, Style] = {name: {"displayName": said} for name, (said, _) in verdicts().items()}
-    return looks | {"idle": {"displayName": verdicts()["idle"][0], "mappings": texts({"0": (" ", QUIET)})}}
+    return _coloured_by_urgency({name: words for name, (words, _) in verdicts().items()})
 
 
 def verdict_sentences() -> dict[str, Style]:
-    """Return overrides for the verdict strip: the row's sentence with the label `figure`, in the colour of its urgency."""
-    said = {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
-    return {
-        name: named(said.get(name, words) + "${__field.labels.figure}", colour)
-        for name, (words, colour) in verdicts().items()
-    }
+    """Return overrides for the verdict strip: the row's sentence with the label `figure`."""
+    said = {name: words for name, (words, _) in verdicts().items()}
+    said |= {row.id: row.summary.removesuffix(".") for row in DIAGNOSES}
+    return _coloured_by_urgency({name: words + "${__field.labels.figure}" for name, words in said.items()})
+
+
+def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, Style]:
+    """Name series; an idle server has the urgency of a healthy one and is grey."""
+    looks: dict[str, Style] = {name: {"displayName": words} for name, words in names.items()}
+    return looks | {"idle": {"displayName": names["idle"], "mappings": texts({"0": (" ", QUIET)})}}
 
 
 def changes() -> dict[str, tuple[str, str | None]]:
