@@ -225,6 +225,30 @@ def test_a_file_that_is_gone_unread_is_said(log: Log) -> None:
     assert lost(follower) == 1
 
 
+def test_a_file_that_was_rotated_into_another_directory_while_nobody_read_is_said(log: Log, tmp_path: Path) -> None:
+    """As logrotate's `olddir` does."""
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    positions = saved(follower)
+    log.write(1)
+    (tmp_path / "old").mkdir()
+    log.path.rename(tmp_path / "old" / "server.log.1")
+    log.write(2)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == ([5, 6], 1)
+    assert "is gone or was changed" in follower.status()[0].lost_last
+
+
+def test_an_open_file_that_is_rotated_into_another_directory_is_read_to_its_end(log: Log, tmp_path: Path) -> None:
+    follower = LogFollower([str(log.path)])
+    (tmp_path / "old").mkdir()
+    log.write(2)
+    log.path.rename(tmp_path / "old" / "server.log.1")
+    log.write(1)
+    assert (read(follower), lost(follower)) == ([1, 2, 3], 0)
+
+
 def test_a_number_that_is_missing_between_the_last_file_and_the_log_is_said(log: Log) -> None:
     log.write(1)
     follower = LogFollower([str(log.path)], from_start=True)
@@ -385,17 +409,23 @@ def test_a_packed_file_without_text_is_an_empty_one(log: Log, packing: Callable[
 
 
 def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:
-    follower = LogFollower([str(log.path)], from_start=True)
-    for name in ("-20260318", "-20260319"):
-        log.rename(name, packed=True)
-    follower = LogFollower([str(log.path)], positions=saved(follower))
-    positions = saved(follower)
-    log.path.write_bytes(b"[2026-03-18 11:22:05] line 000001 and no end")
-    log.touch(log.path)
+    """Only the copy of a copytruncate may end within a line, and a packed file without text looked like one."""
+
+    def write_half(number: int) -> None:
+        log.path.write_bytes(b"[2026-03-18 11:22:05] line %06d and no end" % number)
+        log.touch(log.path)
+
+    positions = saved(LogFollower([str(log.path)], from_start=True))
+    write_half(1)
+    log.rename("-20260318", packed=True)
+    os.utime(log.rename("-20260319", packed=True), (0, 0))
+    for _ in range(2):
+        positions = saved(LogFollower([str(log.path)], positions=positions))
+    write_half(2)
     log.rename("-20260320", packed=True)
-    log.count = 1
+    log.count = 2
     log.write(1)
-    assert read(LogFollower([str(log.path)], positions=positions)) == [1, 2]
+    assert read(LogFollower([str(log.path)], positions=positions)) == [1, 2, 3]
 
 
 def test_a_writer_that_has_not_heard_of_a_rotation_is_read_after_a_restart(log: Log) -> None:
