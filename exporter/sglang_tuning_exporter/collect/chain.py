@@ -129,65 +129,75 @@ class Chain:
     def rewind(self, now: float) -> None:
         """Continue a rewritten file: first in the copies of its earlier text, then at its start."""
         link = next(each for each in self.links if each.rewritten)
-        before = self.links[: self.links.index(link) + 1]
-        marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
-        present = [
-            places.mark_of_all(self.path, each.fd) for each in [link, *self.links[len(before) :]] if each.is_deleted()
-        ]
-        beside = self._beside(None)
-        everywhere = rotation.assign([*marks, *present], beside)
-        found = {at: to for at, to in everywhere.items() if at < len(marks)}
-        copy = found.get(len(marks) - 1) if link.position else None
         far = now - self.looked_at >= _FAR_APART_SECONDS
-        fresh = self._unread(marks, found, beside) if copy is not None or far or not link.position else []
-        # The present text of this file or a later one may be compressed already; it is read here, not there.
-        open_now = [beside[to] for at, to in everywhere.items() if at >= len(marks)]
-        fresh = [place for place in fresh if place not in open_now]
-        if copy is not None:
-            fresh = [beside[copy], *fresh]
-        elif known := link.known_text():
+        copy, fresh = self._find_earlier_text(link, by_time=far or not link.position)
+        if copy is None and (known := link.known_text()):
             link.restart()
             link.go_on_at(known)
             link.look_back_from = 0
             return
-        elif link.position and (far or link.size > link.position):
-            self._lose("the log was emptied or rewritten, and its earlier text is in no file beside it")
-        if copy is None and 0 < link.position < link.size:
-            link.lines = Lines(self.limit, self.dropped)  # the rest of the incomplete line is gone
+        if copy is None and link.position:
+            if far or link.size > link.position:
+                self._lose("the log was emptied or rewritten, and its earlier text is in no file beside it")
+            if link.position < link.size:
+                link.lines = Lines(self.limit, self.dropped)  # the rest of the incomplete line is gone
         held = len(self.links)
-        self._open(fresh, now, before=link, joined=True)
+        self._open([*([copy] if copy is not None else []), *fresh], now, before=link, joined=True)
         if copy is not None and len(self.links) > held:
             self.links[self.links.index(link) - (len(self.links) - held)].take_over(link)
         link.restart()
+
+    def _find_earlier_text(self, link: Stream, *, by_time: bool) -> tuple[Place | None, list[Place]]:
+        """Return the copy of what was read of a rewritten file, and the files written between it and the present text.
+
+        `by_time`: return such files also without a copy, those that are younger than the last read.
+        """
+        before, after = self.links[: self.links.index(link) + 1], self.links[self.links.index(link) + 1 :]
+        marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
+        present = [places.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
+        beside = self._beside(None)
+        everywhere = rotation.assign([*marks, *present], beside)
+        found = {at: to for at, to in everywhere.items() if at < len(marks)}
+        copy = found.get(len(marks) - 1) if link.position else None
+        if copy is None and not by_time:
+            return None, []
+        # The present text of this file or a later one may be compressed already; it is read here, not there.
+        open_now = [beside[to] for at, to in everywhere.items() if at >= len(marks)]
+        fresh = [place for place in self._unread(marks, found, beside) if place not in open_now]
+        return None if copy is None else beside[copy], fresh
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
         beside = self._beside(None)
         files = beside + ([self._place_of(following)] if following is not None else [])
         found = rotation.assign_saved(marks, files)
-        here = len(beside)
-        last = len(marks) - 1
+        here, last = len(beside), len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
-        fresh = [] if sure else self._unread_since(marks, {at: to for at, to in found.items() if to != here}, beside)
-        # The same file without its text was copied and truncated: a line may begin in the copy and end here.
-        joined = following is not None and marks[last].is_of(following.fd) and not sure
-        is_new = following is not None and last not in found and here not in found.values()
-        cut = following.known_at(marks[last]) if is_new and following is not None else 0
-        self._lose_unfound(marks[:last] if cut else marks, found)
         mark_of = {to: marks[at] for at, to in found.items()}
-        for at, place in enumerate(files):
-            known = mark_of.get(at)
-            if known is None:
-                self._open([place] if place in fresh and not cut else [], now, joined=joined or self._goes_on)
-            elif at == here and following is not None:
-                following.go_on_at(known.position)
-            elif known is marks[last] or self.links or not _is_left(known, files[at:]):
-                self._open([place], now, mark=known, joined=known.joined or (joined and known is marks[last]))
-            else:
-                self.done.append(known)
-        if cut and following is not None:
-            following.go_on_at(cut)
+        copied, cut = False, 0
+        if following is not None:
+            # The same file without its text was copied and truncated: a line may begin in the copy and end here.
+            copied = marks[last].is_of(following.fd) and not sure
+            if last not in found and here not in mark_of:
+                cut = following.known_at(marks[last])
+            if cut or here in mark_of:
+                following.go_on_at(cut or mark_of[here].position)
+        elsewhere = {at: to for at, to in found.items() if to != here}
+        unread = [] if sure or cut else self._unread_since(marks, elsewhere, beside)
+        self._lose_unfound(marks[:last] if cut else marks, found)
+        for at, place in enumerate(beside):
+            if (known := mark_of.get(at)) is not None:
+                self._reopen(files[at:], known, now, is_newest=known is marks[last], copied=copied)
+            elif place in unread:
+                self._open([place], now, joined=copied or (bool(self.links) and self.links[-1].joined))
         self._join(following)
+
+    def _reopen(self, files: Sequence[Place], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
+        """Open the first of `files` at its mark, or note it as read if its writer uses a later one."""
+        if is_newest or self.links or not _is_left(mark, files):
+            self._open(files[:1], now, mark=mark, joined=mark.joined or (copied and is_newest))
+        else:
+            self.done.append(mark)
 
     def _lose_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
         """Count the marked files that are gone, except those that were complete and read to their end."""
@@ -195,10 +205,6 @@ class Chain:
             unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
             if at not in found and unread:
                 self._lose(f"a file that was read to byte {mark.position} is gone or was changed")
-
-    @property
-    def _goes_on(self) -> bool:
-        return bool(self.links) and self.links[-1].joined
 
     def _unread_since(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
         """Return the files written since `marks` were made, also those between two marked ones."""
