@@ -155,9 +155,14 @@ def _watched(
     document: dict[str, Any] = {}
     answers = Answers(server.url, setting.raw)
     try:
-        for clients in LULL if setting.lull_seconds else ():
+        for place, clients in enumerate(LULL if setting.lull_seconds else ()):
+            # Other prompts each time: repeated ones would be cached prefixes.
             quiet = replace(
-                sent, clients=clients, seconds=setting.lull_seconds / len(LULL), grace_seconds=LULL_GRACE_SECONDS
+                sent,
+                clients=clients,
+                seconds=setting.lull_seconds / len(LULL),
+                seed=sent.seed + 1000 + place,
+                grace_seconds=LULL_GRACE_SECONDS,
             )
             load.run(quiet, server.url)
         begin = time.time()
