@@ -94,7 +94,7 @@ WEB_CONFIG = (
 
 
 def check_web_config(data: bytes) -> None:
-    """A file is refused in one line that tells no secret of it, or its settings can be kept to."""
+    """A file is refused in one line without its secrets, or its settings are valid."""
     place = _directory()
     path = place / "web.yml"
     path.write_bytes(data)
@@ -104,7 +104,7 @@ def check_web_config(data: bytes) -> None:
         _is_discreet(str(refused), data)
         return
     config = rules.config
-    assert config == parse(data.decode("utf-8")), "a second reading tells otherwise"
+    assert config == parse(data.decode("utf-8")), "a second reading differs"
     _has_no_key_twice(yaml.compose(data.decode("utf-8"), Loader=yaml.BaseLoader))
     for name, hashed in config.users.items():
         assert ":" not in name
@@ -207,7 +207,7 @@ def check_request(data: bytes) -> None:
 
 
 def _is_right(given: bytes) -> bool:
-    """Tell by a reading of its own whether a header has a name and its password, or what bcrypt cannot tell from it."""
+    """Decide independently whether a header has a name and its password, or one with the same bcrypt hash."""
     try:
         name, _, password = binascii.a2b_base64(given[len("Basic ") :]).partition(b":")
     except binascii.Error:

@@ -1,8 +1,9 @@
-"""A log's files in any order of events, against a reference that knows where every line is.
+"""The files of a log under random events, compared with a reference that tracks every line.
 
-A writer writes whole lines and halves; its log is rotated by rename or by copying and truncating, compressed, deleted, cut, removed; the follower looks
-often or seldom, stops, is killed in the middle of a look, and goes on from what it saved last. What it has told must be what was written: no line twice, none
-out of order, and none missing but of files that were really gone before they had been read, which it must have said.
+A writer writes whole lines and halves. Its log is rotated by rename or by copytruncate, compressed, deleted, truncated or
+removed. The follower polls often or seldom, stops, is killed within a poll, and continues from its last save. It must
+return each written line once and in order. Lines may be missing only if their file was gone before it was read, and the
+follower must count that file as lost.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from sglang_tuning_exporter.collect.tail import LogFollower
 
 SECOND = 1_000_000_000
 ran: Counter[str] = Counter()
-"""Rules that were executed, and machines that were built, in this process."""
+"""Counts of executed rules and state machines in this process."""
 
 
 class File:
-    """What was written to one file, as offsets of the numbered lines in it."""
+    """The numbers of the lines in one file."""
 
     def __init__(self) -> None:
-        self.parts: set[int] = set()  # lines of which at least a part is here
+        self.parts: set[int] = set()  # lines with at least a part in this file
 
 
 class Files(RuleBasedStateMachine):
@@ -52,13 +53,13 @@ class Files(RuleBasedStateMachine):
         self.log = self.folder / "server.log"
         self.now = 1_773_832_925  # seconds; the files' times follow it
         self.files: dict[Path, File] = {}  # by where they are now
-        self.lines: list[bytes] = []  # written, whole ones; an unended one is a line once its file is left
-        self.half = b""  # begun and not ended
-        self.risky: set[int] = set()  # lines of which a part was gone before it had been read
-        self.unknowable: set[int] = set()  # those of them that no rotated file tells of
+        self.lines: list[bytes] = []  # complete lines; an incomplete one counts when its writer leaves the file
+        self.half = b""  # the incomplete line
+        self.risky: set[int] = set()  # lines with a part that was gone before it was read
+        self.unknowable: set[int] = set()  # those of them whose loss cannot be seen in any file
         self.told: list[bytes] = []
         self.lost = self.gone = 0
-        self.empty = False  # a file had no text when it was packed, or last saved: nothing proves that it is the one
+        self.empty = False  # a file had no text when it was compressed or last saved, so nothing identifies it
         self.follower: LogFollower | None = None
         self.saved: tuple[dict[str, Any] | None, int] = (None, 0)
         self.older: tuple[dict[str, Any] | None, int] = (None, 0)
@@ -74,7 +75,7 @@ class Files(RuleBasedStateMachine):
     def begin(self, names: str, regime: str, *, keeps_times: bool, budget: tuple[int, int]) -> None:
         """An empty log, a writer that has it open, and a follower."""
         self.names, self.regime = names, regime
-        # Those that number files compress them with logrotate or gzip, which keep times.
+        # Numbered files are compressed by logrotate or gzip, which keep times.
         self.keeps_times = keeps_times or names == "number"
         stream.CHUNK, stream.BUDGET = budget
         self._open()
@@ -107,7 +108,7 @@ class Files(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12), length=st.sampled_from([0, 5, 60, 300]))
     def write(self, count: int, length: int) -> None:
-        """Whole lines; the first one ends a half that was written before."""
+        """Write whole lines; the first one completes a half line."""
         ran["write"] += 1
         self._passes()
         for _ in range(count):
@@ -123,7 +124,7 @@ class Files(RuleBasedStateMachine):
     @precondition(lambda self: not self.half)
     @rule(length=st.sampled_from([0, 40, 300]))
     def write_half(self, length: int) -> None:
-        """The beginning of a line."""
+        """Write the beginning of a line."""
         ran["write_half"] += 1
         self._passes()
         text = self._begun() + b"h" * length
@@ -132,7 +133,7 @@ class Files(RuleBasedStateMachine):
         self.half = text + b"~"  # written already
 
     def _left(self) -> None:
-        """The writer goes on in another file: what it began and did not end is a line."""
+        """The writer leaves the file: its incomplete line counts as a line."""
         if self.half:
             self.lines.append(self.half.removesuffix(b"~") + b"\n")
             self.half = b""
@@ -197,7 +198,7 @@ class Files(RuleBasedStateMachine):
     @precondition(lambda self: self.at != self.log and self.log.exists())
     @rule()
     def told_late(self) -> None:
-        """The writer is told of the rotation."""
+        """The writer gets the signal of the rotation late."""
         ran["told_late"] += 1
         self._passes()
         self._reopen()
@@ -228,7 +229,7 @@ class Files(RuleBasedStateMachine):
                 ran["delete_oldest"] += 1
                 self._passes()
                 self._gone(path)
-                # What is left of a line that began in a copy may be glued to the first line of any file after it.
+                # The rest of a line that began in a copy may be joined to the first line of a later file.
                 later = [
                     self.files[each].parts
                     for each in [*self._rotated(), self.log]
@@ -245,9 +246,7 @@ class Files(RuleBasedStateMachine):
     def gone_by_hand(self, cut: str) -> None:
         """Somebody removes the log and starts the server again, or empties it."""
         if self.regime == "copytruncate":
-            cut = (
-                "truncate"  # whoever removes a log that is copied and truncated leaves nothing that tells of the copies
-            )
+            cut = "truncate"  # if such a log is removed, nothing connects the copies to the new one
         ran[f"{cut} by hand"] += 1
         self._passes()
         self.unknowable |= self._gone(self.log)
@@ -259,7 +258,7 @@ class Files(RuleBasedStateMachine):
             os.truncate(self.log, 0)
             self._touched(self.log)
             self.files[self.log] = File()
-            # Whether the writer goes on in the middle of a line nobody can tell: the next one may be glued to what is left of it.
+            # Nothing shows whether the writer continues inside a line: the next line may be joined to the rest of it.
             self.risky |= {self._number(), self._number() + bool(self.half)}
             self.unknowable |= self.risky
             if self.half:
@@ -276,7 +275,7 @@ class Files(RuleBasedStateMachine):
     # The follower
 
     def start(self) -> None:
-        """A follower, from what was saved."""
+        """Start a follower from the last save."""
         positions, count = self.saved
         del self.told[count:]
         self.follower = LogFollower(
@@ -292,7 +291,7 @@ class Files(RuleBasedStateMachine):
     @precondition(lambda self: self.follower is not None)
     @rule(seconds=st.sampled_from([0, 1, 4, 20, 100]), blocks=st.sampled_from([1, 2, 1000]))
     def look(self, seconds: int, blocks: int) -> None:
-        """One look, or the beginning of one; what it gives is counted and saved together with where it ends."""
+        """Poll, perhaps not to the end; blocks and positions are saved together."""
         ran["look"] += 1
         self._passes(seconds)
         assert self.follower is not None
@@ -308,7 +307,7 @@ class Files(RuleBasedStateMachine):
     @precondition(lambda self: self.follower is not None)
     @rule(how=st.sampled_from(["stop", "kill", "kill, and the last save is missing"]))
     def end(self, how: str) -> None:
-        """Only what was saved is known afterwards: the counters are those of these positions."""
+        """End the follower; only the last save remains."""
         ran[how.partition(",")[0]] += 1
         assert self.follower is not None
         self.lost += sum(status.lost for status in self.follower.status())
@@ -329,12 +328,12 @@ class Files(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_told_twice(self) -> None:
-        """No line but one that a lost part has spoiled is told twice, or was never written."""
+        """No complete line is returned twice."""
         twice = [line for line, times in Counter(self.told).items() if times > 1 and line.startswith(b"[2026")]
         assert not twice, twice
 
     def teardown(self) -> None:
-        """At last everything is read that is there."""
+        """Read all that is left and compare."""
         try:
             if self.writer is not None:
                 self._finish()
@@ -362,7 +361,7 @@ class Files(RuleBasedStateMachine):
         told, written = set(self.told), set(self.lines)
         missing = [number for number, line in enumerate(self.lines) if line not in told]
         assert set(missing) <= self.risky, ("missing", [self.lines[n] for n in missing if n not in self.risky])
-        # Of a copy that was deleted before the next look nothing is left that tells of it.
+        # If a copy was deleted before the next poll, nothing shows that it existed.
         known = self.regime == "rename"
         unsaid = [self.lines[number] for number in missing if known and number not in self.unknowable]
         assert lost or not unsaid, ("not said", unsaid)
@@ -378,7 +377,7 @@ class Files(RuleBasedStateMachine):
 
 
 def settings(runs: int, steps: int = 30) -> hypothesis.settings:
-    """Give how much is tried."""
+    """Return Hypothesis' settings for this many runs."""
     return hypothesis.settings(
         max_examples=runs,
         stateful_step_count=steps,
@@ -390,7 +389,7 @@ def settings(runs: int, steps: int = 30) -> hypothesis.settings:
 
 
 def run(runs: int, seed: int, steps: int = 30) -> int:
-    """Try this many orders of events. Returns 0, or 1 when something was found."""
+    """Try this many sequences of events. Return 0, or 1 if one fails."""
     try:
         hypothesis.seed(seed)(run_state_machine_as_test)(Files, settings=settings(runs, steps))
     except BaseException as error:

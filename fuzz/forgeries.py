@@ -1,4 +1,4 @@
-"""A real recording with words of a request in its log: what they forge, behind which messages, and what is told of the server then.
+"""A real recording with words of a request in its log: what they forge, after which messages, and what is reported of the server.
 
 Run as a target of `python -m fuzz`: an input chooses a recording, a message (those of `fuzz/sinks.json`, and some that only look like nothing), the place
 and what is forged. No failure, start, retraction, argument or end of the server may come of it, beside what the recording has.
@@ -77,7 +77,7 @@ CARRIERS: dict[str, bytes] = {
 
 
 class Told(NamedTuple):
-    """What is told of a server that nothing forged may move."""
+    """Reported facts that a forged line must not change."""
 
     starts: int
     out_of_memory: dict[str, int]
@@ -127,7 +127,7 @@ class Played:
         self.state.settle(self.now + 40.0)
 
     def told(self) -> Told:
-        """Say what is told now."""
+        """Return the reported facts now."""
         state = self.state
         return Told(
             state.starts,
@@ -141,7 +141,7 @@ class Played:
 
 
 def play(recording: Recording, words: bytes, middle: int, *, metrics: bool) -> Told:
-    """What is told at the end of a recording with these words before its `middle`-th line; `%p` in them is the prefix of then."""
+    """Return the facts after a recording with these words before line `middle`; `%p` becomes the prefix at that time."""
     played = Played(recording, middle, metrics=metrics)
     played.until_middle()
     prefix = next(
@@ -155,7 +155,7 @@ def play(recording: Recording, words: bytes, middle: int, *, metrics: bool) -> T
 
 @cache
 def recordings() -> tuple[tuple[Recording, dict[bool, Told]], ...]:
-    """Real recordings, with what is told of each."""
+    """Return real recordings with their facts."""
     packed = [ROOT / "tests" / "recordings" / name for name in NAMES]
     loaded = [load(path) if path.is_dir() else load(packaged(path.name)) for path in packed]
     return tuple((each, {metrics: play(each, b"", 0, metrics=metrics) for metrics in (False, True)}) for each in loaded)
@@ -171,7 +171,7 @@ def carriers() -> tuple[bytes, ...]:
 
 
 def _retractions(recording: Recording, middle: int, carrier: bytes, forged: bytes) -> tuple[int, int]:
-    """How many retractions fewer and more may be told where only the log tells (SECURITY.md).
+    """Return how many retractions fewer and more may be counted without metrics (SECURITY.md).
 
     Of those near the words, one is believed for each decode line; after what is known to hold a model's words, none.
     """

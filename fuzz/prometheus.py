@@ -23,7 +23,7 @@ CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
 # Prometheus spreads the pages of a batch over the interval.
 _INTERVAL_SECONDS = 5
 _LATEST_SECONDS = 120.0
-# promtool is told of many pages at once, each under names of its own; its words name the line.
+# promtool checks many pages at once, each with its own names; its messages name the line.
 _NAMES = re.compile(r"^(# (?:HELP|TYPE) )?(sglang:|sglang_tuning_)", re.MULTILINE)
 _LINE = re.compile(r"in line (\d+)")
 

@@ -69,7 +69,7 @@ class Target:
 
 
 def settings(**given: Any) -> Config:
-    """Settings of an exporter that watches nobody but was told to."""
+    """Return settings of an exporter without a server."""
     defaults: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     defaults |= {"sglang_url": "http://127.0.0.1:9", "listen_address": Address("127.0.0.1", 0)}
     return Config(**(defaults | given))

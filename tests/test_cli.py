@@ -1,4 +1,4 @@
-"""The real program: a mistake is one line and status 2, and it ends when told to."""
+"""The real program: a mistake is one line and status 2, and it ends on signals."""
 
 from __future__ import annotations
 

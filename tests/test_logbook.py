@@ -59,7 +59,7 @@ class Place:
 
     @contextmanager
     def reader(self) -> Iterator[tuple[Logbook, ServerState]]:
-        """What a process knows that has just started; at the end it is gone without a word."""
+        """Start a process; at the end it is gone like after a SIGKILL."""
         book = Logbook(config(log_file=(str(self.log),), state_file=self.state_file))
         state = ServerState(PROFILES["online"], time.monotonic())
         book.restore(state, time.monotonic())

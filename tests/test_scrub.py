@@ -1,4 +1,4 @@
-"""What may be shown of a server: figures stay, and nothing else that could tell who runs it."""
+"""Scrubbed recordings keep figures and nothing that reveals who runs the server."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def test_no_order_of_looks_and_copytruncates_loses_or_doubles_a_byte(steps: list
             if step == "look":
                 found += b"".join(block.data for block in follower.poll())
                 looked = log.stat().st_size
-            elif step == "copytruncate" and looked >= 32:  # less is not enough to know a copy by
+            elif step == "copytruncate" and looked >= 32:  # less text does not identify a copy
                 shutil.copy(log, f"{log}.{number}")
                 os.truncate(log, 0)
                 looked = 0
