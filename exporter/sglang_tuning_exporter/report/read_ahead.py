@@ -127,7 +127,7 @@ class ReadAhead:
 
     def _answer(self) -> list[_ReadPart]:
         try:
-            parts = pickle.loads(_receive(self._socket))  # noqa: S301 # nosec B301 # of our own process, over a socket pair that nobody else has
+            parts = pickle.loads(_receive(self._socket))  # noqa: S301 # nosec B301 # data of our own process, over a socket pair that nobody else has
         except OSError:
             raise UsageError(_DIED) from None
         return [_ReadPart(*part) for part in parts]
@@ -138,7 +138,7 @@ class ReadAhead:
                 tally[name] += count
         self.unread = part.unread
         rest = iter(part.others)
-        entries = marshal.loads(part.batches)  # noqa: S302 # nosec B302 # as above
+        entries = marshal.loads(part.batches)  # noqa: S302 # nosec B302 # data of our own process, as above
         return [
             _run(entry) if type(entry) is tuple else next(rest) if entry is None else _batch(*entry)
             for entry in entries
