@@ -20,6 +20,11 @@ REPEAT_SECONDS = 10.0
 _MOST_KEYS = 512
 
 
+def same_in_all_ranks(line: Retraction) -> tuple[float | None, ...]:
+    """Return the figures of a retraction that all ranks of its scheduler print alike, its DP rank first."""
+    return line.rank.dp, line.requests, line.aborted, line.new_tokens_gained, line.ratio_before, line.ratio_after
+
+
 class RetractionLedger:
     """Distinguishes new retractions from repetitions by other TP ranks.
 
@@ -29,18 +34,11 @@ class RetractionLedger:
     """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[object, ...], tuple[float, dict[_Shard, int]]] = OrderedDict()
+        self._seen: OrderedDict[tuple[float | None, ...], tuple[float, dict[_Shard, int]]] = OrderedDict()
 
     def is_new(self, line: Retraction, now: float) -> bool:
         """Return whether a line is an event that was not counted yet."""
-        key = (
-            line.rank.dp,
-            line.requests,
-            line.aborted,
-            line.new_tokens_gained,
-            line.ratio_before,
-            line.ratio_after,
-        )
+        key = same_in_all_ranks(line)
         last, lines = self._seen.pop(key, (now, {}))
         if now - last > REPEAT_SECONDS:
             lines = {}

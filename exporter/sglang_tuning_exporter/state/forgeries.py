@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
+from sglang_tuning_exporter.sglang.event_json import is_figure
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, DecodeBatch, PrefillBatch, Rank, Retraction
+from sglang_tuning_exporter.state.deduplication import same_in_all_ranks
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.kv_cache import USAGE_ROUNDING, PoolMemory
 from sglang_tuning_exporter.state.retraction_account import CONFIRM_SECONDS, RetractionAccount
-from sglang_tuning_exporter.state.saved import counts, is_number, lists
+from sglang_tuning_exporter.state.saved import counts, lists
 
 # Reasons: docs/decisions.md, "Log lines that may be forged".
 CONFIRM_SCRAPES = 2
@@ -28,8 +30,6 @@ NEAR_USAGE = 0.15
 NEAR_QUEUE, NEAR_QUEUE_SHARE = 16.0, 0.5
 MOST_PENDING = 256
 MOST_REQUESTS = 2**31
-
-_Figures: TypeAlias = "tuple[float | None, ...]"
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class ForgeryFilter:
         by_counter = line.rank.dp in self._confirming and line.requests > 0
         if by_counter or not rank_exists(line.rank, facts):
             return []
-        confirmed = [each for each in self._pending if _key(each.event) == _key(line)]
+        confirmed = [each for each in self._pending if same_in_all_ranks(each.event) == same_in_all_ranks(line)]
         self._drop(confirmed)
         return self._accept(confirmed)
 
@@ -220,7 +220,7 @@ class ForgeryFilter:
         found = map(_restored, lists(document.get("retractions"))[:MOST_PENDING])
         self._pending.extend(_Pending(now, line) for line in found if line is not None)
         for dp, *figures in filter(None, lists(document.get("accounts"))[:MOST_RANKS]):
-            if (dp is None or is_number(dp)) and len(figures) == 2 and all(map(is_number, figures)):
+            if (dp is None or is_figure(dp)) and len(figures) == 2 and all(map(is_figure, figures)):
                 self._accounts[dp] = RetractionAccount.restored(figures[0], figures[1], now)
                 self._counting.add(dp)
                 self._confirming.add(dp)
@@ -264,17 +264,8 @@ def _is_near(line: DecodeBatch | PrefillBatch, queued: float | None, usage: floa
     return abs(used - usage) <= NEAR_USAGE and abs((line.queued or 0) - queued) <= most
 
 
-def _figures(line: Retraction) -> _Figures:
-    return line.requests, line.aborted, line.new_tokens_gained, line.ratio_before, line.ratio_after
-
-
-def _key(line: Retraction) -> tuple[int | None, _Figures]:
-    """Return what all ranks print alike."""
-    return line.rank.dp, _figures(line)
-
-
 def _saved(line: Retraction) -> list[Any]:
-    return [[line.rank.dp, line.rank.pp, line.rank.tp], *_figures(line), [line.suspect, line.beside_words]]
+    return [[line.rank.dp, line.rank.pp, line.rank.tp], *same_in_all_ranks(line)[1:], [line.suspect, line.beside_words]]
 
 
 def _restored(entry: list[Any]) -> Retraction | None:
@@ -286,7 +277,7 @@ def _restored(entry: list[Any]) -> Retraction | None:
     ranks, requests, *figures, flags = entry
     if not _is_list_of(ranks, 3, int) or not isinstance(flags, list) or len(flags) != 2:
         return None
-    if not is_number(requests) or not 0 <= requests <= MOST_REQUESTS or not _is_list_of(figures, 4, int, float):
+    if not is_figure(requests) or not 0 <= requests <= MOST_REQUESTS or not _is_list_of(figures, 4, int, float):
         return None
     aborted, gained, before, after = figures
     return Retraction(
@@ -306,4 +297,4 @@ def _is_list_of(values: object, length: int, *kinds: type) -> bool:
     """Whether these are so many numbers or None."""
     if not isinstance(values, list) or len(values) != length:
         return False
-    return all(value is None or (isinstance(value, kinds) and is_number(value)) for value in values)
+    return all(value is None or (isinstance(value, kinds) and is_figure(value)) for value in values)

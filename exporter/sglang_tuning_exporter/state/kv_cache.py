@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.thresholds import Thresholds
     from sglang_tuning_exporter.state.totals import Totals
 
 # Reasons for the constants: docs/decisions.md, "Log lines that may be forged" and "Admission and load".
@@ -99,8 +100,8 @@ class PoolMemory:
 class Prompts:
     """The prompts of one scheduler: tokens that wait, and how much of the KV cache one more request needs."""
 
-    def __init__(self, dp: int | None, totals: Totals) -> None:
-        self.dp = dp
+    def __init__(self, of: Thresholds, totals: Totals) -> None:
+        self._of = of  # the scheduler
         self._totals = totals
         self.are_logged = False  # the log has cached and computed tokens
         self._pending: float | bytes | None = None  # bytes: as printed
@@ -126,14 +127,14 @@ class Prompts:
         """Discard the tokens that wait."""
         self._pending = None
 
-    def next_fits(self, running: float, usage: float, target: float, facts: ServerFacts) -> bool | None:
+    def next_fits(self, running: float, usage: float, target: float) -> bool | None:
         """Return whether one more request would leave the KV cache below `target`; None where its size is unknown.
 
         Small requests fill the cache smoothly: usage alone decides. A large one needs its prompt in whole pages and one more page
         to decode into; where few prefixes are shared, it also needs what the mean running request has.
         """
-        counts = self._totals.counts
-        pool = facts.kv_pool_tokens.get(self.dp) or max(facts.kv_pool_tokens.values(), default=None)
+        counts, facts = self._totals.counts, self._of.facts
+        pool = facts.kv_pool_tokens.get(self._of.dp) or max(facts.kv_pool_tokens.values(), default=None)
         computed, cached = counts["computed_tokens"], counts["cached_tokens"]
         shared = cached / (cached + computed) if cached else 0.0
         need = None if running <= 0 or shared > SHARED_PREFIXES else usage / (running * facts.micro_batches)

@@ -45,12 +45,11 @@ class RankState(Gauges):
         self.time = Timeline(now, profile.window_seconds, self._plan, self.become_idle, self._forget_gauges)
         self.advance = self.time.advance  # counts the seconds up to a time
         self.window: Window = self.time.window
-        super().__init__(self.time.totals, Prompts(dp, self.time.totals))
+        self.thresholds = Thresholds(dp, profile, facts)
+        super().__init__(self.time.totals, Prompts(self.thresholds, self.time.totals))
         self.counters = SchedulerCounters(dp, self.totals)
         self.pool = PoolMemory()
-        self._profile = profile
         self._others = others if dp is not None else None  # where batches of other ranks decide with this one's
-        self.thresholds = Thresholds(dp, profile, facts)
         self._samples = DecodeSamples()
         self._cadence = Cadence()
         self._seen_in_log = False  # a batch line, not a scrape, was seen last
@@ -79,10 +78,6 @@ class RankState(Gauges):
         if rate is None:
             return None
         return self.queued / rate if rate > 0 else inf
-
-    def next_fits(self, running: float, usage: float, target: float) -> bool | None:
-        """Return whether one more request would leave the KV cache below `target`; None where that is not known."""
-        return self.prompts.next_fits(running, usage, target, self.thresholds.facts)
 
     def reset(self) -> None:
         """Forget the server before: the gauges of a new one are not known and its counters begin again."""
@@ -350,7 +345,7 @@ class RankState(Gauges):
             self.queue_wait_seconds,
             now,
             beside.elsewhere(usages, self.thresholds.facts),
-            self.next_fits,
+            self.prompts.next_fits,
         )
         if len(usages) > 1:
             self._weigh_pools(now, limits=states[3] == "hybrid_pool_full")

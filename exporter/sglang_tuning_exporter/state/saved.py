@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
-_MOST = 2**53  # beyond it a float cannot count by one
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a number that a float holds exactly."""
-    return isinstance(value, (int, float)) and abs(value) <= _MOST and isfinite(value)
+from sglang_tuning_exporter.sglang.event_json import is_figure
 
 
 def counts(saved: object) -> dict[str, int]:
     """Return the counts by name."""
     pairs = saved.items() if isinstance(saved, dict) else ()
-    return {str(name): int(count) for name, count in pairs if is_number(count) and count >= 0}
+    return {str(name): int(count) for name, count in pairs if is_figure(count) and count >= 0}
 
 
 def lists(saved: object) -> list[list[Any]]:

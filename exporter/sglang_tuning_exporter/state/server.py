@@ -17,6 +17,7 @@ from sglang_tuning_exporter.sglang.events import (
     OutOfMemory,
     RankFigures,
 )
+from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
 from sglang_tuning_exporter.state.counters import ServerCounters, gained
 from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, Recent
@@ -56,17 +57,8 @@ class ServerState(LoggedServer):
         self.facts.model_name = scrape.model_name or self.facts.model_name
         self.facts.engine_type = scrape.engine_type or self.facts.engine_type
         if scrape.spoiled:  # its counters say nothing
-            scrape = replace(
-                scrape,
-                progress=self._progress,
-                sent=None,
-                aborted_requests=None,
-                started_requests=None,
-                finished_requests=None,
-                finished_prompt_tokens=None,
-                finished_answer_tokens=None,
-                finished_cached_tokens=None,
-            )
+            nothing: dict[str, Any] = dict.fromkeys(("sent", *SERVER_COUNTS))
+            scrape = replace(scrape, progress=self._progress, **nothing)
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
         busy = bool(scrape.open_requests) or any((each.running or 0) + (each.queued or 0) > 0 for each in scrape.ranks)
         self._confirm(self.unconfirmed.scraped(now, scrape.progress, scrape.sent, busy=busy, restarted=restarted))
