@@ -100,35 +100,29 @@ def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "",
     }
 
 
-def _way(way: Way) -> Json:
-    kept = "&".join(f"${{{name}:queryparam}}" for name in way.variables)
-    return {
-        "type": "link",
-        "title": way.title,
-        "url": f"/d/{way.uid}?{kept}",
-        "icon": "dashboard",
-        "keepTime": True,
-        "includeVars": False,  # they are in the URL: a fleet's "All" servers make no sense on one server's board
-        "targetBlank": False,
-        "tooltip": "",
-        "tags": [],
-        "asDropdown": False,
-    }
-
-
-def _document(title: str, url: str) -> Json:
+def _link(title: str, url: str, *, is_board: bool) -> Json:
     return {
         "type": "link",
         "title": title,
         "url": url,
-        "icon": "doc",
-        "keepTime": False,
-        "includeVars": False,
-        "targetBlank": True,
+        "icon": "dashboard" if is_board else "doc",
+        "keepTime": is_board,
+        "includeVars": False,  # they are in the URL: a fleet's "All" servers make no sense on one server's board
+        "targetBlank": not is_board,
         "tooltip": "",
         "tags": [],
         "asDropdown": False,
     }
+
+
+def _links(ways: Sequence[Way], documents: Sequence[tuple[str, str]]) -> list[Json]:
+    boards = [
+        _link(
+            way.title, f"/d/{way.uid}?" + "&".join(f"${{{name}:queryparam}}" for name in way.variables), is_board=True
+        )
+        for way in ways
+    ]
+    return boards + [_link(*document, is_board=False) for document in documents]
 
 
 def _source() -> Json:
@@ -215,7 +209,7 @@ def board(
         "timepicker": {},
         "fiscalYearStartMonth": 0,
         "liveNow": False,
-        "links": [*(_way(way) for way in ways), *(_document(*document) for document in documents)],
+        "links": _links(ways, documents),
         "annotations": {"list": list(annotations)},
         "templating": {"list": [_source(), *variables]},
         "panels": _laid_out(chapters),
