@@ -7,10 +7,12 @@ No board's content is here. Every builder requires a title, a description, the m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Required, Unpack
 
 Json: TypeAlias = dict[str, Any]
 Style: TypeAlias = "Mapping[str, Any]"
@@ -38,6 +40,16 @@ class Query:
     expr: str
     legend: str = "__auto"
     style: Style = field(default_factory=dict)
+
+
+class Facts(TypedDict, total=False):
+    """What every panel has. `names` are overrides by the name of a series."""
+
+    description: Required[str]
+    metric: Required[str]
+    unit: str
+    no_value: str
+    names: Mapping[str, Style] | None
 
 
 # --- looks -----------------------------------------------------------------------------------------------------------
@@ -138,32 +150,28 @@ def _panel(
     title: str,
     queries: Sequence[Query],
     *,
-    description: str,
-    metric: str,
-    unit: str,
-    no_value: str,
     options: Json,
+    targets: list[Json],
     defaults: Json | None = None,
     custom: Json | None = None,
-    names: Mapping[str, Style] | None = None,
-    targets: list[Json],
+    **facts: Unpack[Facts],
 ) -> Json:
     return {
         "type": kind,
         "title": title,
-        "description": f"{description} `{metric}`",
+        "description": f"{facts['description']} `{facts['metric']}`",
         "datasource": DATASOURCE,
         "targets": targets,
         "fieldConfig": {
             "defaults": {
-                "unit": unit,
-                "noValue": no_value,
+                "unit": facts.get("unit", "none"),
+                "noValue": facts.get("no_value", NO_TRAFFIC),
                 # boards have no thresholds of their own; words for no value are grey
                 "thresholds": steps(QUIET, (0, NEUTRAL)),
                 "custom": custom or {},
                 **(defaults or {}),
             },
-            "overrides": _overrides(queries, names or {}),
+            "overrides": _overrides(queries, facts.get("names") or {}),
         },
         "options": options,
     }
@@ -175,16 +183,12 @@ def _panel(
 def stat(
     title: str,
     *queries: Query,
-    description: str,
-    metric: str,
-    unit: str,
-    no_value: str,
     text: str = "value_and_name",
     fill: bool = False,
     decimals: int | None = None,
-    names: Mapping[str, Style] | None = None,
     mappings: list[Json] | None = None,
     sizes: Json | None = None,
+    **facts: Unpack[Facts],
 ) -> Json:
     """Show the newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours the background."""
     defaults: Json = {"color": {"mode": "thresholds"}}
@@ -207,28 +211,20 @@ def stat(
         "stat",
         title,
         queries,
-        description=description,
-        metric=metric,
-        unit=unit,
-        no_value=no_value,
         options=options,
         defaults=defaults,
-        names=names,
         targets=_targets(queries, instant=True),
+        **facts,
     )
 
 
 def timeseries(
     title: str,
     *queries: Query,
-    description: str,
-    metric: str,
-    unit: str,
-    no_value: str = NO_TRAFFIC,
     stacked: bool = False,
     ceiling: float | None = None,
     fill: int = 8,
-    names: Mapping[str, Style] | None = None,
+    **facts: Unpack[Facts],
 ) -> Json:
     """Draw lines over time from 0 (to `ceiling`)."""
     custom: Json = {
@@ -248,31 +244,23 @@ def timeseries(
         "timeseries",
         title,
         queries,
-        description=description,
-        metric=metric,
-        unit=unit,
-        no_value=no_value,
         options={
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         defaults=defaults,
         custom=custom,
-        names=names,
         targets=_targets(queries, instant=False),
+        **facts,
     )
 
 
-def heatmap(title: str, query: Query, *, description: str, metric: str, unit: str, no_value: str = NO_TRAFFIC) -> Json:
-    """Draw the buckets of a histogram (series by `le`) over time, `unit` on the left."""
+def heatmap(title: str, query: Query, *, axis_unit: str, **facts: Unpack[Facts]) -> Json:
+    """Draw the buckets of a histogram (series by `le`) over time, `axis_unit` on the left."""
     return _panel(
         "heatmap",
         title,
         (query,),
-        description=description,
-        metric=metric,
-        unit="short",
-        no_value=no_value,
         options={
             "calculate": False,
             "cellGap": 1,
@@ -283,22 +271,19 @@ def heatmap(title: str, query: Query, *, description: str, metric: str, unit: st
             "legend": {"show": False},
             "rowsFrame": {"layout": "auto", "value": "requests per second"},
             "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
-            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
+            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": axis_unit},
         },
         custom={"hideFrom": {"legend": False, "tooltip": False, "viz": False}},
         targets=_targets((query,), instant=False, form="heatmap"),
+        **facts,
     )
 
 
 def bars(
     title: str,
     *queries: Query,
-    description: str,
-    metric: str,
-    unit: str,
-    no_value: str,
     decimals: int | None = None,
-    names: Mapping[str, Style] | None = None,
+    **facts: Unpack[Facts],
 ) -> Json:
     """Show the newest value of each series as a horizontal bar on one scale from 0."""
     defaults: Json = {"color": {"mode": "fixed", "fixedColor": NEUTRAL}, "min": 0}
@@ -308,10 +293,6 @@ def bars(
         "bargauge",
         title,
         queries,
-        description=description,
-        metric=metric,
-        unit=unit,
-        no_value=no_value,
         options={
             "displayMode": "basic",
             "maxVizHeight": 300,
@@ -325,22 +306,19 @@ def bars(
             "valueMode": "color",
         },
         defaults=defaults,
-        names=names,
         targets=_targets(queries, instant=True),
+        **facts,
     )
 
 
 def table(
     title: str,
     *queries: Query,
-    description: str,
-    metric: str,
-    no_value: str,
     columns: Mapping[str, Style],
-    unit: str = "string",
     header: bool = True,
     labels_as_rows: bool = False,
     worst_first: str = "",
+    **facts: Unpack[Facts],
 ) -> Json:
     """Show the labels of instant queries as columns, or those of one series as rows (columns `label` and `value`).
 
@@ -355,20 +333,17 @@ def table(
             steps.append({"id": "sortBy", "options": {"fields": {}, "sort": [{"field": worst_first, "desc": True}]}})
         shown = "|".join(columns)
         steps.append({"id": "filterFieldsByName", "options": {"include": {"pattern": f"^({shown})$"}}})
+    facts = {"unit": "string", **facts, "names": columns}
     order = {name: index for index, name in enumerate(columns)}
     steps.append({"id": "organize", "options": {"excludeByName": {}, "indexByName": order, "renameByName": {}}})
     panel = _panel(
         "table",
         title,
         queries,
-        description=description,
-        metric=metric,
-        unit=unit,
-        no_value=no_value,
         options={"cellHeight": "sm", "showHeader": header},
         defaults={"color": {"mode": "thresholds"}},
         custom={"align": "left", "cellOptions": {"type": "auto"}, "inspect": False},
-        names=columns,
+        **facts,
         targets=_targets(queries, instant=True, form="time_series" if labels_as_rows else "table"),
     )
     return panel | {"transformations": steps}
@@ -377,13 +352,9 @@ def table(
 def state_timeline(
     title: str,
     *queries: Query,
-    description: str,
-    metric: str,
     mappings: list[Json],
-    no_value: str,
-    unit: str = "none",
-    names: Mapping[str, Style] | None = None,
     words_inside: bool = True,
+    **facts: Unpack[Facts],
 ) -> Json:
     """Show which state each series was in, in the colours of the mappings or of `names`.
 
@@ -393,10 +364,6 @@ def state_timeline(
         "state-timeline",
         title,
         queries,
-        description=description,
-        metric=metric,
-        unit=unit,
-        no_value=no_value,
         options={
             "alignValue": "left",
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
@@ -407,6 +374,6 @@ def state_timeline(
         },
         defaults={"color": {"mode": "fixed", "fixedColor": QUIET}, "mappings": mappings},
         custom={"fillOpacity": 80, "lineWidth": 0},
-        names=names,
         targets=_targets(queries, instant=False),
+        **facts,
     )

@@ -90,7 +90,13 @@ def time_queued() -> Json:
 
 def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAFFIC) -> Json:
     return heatmap(
-        title, Query(buckets(*metric), "{{le}}"), unit=SECONDS, metric=metric[0], description=says, no_value=no_value
+        title,
+        Query(buckets(*metric), "{{le}}"),
+        axis_unit=SECONDS,
+        unit="short",
+        metric=metric[0],
+        description=says,
+        no_value=no_value,
     )
 
 
