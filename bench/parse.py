@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.equivalence import KINDS
 from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.state.cadence import DECODE_LOG_INTERVAL
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 
@@ -49,8 +50,8 @@ def _figures(reader: LogReader, state: ServerState | None) -> dict[str, float]:
             "starts": state.starts,
             "computed prompt tokens": counts["computed_tokens"],
             "cached prompt tokens": counts["cached_tokens"],
-            "decode batches, graph True": counts["replayed"],
-            "decode batches, graph False": counts["eager"],
+            "decode batches, graph True": counts["replayed"] / DECODE_LOG_INTERVAL,  # a line stands for so many batches
+            "decode batches, graph False": counts["eager"] / DECODE_LOG_INTERVAL,
             "retractions": counts["retraction_events"],
             "retracted requests": counts["log_retracted_requests"],
         }
