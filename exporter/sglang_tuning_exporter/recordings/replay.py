@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
-MOST_LOG_BYTES = (
-    32 << 20
-)  # so that a long demo does not fill the disk: above this a new round starts with an empty file
+_LONGEST_LOG_BYTES = 32 << 20  # above this a new round starts with an empty file: a long demo does not fill the disk
 _JSON = "application/json"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -187,7 +185,7 @@ class ReplayServer:
 
     def _keep_log_small(self) -> None:
         assert self._log is not None
-        if self._log.tell() > MOST_LOG_BYTES:
+        if self._log.tell() > _LONGEST_LOG_BYTES:
             self._log.truncate(0)
 
     def _answer(self, path: str) -> tuple[int, str, bytes] | None:
