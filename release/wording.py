@@ -1,6 +1,6 @@
 """Find words that readers should not meet: `python -m release.wording` prints each with its place and its reason.
 
-`python -m release.wording FILE …` checks these files, docstrings and comments included, instead of the listed ones.
+`python -m release.wording FILE …` checks these files instead of the listed ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 WORDS = Path(__file__).with_name("banned_words.yaml")
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
-_HAS_BODY = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def found(text: str, words: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple[str, str]]:
@@ -31,49 +30,31 @@ def found(text: str, words: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple
             yield match[0], reason
 
 
-def passages(path: Path, *, with_notes: bool = False) -> Iterator[tuple[int, str]]:
-    """Give a file's prose with line numbers: Markdown without code; of Python the string literals.
-
-    `with_notes` adds Python's docstrings and comments.
-    """
+def passages(path: Path) -> Iterator[tuple[int, str]]:
+    """Give a file's prose with line numbers: Markdown without code; of Python docstrings, comments and literals with a space."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         prose = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
         yield from enumerate(prose.splitlines(), 1)
         return
-    tree = ast.parse(text)
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, _HAS_BODY) and node.body and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and (with_notes or id(node) not in docstrings)
-        ):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value
-    if with_notes:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT:
-                yield token.start[0], token.string
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def problems(files: Iterable[Path] = ()) -> list[str]:
-    """Give one line for each banned word in `files`, docstrings and comments included; without `files`, in the listed ones."""
+    """Give one line for each banned word in `files`; without `files`, in the listed ones."""
     rules = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
     words = [(re.compile(each["pattern"]), each["reason"]) for each in rules["words"]]
-    listed = [
-        (path, with_notes)
-        for key, with_notes in (("files", False), ("files_with_docstrings", True))
-        for pattern in rules[key]
-        for path in sorted(ROOT.glob(pattern))
-    ]
+    left_out = {path for pattern in rules["but_not"] for path in ROOT.glob(pattern)}
+    listed = [path for pattern in rules["files"] for path in sorted(ROOT.glob(pattern)) if path not in left_out]
     return [
         f'{path}:{line}: "{word}": {reason}'
-        for path, with_notes in [(file, True) for file in files] or listed
-        for line, text in passages(path, with_notes=with_notes)
+        for path in list(files) or listed
+        for line, text in passages(path)
         for word, reason in found(text, words)
     ]
 

@@ -14,16 +14,16 @@ def test_a_banned_word_is_found_with_its_reason() -> None:
     assert list(wording.found("as told by the log", WORDS)) == [("told", "say logged")]
 
 
-def test_a_string_of_python_is_read_and_its_docstring_is_not(tmp_path: Path) -> None:
+def test_strings_docstrings_and_comments_of_python_are_read(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
-    file.write_text('"""What is told."""\n\nHELP = "as logged"\n')
-    assert list(wording.passages(file)) == [(3, "as logged")]
+    file.write_text('"""What is told."""\n\n# as told\nHELP = "as told"\n')
+    assert [problem.split(": ")[0] for problem in wording.problems([file])] == [f"{file}:1", f"{file}:4", f"{file}:3"]
 
 
-def test_docstrings_and_comments_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_a_key_is_no_prose(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
-    file.write_text('"""What is told."""\n\n# as told\nHELP = "as logged"\n')
-    assert [problem.split(": ")[0] for problem in wording.problems([file])] == [f"{file}:1", f"{file}:3"]
+    file.write_text('KEY = "told"\n')
+    assert list(wording.passages(file)) == []
 
 
 def test_code_in_markdown_is_not_read_and_lines_keep_their_number(tmp_path: Path) -> None:
