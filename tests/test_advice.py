@@ -118,12 +118,12 @@ def test_under_dp_attention_the_default_is_already_at_0_3() -> None:
     assert one("admission_too_conservative", of).flag == ""
 
 
-def test_who_raised_the_flag_under_dp_attention_is_not_told_to_raise_it_again() -> None:
+def test_who_raised_the_flag_under_dp_attention_is_not_advised_to_raise_it_again() -> None:
     of = case(schedule_conservativeness=1.299, enable_dp_attention=True, dp_size=2, max_running_requests=100, ran=40)
     assert turned("retracting_too_often", of) == ("--max-running-requests", 100, 64)
 
 
-def test_a_too_careful_admission_is_told_0_3() -> None:
+def test_a_too_careful_admission_is_advised_0_3() -> None:
     of = case(schedule_conservativeness=1.0)
     assert turned("admission_too_conservative", of) == ("--schedule-conservativeness", 1.0, 0.3)
 
@@ -162,7 +162,7 @@ def test_a_limit_is_not_raised_where_the_pool_has_no_room(usage: float) -> None:
     assert advise("running_at_limit", case(max_running_requests=16, usage=usage)) == []
 
 
-def test_no_figure_is_invented_for_the_limit_where_usage_is_not_told() -> None:
+def test_no_figure_is_invented_for_the_limit_where_usage_is_unknown() -> None:
     advice = one("running_at_limit", case(max_running_requests=64))
     assert (advice.suggested, advice.suggestion) == (
         None,

@@ -118,7 +118,7 @@ def test_three_starts_in_half_an_hour_are_a_loop_and_two_are_none(tmp_path: Path
     assert 40 <= minutes(found)[2] <= 43
 
 
-def test_a_loop_is_told_from_the_first_start_of_the_log_on(tmp_path: Path) -> None:
+def test_a_loop_is_counted_from_the_first_start_of_the_log_on(tmp_path: Path) -> None:
     assert [span.alert for span in spans(tmp_path, arguments(0) + arguments(20) + arguments(40) + quiet(90))] == [
         "SGLangRestartLoop"
     ]

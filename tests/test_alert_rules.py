@@ -126,7 +126,7 @@ def test_a_summary_is_the_same_words_each_time(alert: str) -> None:
 
 
 @pytest.mark.parametrize("alert", RULES)
-def test_advice_to_turn_a_flag_tells_its_present_value(alert: str) -> None:
+def test_advice_to_set_a_flag_has_its_present_value(alert: str) -> None:
     notes = RULES[alert]["annotations"]
     told = "sglang_tuning_recommendation_timestamp_seconds"
     computed = told in notes.get("flag", "")

@@ -291,7 +291,7 @@ FOREIGN = {"labels": {"alertname": "NodeFilesystemFull"}, "annotations": {}}
 
 
 @pytest.mark.parametrize("template", ["title", "text", "slack", "html"])
-def test_an_alert_that_is_not_ours_is_told_without_empty_sentences(configuration: Path, template: str) -> None:
+def test_an_alert_that_is_not_ours_has_no_empty_sentences(configuration: Path, template: str) -> None:
     firing, over = (rendered(configuration, template, status, FOREIGN) for status in ("firing", "resolved"))
     for text in (firing, over):
         assert "NodeFilesystemFull" in text
@@ -373,7 +373,7 @@ def test_the_webhooks_message_reads_as_text(manager: Alertmanager) -> None:
     assert "  Change --schedule-conservativeness: now 0.1, try 1.3.\n" in text
 
 
-def test_the_end_of_an_alert_is_told(manager: Alertmanager) -> None:
+def test_the_end_of_an_alert_is_notified(manager: Alertmanager) -> None:
     manager.send(alert("SGLangQueueTooLong", "ended:1"))
     wait_until(lambda: manager.mails("ended:1"), "the mail")
     manager.send(alert("SGLangQueueTooLong", "ended:1", ended=True))
@@ -415,7 +415,7 @@ CAUSES = [
 ]  # fmt: skip
 
 
-def test_a_consequence_is_not_told_while_its_cause_is(manager: Alertmanager) -> None:
+def test_a_consequence_is_not_notified_while_its_cause_is(manager: Alertmanager) -> None:
     instances = {f"cause:{number}": pair for number, pair in enumerate(CAUSES)}
     manager.send(*[alert(name, instance) for instance, pair in instances.items() for name in pair])
     wait_until(lambda: all(manager.names(instance) for instance in instances), "a message about each")
@@ -444,13 +444,13 @@ def test_a_cause_at_another_server_hides_nothing(manager: Alertmanager) -> None:
     assert manager.names("other:2") == [["SGLangQueueTooLong"]]
 
 
-def test_the_failure_that_took_a_server_down_is_told_beside_it(manager: Alertmanager) -> None:
+def test_the_failure_that_took_a_server_down_is_reported_beside_it(manager: Alertmanager) -> None:
     manager.send(alert("SGLangServerDown", "oom:1"), alert("SGLangOutOfMemoryDecode", "oom:1"))
     wait_until(lambda: manager.names("oom:1"), "the message")
     assert manager.names("oom:1") == [["SGLangOutOfMemoryDecode", "SGLangServerDown"]]
 
 
-def test_what_does_not_explain_each_other_is_told_together(manager: Alertmanager) -> None:
+def test_findings_that_do_not_explain_each_other_are_reported_together(manager: Alertmanager) -> None:
     manager.send(alert("SGLangRetractingTooOften", "both:1"), alert("SGLangLogSilent", "both:1"))
     wait_until(lambda: manager.names("both:1"), "the message")
     assert manager.names("both:1") == [["SGLangLogSilent", "SGLangRetractingTooOften"]]

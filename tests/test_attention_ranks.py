@@ -142,7 +142,7 @@ def scraped(args: Mapping[str, object]) -> ServerState:
     return state
 
 
-def test_without_a_log_nobody_knows_whose_doing_it_is() -> None:
+def test_without_a_log_the_cause_is_unknown() -> None:
     # Three of four steps run eager on every rank: prefills of all of them are in it.
     assert "eager" not in seconds(scraped(ATTENTION))
     assert "eager" in seconds(scraped(PLAIN))

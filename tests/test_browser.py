@@ -78,7 +78,7 @@ def test_what_limits_it_and_what_to_type_are_on_the_first_screen(
     assert "now 256" in words
 
 
-def test_a_recorded_server_that_retracts_is_told_what_to_type_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+def test_a_recorded_server_that_retracts_shows_the_command_to_type_on_a_phone(browser: Browser, tmp_path: Path) -> None:
     with web(watched_retractions(tmp_path)) as recorded:
         browser.open(recorded, width=PHONE, height=740)
         words = [text.words for text in browser.texts() if text.bottom <= 740]
@@ -209,7 +209,7 @@ def test_one_click_marks_the_whole_command_line_and_nothing_else(browser: Browse
 
 
 @pytest.mark.parametrize("name", ["beyond_captured", "dp2", "unseen"])
-def test_a_screen_reader_is_told_landmarks_headings_figures_and_tables(
+def test_a_screen_reader_gets_landmarks_headings_figures_and_tables(
     name: str, browser: Browser, scene: Callable[[str], Scene]
 ) -> None:
     browser.open(scene(name)[1])
@@ -233,7 +233,7 @@ def test_a_screen_reader_is_told_landmarks_headings_figures_and_tables(
     assert len(links) == len(set(links))  # each can be told from the others by its name
 
 
-def test_a_screen_reader_is_told_what_each_picture_shows(browser: Browser, scene: Callable[[str], Scene]) -> None:
+def test_a_screen_reader_gets_a_text_for_each_picture(browser: Browser, scene: Callable[[str], Scene]) -> None:
     browser.open(scene("retracting")[1])
     pictures = [node["name"] for node in browser.accessible() if node["role"] in {"image", "img"}]
     assert len(pictures) == browser.count("svg") == 6

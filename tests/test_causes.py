@@ -101,7 +101,7 @@ def test_refused_requests_name_the_flag_that_lets_more_run_and_no_replica() -> N
     assert "replica" not in " ".join(each.suggestion for finding in judgement.findings for each in finding.advice)
 
 
-def test_refused_requests_that_no_flag_would_save_are_told_to_come_more_slowly() -> None:
+def test_clients_of_refused_requests_that_no_flag_would_save_are_advised_to_send_more_slowly() -> None:
     story = started() + decoding(0.0, 200.0, running=20, queued=0, usage=0.5)
     judgement = judged(story + repeated(Rejection(None, NO_RANK), 5.0, end=200.0), 200.0)
     assert judgement.verdict == "requests_rejected"
@@ -165,7 +165,7 @@ def at(seconds: float, story: Story) -> Story:
     return [(seconds + moment, event) for moment, event in story]
 
 
-def test_retractions_of_minutes_ago_are_told_in_the_past_tense_with_their_time() -> None:
+def test_retractions_of_minutes_ago_are_in_the_past_tense_with_their_time() -> None:
     story = at(SEVEN, started() + decoding(0.0, 500.0, usage=0.8) + repeated(retraction(), 9.0, end=118.0))
     (finding,) = judged(story, SEVEN + 500.0).findings
     assert finding.ago is not None
@@ -174,13 +174,13 @@ def test_retractions_of_minutes_ago_are_told_in_the_past_tense_with_their_time()
     )
 
 
-def test_retractions_that_go_on_are_told_in_the_present_tense() -> None:
+def test_retractions_that_go_on_are_in_the_present_tense() -> None:
     story = started() + decoding(0.0, 500.0, usage=0.95) + repeated(retraction(), 30.0, end=500.0)
     (finding,) = judged(story, 500.0).findings
     assert finding.summary(1.0) == BY_ID["retracting_too_often"].summary
 
 
-def test_a_wait_that_ended_minutes_ago_is_told_in_the_past_tense() -> None:
+def test_a_wait_that_ended_minutes_ago_is_in_the_past_tense() -> None:
     story = (
         started()
         + decoding(0.0, 200.0, running=64, queued=20, usage=0.3)
@@ -205,7 +205,7 @@ def test_what_goes_on_comes_before_what_is_over() -> None:
     assert judgement.verdict == "queue_too_long"
 
 
-def test_only_what_a_past_can_date_is_told_in_the_past_tense() -> None:
+def test_only_what_a_past_can_date_is_in_the_past_tense() -> None:
     for row in DIAGNOSES:
         assert bool(row.summary_past) <= bool(row.condition.traces), row.id
         assert "{until}" in (row.summary_past or "{until}"), row.id

@@ -195,7 +195,7 @@ def test_a_log_cut_to_a_part_of_itself_is_not_counted_again(log: Log, kept: str,
     assert read(follower) == [51, 52]
 
 
-def test_files_of_the_same_bytes_are_told_apart_by_what_they_are(log: Log) -> None:
+def test_files_of_the_same_bytes_are_distinguished_by_identity(log: Log) -> None:
     same = b"[2026-03-18 11:22:05] line 000001 of a server that says the same again\n" * 5
     Path(f"{log.path}.1").write_bytes(same)
     log.touch(Path(f"{log.path}.1"))

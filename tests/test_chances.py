@@ -68,7 +68,7 @@ def test_other_profiles_do_not_need_the_radix_cache(profile: str) -> None:
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_a_server_without_trouble_is_told_of_no_setting(profile: str) -> None:
+def test_a_server_without_trouble_gets_no_advice_about_settings(profile: str) -> None:
     args = {"disable_radix_cache": False, "enable_hierarchical_cache": False, "page_size": 16}
     assert found(lived(HEALTHY, profile, **args), SETTINGS) is None
 

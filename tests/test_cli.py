@@ -140,7 +140,7 @@ def test_the_script_for_fish_names_every_flag_of_serve() -> None:
     assert all(f"-l {flag}" in said for flag in re.findall(r"--([a-z-]+)", program("serve", "--help").stdout))
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert program("--version").stdout == f"sglang-tuning-exporter {__version__}\n"
 
 

@@ -34,7 +34,7 @@ def past(
     return Past(recent, {}, MINUTE, facts, PROFILES[profile])
 
 
-def test_slow_clients_are_told_how_many_fit_and_how_many_should_wait() -> None:
+def test_slow_clients_are_advised_how_many_fit_and_how_many_should_wait() -> None:
     words = at_least(past("offline", running=10, usage=0.3))
     assert words.startswith(
         "send about 130 requests at once (now 10): about 30 can run, 100 more keep the queue filled"
@@ -52,11 +52,11 @@ def test_no_more_are_asked_for_than_the_server_lets_wait() -> None:
 
 
 @pytest.mark.parametrize("profile", ["online", "long_context"])
-def test_where_an_empty_queue_is_good_nobody_is_told_to_send_more(profile: str) -> None:
+def test_where_an_empty_queue_is_good_nobody_is_advised_to_send_more(profile: str) -> None:
     assert at_least(past(profile, running=10)) == ""
 
 
-def test_clients_that_send_enough_already_are_not_told_to_send_more() -> None:
+def test_clients_that_send_enough_already_are_not_advised_to_send_more() -> None:
     assert at_least(past("offline", running=30, queued=200, usage=0.9)) == ""
 
 
@@ -74,13 +74,13 @@ def test_where_nobody_waits_the_queue_may_be_as_long_as_its_range() -> None:
 
 
 @pytest.mark.parametrize(("queued", "started"), [(2.0, 240.0), (24.0, None)])
-def test_no_figure_is_invented_where_the_queue_is_short_or_starts_are_not_told(
+def test_no_figure_is_invented_where_the_queue_is_short_or_starts_are_unknown(
     queued: float, started: float | None
 ) -> None:
     assert at_most(past("online", running=40, queued=queued, started=started)) == ""
 
 
-def test_a_server_with_ranks_is_told_the_sum_over_them() -> None:
+def test_a_server_with_ranks_shows_the_sum_over_them() -> None:
     one = past("offline", running=10, usage=0.3)
     both = one.recent + one.recent
     both.counts["served_seconds"] = MINUTE

@@ -210,7 +210,7 @@ def test_a_flag_that_is_to_be_removed_goes_with_its_value() -> None:
         ("send at most 44 requests at once (now about 64), or add a replica", 44),
     ],
 )
-def test_clients_follow_the_number_that_they_are_told(words: str, clients: int) -> None:
+def test_clients_follow_the_advised_number(words: str, clients: int) -> None:
     found = advised(findings(finding("client_too_slow", turn(None, None, words))), NOW, LOAD)
     assert (found.args, found.load.clients) == (NOW, clients)
     assert found.changes[0].what == "requests at once"
@@ -306,7 +306,7 @@ def test_runs_are_collected_in_their_order_and_half_a_file_is_no_run(tmp_path: P
     assert [run["before"]["others"] for run in collect(tmp_path)["loops"]["idle"]] == [0.01, 0.02, 0.1]
 
 
-def test_the_page_tells_a_convergence_against_its_grid(tmp_path: Path) -> None:
+def test_the_page_compares_a_convergence_with_its_grid(tmp_path: Path) -> None:
     start = convergence.STARTS[0]
     change = {"what": "--max-running-requests", "old": "2", "new": "16"}
     for number, (speed, changes) in enumerate([(100.0, [change]), (950.0, [])]):
@@ -322,7 +322,7 @@ def test_the_page_tells_a_convergence_against_its_grid(tmp_path: Path) -> None:
     assert "not within" not in page
 
 
-def test_what_a_folder_of_results_lacks_stays_as_it_was_told_before(tmp_path: Path) -> None:
+def test_what_a_folder_of_results_lacks_stays_as_it_was(tmp_path: Path) -> None:
     write(tmp_path, "idle.1", loop_result("idle", found=""))
     known = {"loops": {"idle": [], "healthy": ["told before"]}, "agreement": {"told": "before"}}
     data = beside(collect(tmp_path), known)
@@ -332,7 +332,7 @@ def test_what_a_folder_of_results_lacks_stays_as_it_was_told_before(tmp_path: Pa
     assert list(data["loops"]) == ["healthy", "idle"]
 
 
-def test_clients_that_are_told_how_many_tokens_are_enough_ask_for_so_many() -> None:
+def test_clients_that_are_advised_how_many_tokens_are_enough_ask_for_so_many() -> None:
     words = "ask for at most 1,472 max_new_tokens (now about 4,096): the flag is low enough"
     told = advised(findings(finding("admission_too_conservative", turn(None, None, words))), NOW, LOAD)
     assert (told.args, told.load.most_new_tokens, told.load.clients) == (NOW, 1472, LOAD.clients)

@@ -87,7 +87,7 @@ def test_alerts_that_any_server_on_a_cpu_has_are_no_problem() -> None:
     assert found["others"] == {"SGLangCudaGraphOff": 20.0}
 
 
-def test_an_event_that_the_log_should_tell_must_have_been_counted() -> None:
+def test_an_event_that_the_log_should_have_must_have_been_counted() -> None:
     silent = judged(named("kill_scheduler"), told())
     assert silent["problems"] == ["none of process_died was counted"]
     counted = judged(named("kill_scheduler"), told(events={"process_died": [(99, 0.0), (103, 1.0)]}))
@@ -95,7 +95,7 @@ def test_an_event_that_the_log_should_tell_must_have_been_counted() -> None:
     assert counted["events"] == {"process_died": 3.0}
 
 
-def test_a_release_that_does_not_notice_its_schedulers_death_is_told_of_by_what_no_longer_moves() -> None:
+def test_a_release_that_does_not_notice_its_schedulers_death_is_recognised_by_figures_that_stand_still() -> None:
     row = named("kill_scheduler").of_release("0.5.9")
     assert (row.alert, row.events) == ("SGLangSchedulerStuck", ())
     assert named("kill_scheduler").of_release("0.5.23").alert == DOWN

@@ -77,7 +77,7 @@ def test_the_page_says_how_long_nothing_was_wrong_and_that_nobody_was_called(tmp
     assert "No false alert was pending or firing." in page
 
 
-def test_the_page_tells_a_false_alert_from_one_that_is_explained(tmp_path: Path) -> None:
+def test_the_page_distinguishes_a_false_alert_from_one_that_is_explained(tmp_path: Path) -> None:
     written(course("batch", alerts=[(13.0, "SGLangClientTooSlow", "firing", [])]), tmp_path)
     assert "No false alert was pending or firing." in render(collect(tmp_path))
     written(course("rag", alerts=[(13.0, "SGLangQueueTooLong", "pending", [])]), tmp_path)

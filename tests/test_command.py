@@ -80,7 +80,7 @@ def test_every_recorded_server_gets_a_command_line_that_its_release_takes(path: 
         ),
     ],
 )
-def test_what_a_real_server_was_told_comes_back(name: str, typed: str) -> None:
+def test_the_arguments_of_a_real_server_come_back(name: str, typed: str) -> None:
     command = line(ServerFacts(args=printed(HERE / "data" / "server_args" / f"{name}.log")))
     assert command.text.partition(" --load-format dummy ")[2] == typed
     assert command.changes == ()

@@ -268,11 +268,11 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
 
 
 @pytest.mark.parametrize("life", OVER, ids=lambda life: life.name)
-def test_a_trouble_of_each_kind_is_told_alike(life: Life, over: dict[str, Told]) -> None:
+def test_a_trouble_of_each_kind_is_reported_alike(life: Life, over: dict[str, Told]) -> None:
     assert differences(life, over[life.name]) == []
 
 
-def test_every_kind_that_a_log_can_tell_has_fired_by_the_rules_and_in_the_report(over: dict[str, Told]) -> None:
+def test_every_kind_that_a_log_can_show_has_fired_by_the_rules_and_in_the_report(over: dict[str, Told]) -> None:
     for way in ("rules", "report"):
         ids = frozenset().union(*(fire for tale in over.values() for fire in getattr(tale, way).values()))
         assert {type(BY_ID[row].condition) for row in ids} == {type(row.condition) for row in EVALUATED}
@@ -286,7 +286,7 @@ def test_every_kind_that_a_log_can_tell_has_fired_by_the_rules_and_in_the_report
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(lives(), min_size=24, max_size=24))
-def test_whatever_a_server_lives_through_is_told_alike(
+def test_whatever_a_server_lives_through_is_reported_alike(
     tmp_path_factory: pytest.TempPathFactory, several: list[Life]
 ) -> None:
     tales = told(tuple(several), tmp_path_factory.mktemp("lives"))
@@ -294,7 +294,7 @@ def test_whatever_a_server_lives_through_is_told_alike(
     assert {life: words for life, words in said.items() if words} == {}
 
 
-def test_a_rule_that_does_not_know_that_graphs_are_off_is_found(tmp_path: Path) -> None:
+def test_a_rule_that_ignores_that_graphs_are_off_is_found(tmp_path: Path) -> None:
     right = "unless on (job, instance) last_over_time(sglang_tuning_cuda_graph_off[5m]) == 1"
     wrong = 'unless on (job, instance) instance:sglang_tuning_server_arg:last5m{arg="disable_cuda_graph"} == 1'
     assert right in RULES

@@ -180,7 +180,7 @@ def test_both_end_where_the_words_say(scenario: Scenario, firing: Any) -> None:
     assert firing[scenario.name][LENGTH] == scenario.ends
 
 
-def test_every_alert_that_the_exporter_can_tell_has_its_scenario() -> None:
+def test_every_alert_that_the_exporter_can_fire_has_its_scenario() -> None:
     assert set().union(*(scenario.ends for scenario in SCENARIOS)) == {row.id for row in TOLD}
     assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
 

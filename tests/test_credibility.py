@@ -147,7 +147,7 @@ def test_a_retraction_in_the_name_of_a_rank_that_is_not_there_repeats_nothing() 
 
 @pytest.mark.parametrize("counter", [7.0, None], ids=["a counter that stands", "no counter yet"])
 @pytest.mark.parametrize("tp", [1, 8])
-def test_a_retraction_that_the_servers_own_counter_does_not_know_is_none(counter: float | None, tp: int) -> None:
+def test_a_retraction_that_the_servers_own_counter_lacks_is_none(counter: float | None, tp: int) -> None:
     server = scraped(counter, tp=tp)
     server.say(30, TOOL)
     server.say(30, retraction(), " TP0" if tp > 1 else "")
@@ -157,9 +157,7 @@ def test_a_retraction_that_the_servers_own_counter_does_not_know_is_none(counter
     assert (server.counted, server.doubted) == (0, {"retraction": 1})
 
 
-def test_a_retraction_near_nothing_raw_that_the_servers_own_counter_does_not_know_is_none_either_and_that_is_said() -> (
-    None
-):
+def test_a_retraction_without_raw_text_nearby_that_the_servers_own_counter_lacks_is_rejected_and_reported() -> None:
     server = scraped(7)
     server.say(30, retraction())
     assert (server.counted, server.doubted) == (0, {})
@@ -194,7 +192,7 @@ def test_a_forged_line_adds_no_scheduler() -> None:
     assert server.doubted == {"retraction": 1, "batch": 2}
 
 
-def test_a_scheduler_beyond_the_last_is_not_believed() -> None:
+def test_a_scheduler_beyond_the_last_is_rejected() -> None:
     server = Server(dp=2)
     server.say(1, decode(), " DP0 TP0")
     server.say(30, TOOL)
@@ -229,7 +227,7 @@ def test_a_forged_line_does_not_take_what_the_counter_gained_for_a_real_one() ->
     assert (server.counted, server.requests, server.doubted) == (1, 3, {"retraction": 1})
 
 
-def test_a_gain_that_no_line_claimed_does_not_confirm_a_forged_line_much_later() -> None:
+def test_an_increase_without_a_line_does_not_confirm_a_forged_line_much_later() -> None:
     server = scraped(7)
     server.scrape(30, 12)
     for at in range(45, 105, 15):
@@ -294,7 +292,7 @@ def test_a_large_batch_may_fill_it_within_one_log_interval() -> None:
     ],
     ids=["speculative", "sliding window", "mamba", "disaggregated"],
 )
-def test_a_server_whose_pool_one_figure_does_not_tell_is_believed(arguments: str, keys: str) -> None:
+def test_a_retraction_is_accepted_where_one_figure_does_not_describe_the_pool(arguments: str, keys: str) -> None:
     server = Server(more=arguments)
     line = decode(0.30, running=40, more=keys)
     if "swa" in keys:
@@ -311,7 +309,7 @@ def test_a_usage_of_long_ago_says_nothing() -> None:
     assert borne_out(server, 95) == (1, {})
 
 
-def test_a_batch_line_that_was_not_believed_leaves_the_pool_unknown() -> None:
+def test_a_rejected_batch_line_leaves_the_pool_unknown() -> None:
     server = scraped(7)
     server.say(30, decode(0.30, running=40))
     server.say(31, TOOL)
@@ -448,7 +446,7 @@ def test_a_restart_does_not_settle_what_was_forged() -> None:
     assert (server.counted, server.doubted) == (0, {"retraction": 1})
 
 
-def test_a_line_believed_without_cause_costs_a_later_one_nothing() -> None:
+def test_a_line_accepted_without_evidence_costs_a_later_one_nothing() -> None:
     server = scraped(7)
     server.state.lost_scrape()
     server.say(30, retraction(9, ratio=0.1))
@@ -483,7 +481,7 @@ def test_what_came_with_the_first_scrape_is_no_disagreement() -> None:
 
 
 @pytest.mark.parametrize("with_metrics", [False, True])
-def test_every_retraction_of_a_real_server_is_believed(*, with_metrics: bool) -> None:
+def test_every_retraction_of_a_real_server_is_accepted(*, with_metrics: bool) -> None:
     recording = load(packaged("retract"))
     state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
     moments = [(line.at, 0, line.text) for line in recording.lines]
@@ -551,7 +549,7 @@ def test_in_a_storm_every_line_is_counted_however_it_meets_the_scrapes(storm: St
     assert (server.counted, server.requests, server.doubted) == (len(storm.at), sum(storm.requests), {})
 
 
-def test_a_line_that_the_base_may_hold_is_believed() -> None:
+def test_a_line_that_the_base_may_contain_is_accepted() -> None:
     server = busy()
     server.scrape(20, 12)
     server.say(20 + BASE_SECONDS - 1, retraction())
@@ -586,7 +584,7 @@ def test_a_line_that_the_base_may_hold_is_believed() -> None:
         "prefill with a queue from nowhere",
     ],
 )
-def test_a_suspect_batch_line_is_believed_when_its_figures_fit(line: str, *, believed: bool) -> None:
+def test_a_suspect_batch_line_is_accepted_when_its_figures_fit(line: str, *, believed: bool) -> None:
     server = busy()
     server.say(30, TOOL)
     server.say(30, line)
@@ -595,7 +593,7 @@ def test_a_suspect_batch_line_is_believed_when_its_figures_fit(line: str, *, bel
 
 
 @pytest.mark.parametrize(("line", "believed"), [(decode(0.3), True), (prefill(), False)])
-def test_a_suspect_batch_line_without_a_neighbour_has_to_know_the_pool(line: str, *, believed: bool) -> None:
+def test_a_suspect_batch_line_without_a_neighbour_has_to_fit_the_pool(line: str, *, believed: bool) -> None:
     server = Server()
     server.say(1, TOOL)
     server.say(1, line)

@@ -409,7 +409,7 @@ def test_words_are_those_of_the_first_case_that_holds() -> None:
     )
 
 
-def test_grafana_is_told_where_prometheus_is_by_the_environment() -> None:
+def test_grafana_gets_the_address_of_prometheus_from_the_environment() -> None:
     source = yaml.safe_load((ROOT / "dashboards/provisioning/datasources/prometheus.yml").read_text(encoding="utf-8"))[
         "datasources"
     ][0]

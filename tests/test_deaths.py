@@ -63,7 +63,7 @@ def test_after_its_death_a_server_is_down_until_it_is_back(death: str, later: fl
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_the_sentence_says_that_the_log_told_of_it(death: str) -> None:
+def test_the_sentence_says_that_it_comes_from_the_log(death: str) -> None:
     state = after(START, DECODE, DEATHS[death][0])
     (found,) = [f for f in judge(past_of(state, 60.0)).findings if f.diagnosis.id == "server_down"]
     assert found.sentence.startswith("its log says that ")
@@ -157,7 +157,7 @@ def test_failed_health_checks_whose_times_do_not_agree_are_refused_where_the_sch
     assert state.liveness["health_check_failed"] == 0
 
 
-def test_a_server_that_is_told_to_end_has_not_died() -> None:
+def test_a_server_that_is_stopped_on_purpose_has_not_died() -> None:
     state = after(START, *[DECODE] * 20, TERM)
     assert state.liveness["draining"] == 1
     assert verdict(state, 5000.0) not in {"server_down", "scheduler_stuck"}

@@ -50,7 +50,7 @@ def test_what_was_asked_for_follows_from_the_balance(asked: float, used: float, 
 
 
 @pytest.mark.parametrize("untold", ["ratio", "pool", "prompts", "figures"])
-def test_nothing_is_concluded_where_the_server_does_not_tell(untold: str) -> None:
+def test_nothing_is_concluded_where_the_server_does_not_expose_it(untold: str) -> None:
     past = balanced(asked=600, used=240, ratio=0.1)
     if untold == "ratio":
         past.recent.counts["new_token_ratio_told"] = 0
@@ -75,32 +75,32 @@ def test_requests_that_use_what_they_ask_for_leave_it_where_it_is(conservativene
     assert advise(ROW, Case(past)) == []
 
 
-def test_clients_are_told_how_many_tokens_are_enough_where_the_flag_is_low_already() -> None:
+def test_clients_are_advised_how_many_tokens_are_enough_where_the_flag_is_low_already() -> None:
     past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
     (advice,) = advise(ROW, Case(past))
     assert advice.flag == ""
     assert "at most 1,728 max_new_tokens (now about 3,008; 99 % of the answers end within 1,700)" in advice.suggestion
 
 
-def test_of_clients_that_ask_for_as_much_as_is_ever_kept_free_nobody_knows_how_much_more() -> None:
+def test_for_clients_that_ask_for_as_much_as_is_ever_kept_free_the_rest_is_unknown() -> None:
     past = replace(balanced(asked=4096, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
     (advice,) = advise(ROW, Case(past))
     assert "now about 4,096 or more;" in advice.suggestion
 
 
-def test_clients_that_ask_for_little_more_than_they_use_are_told_nothing() -> None:
+def test_clients_that_ask_for_little_more_than_they_use_get_no_advice() -> None:
     past = replace(balanced(asked=2000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
     assert advise(ROW, Case(past)) == []
 
 
-def test_clients_are_told_no_figure_while_the_longest_answers_may_be_under_way() -> None:
+def test_clients_get_no_figure_while_the_longest_answers_may_be_running() -> None:
     past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
     slow = {**past.latency, "request": Recent(200.0, None, None, 9.0, 40.0)}
     (advice,) = advise(ROW, Case(replace(past, latency=slow)))
     assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 
 
-def test_clients_are_told_no_figure_where_no_answers_are() -> None:
+def test_clients_get_no_figure_without_answers() -> None:
     (advice,) = advise(ROW, Case(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3)))
     assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 
@@ -133,7 +133,9 @@ def reserved(length: float, *, in_full: bool) -> Past:
 
 
 @pytest.mark.parametrize("length", [100.0, 600.0, 2000.0])
-def test_requests_that_ignore_the_end_of_sequence_are_told_from_those_kept_free_for_by_the_ratio(length: float) -> None:
+def test_requests_that_ignore_the_end_of_sequence_are_distinguished_from_those_kept_free_for_by_the_ratio(
+    length: float,
+) -> None:
     assert is_reserved_in_full(reserved(length, in_full=True))
     assert not is_reserved_in_full(reserved(length, in_full=False))
 

@@ -200,7 +200,7 @@ def test_a_pool_that_is_sized_after_the_capture_is_in_place_of_the_first() -> No
     assert (facts.kv_pool_gb, facts.draft_pool_gb, facts.kv_pool_tokens) == (37.5, None, {None: 300000})
 
 
-def test_what_only_the_metrics_tell_stays_when_the_log_tells_something_else() -> None:
+def test_a_fact_from_the_metrics_stays_when_the_log_has_another_fact() -> None:
     facts = ServerFacts(weights_gb=16.0)
     for event in LogReader().feed(b"[2025-11-20 11:38:33] Memory pool end. avail mem=24.00 GB\n"):
         facts.apply(event)

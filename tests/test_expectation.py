@@ -160,7 +160,7 @@ def test_a_figure_from_the_log_says_that_prefill_is_left_out() -> None:
     assert "the log's decode lines, prefill left out" in advised(past(measured(source="log"))).gain
 
 
-def test_clients_are_told_what_more_at_once_brings() -> None:
+def test_clients_are_advised_what_more_at_once_brings() -> None:
     given = past(measured(batch=1.0), running=1, queued=0, usage=0.2, limit=64)
     advice = advised(given, "client_too_slow")
     assert advice.expected is not None

@@ -98,7 +98,7 @@ def test_the_full_pool_is_not_hidden_by_a_fuller_pool() -> None:
     assert (rank.full_usage, rank.swa_usage) == (0.41, 0.95)
 
 
-def test_hybrid_models_tell_their_other_pools_and_plain_models_tell_none() -> None:
+def test_hybrid_models_expose_their_other_pools_and_plain_models_none() -> None:
     swa, mamba, plain = (
         only_rank(name) for name in ("0.5.12_swa1-healthy", "0.5.12_mamba1-healthy", "0.5.12_prio1-bigqueue")
     )
@@ -117,7 +117,7 @@ def test_the_first_releases_keep_their_last_figures_when_idle() -> None:
     assert only_rank("0.3.6.post3_tp8-idle").running == 37
 
 
-def test_old_releases_leave_untold_what_they_cannot_tell() -> None:
+def test_old_releases_leave_absent_what_they_do_not_expose() -> None:
     basic = {"running", "queued", "full_usage", "used_tokens", "generation_throughput"}
     assert told(only_rank("0.3.6.post3_dp2-bigqueue")) == basic
     assert told(only_rank("0.4.3.post4_tp8-healthy")) == basic
@@ -137,7 +137,7 @@ def test_queues_that_are_declared_and_never_written_are_not_read() -> None:
     assert only_rank("0.4.6.post5_pdprefill-bigqueue").queues == {}
 
 
-def test_dead_gauges_and_the_gauge_of_the_last_event_tell_nothing() -> None:
+def test_dead_gauges_and_the_gauge_of_the_last_event_are_ignored() -> None:
     text = (
         "sglang:is_cuda_graph 0\nsglang:utilization -1\nsglang:num_paused_reqs 3\n"
         'sglang:num_retracted_reqs{pid="7",tp_rank="0"} 5\n'
@@ -164,7 +164,7 @@ def test_passes_of_a_prefill_graph_are_no_decode_passes() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
-def test_a_gauge_that_is_no_number_tells_nothing(value: str) -> None:
+def test_a_gauge_that_is_no_number_is_unknown(value: str) -> None:
     (rank,) = facts.read(f"sglang:num_running_reqs 2\nsglang:num_queue_reqs {value}\n").ranks
     assert (rank.running, rank.queued) == (2, None)
 
@@ -196,7 +196,7 @@ def test_a_recorded_server_with_two_dp_ranks_has_two_ranks() -> None:
     assert [rank.dp for rank in page("recorded-0.5.23-dp2").ranks] == [0, 1]
 
 
-def test_before_the_first_request_only_constants_are_told() -> None:
+def test_before_the_first_request_only_constants_are_exposed() -> None:
     constants = {"kv_pool_tokens", "available_gpu_memory_gb", "graph_memory_gb", "weight_memory_gb", "kv_memory_gb"}
     assert told(only_rank("recorded-0.5.23-starting")) == constants
     assert told(only_rank("recorded-0.5.9-starting")) == {"admitted_requests"}

@@ -59,7 +59,7 @@ def test_a_log_deleted_while_it_is_written_is_read_to_its_end_and_then_the_new_o
         counted(exporter, 7)
 
 
-def test_a_log_rotated_by_rename_loses_nothing_while_its_writer_does_not_know_yet(server: Server) -> None:
+def test_a_log_rotated_by_rename_loses_nothing_while_its_writer_still_has_the_old_file(server: Server) -> None:
     with following(*of(server)) as exporter:
         server.write(2)
         server.path.rename(f"{server.path}.1")
@@ -136,7 +136,7 @@ def loop_at(path: Path) -> None:
         (loop_at, "Too many levels of symbolic links"),
     ],
 )
-def test_what_is_no_log_in_the_logs_place_is_told_and_the_log_that_comes_back_is_read(
+def test_what_is_no_log_in_the_logs_place_is_reported_and_the_log_that_comes_back_is_read(
     server: Server, put: Callable[[Path], None], words: str
 ) -> None:
     with following(*of(server)) as exporter:
@@ -202,7 +202,7 @@ def test_a_link_switched_to_another_file_and_back_loses_and_doubles_nothing(tmp_
     second.close()
 
 
-def test_a_log_that_may_not_be_read_for_a_while_is_told_and_read_on(server: Server) -> None:
+def test_a_log_that_may_not_be_read_for_a_while_is_reported_and_read_on(server: Server) -> None:
     directory = server.path.parent
     with following(*of(server), before=AS_ANY_OWNER, cwd="/") as exporter:
         server.write()

@@ -149,7 +149,7 @@ def test_a_terminal_that_is_closed_ends_it_in_order(server: Server, state: Path)
     assert json.loads(state.read_bytes())["schema"] == 1
 
 
-def test_without_file_descriptors_it_still_tells_and_recovers(server: Server, state: Path) -> None:
+def test_without_file_descriptors_it_still_reports_and_recovers(server: Server, state: Path) -> None:
     limited = ("bash", "-c", 'ulimit -n 30; exec "$@"', "bash")
     with following(*of(server), *with_state(state), before=limited) as exporter:
         server.write()
@@ -231,13 +231,15 @@ def test_a_file_that_is_no_state_file_is_said_and_left_as_it_is(server: Server, 
     assert state.read_bytes() == garbage
 
 
-def test_a_state_file_that_is_a_directory_is_a_mistake_told_in_one_line(server: Server, tmp_path: Path) -> None:
+def test_a_state_file_that_is_a_directory_is_a_mistake_reported_in_one_line(server: Server, tmp_path: Path) -> None:
     status, said = usage(*of(server), "--state-file", str(tmp_path))
     assert (status, said.count("\n")) == (2, 1)
     assert f"--state-file={tmp_path}: give a path for a file" in said
 
 
-def test_a_state_file_on_a_full_disk_is_told_stays_whole_and_is_written_again(server: Server, tmp_path: Path) -> None:
+def test_a_state_file_on_a_full_disk_is_reported_stays_whole_and_is_written_again(
+    server: Server, tmp_path: Path
+) -> None:
     disk = tmp_path / "disk"
     if not mounted(disk, "64k"):
         pytest.skip("no file system can be mounted here")
@@ -262,7 +264,7 @@ def test_a_state_file_on_a_full_disk_is_told_stays_whole_and_is_written_again(se
         unmounted(disk)
 
 
-def test_a_directory_where_the_state_file_may_not_be_written_is_told_and_it_goes_on(
+def test_a_directory_where_the_state_file_may_not_be_written_is_reported_and_it_goes_on(
     server: Server, tmp_path: Path
 ) -> None:
     closed = tmp_path / "closed"
@@ -275,7 +277,7 @@ def test_a_directory_where_the_state_file_may_not_be_written_is_told_and_it_goes
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may mount")
-def test_a_file_system_that_cannot_be_written_is_told_and_it_goes_on(server: Server, tmp_path: Path) -> None:
+def test_a_file_system_that_cannot_be_written_is_reported_and_it_goes_on(server: Server, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     if not mounted(disk, "64k"):
         pytest.skip("no file system can be mounted here")
@@ -364,7 +366,7 @@ def test_a_user_without_a_name_or_a_home_may_run_it(server: Server) -> None:
         counted(exporter, 2)
 
 
-def test_a_log_on_standard_input_whose_writer_dies_is_told_and_stays_counted() -> None:
+def test_a_log_on_standard_input_whose_writer_dies_is_reported_and_stays_counted() -> None:
     code = "import os, time, sys; os.write(1, bytes.fromhex(sys.argv[1])); time.sleep(60)"
     writer = subprocess.Popen([sys.executable, "-c", code, (decode() * 3).hex()], stdout=subprocess.PIPE)
     assert writer.stdout is not None
@@ -378,7 +380,7 @@ def test_a_log_on_standard_input_whose_writer_dies_is_told_and_stays_counted() -
         assert exporter.page().value(LINES, kind="decode") == 3
 
 
-def test_a_stopped_process_claims_no_more_seconds_than_have_passed(server: Server) -> None:
+def test_a_stopped_process_counts_no_more_seconds_than_have_passed(server: Server) -> None:
     with following(*of(server)) as exporter:
         server.write(2)
         counted(exporter, 2)
@@ -441,7 +443,7 @@ def test_a_state_file_removed_while_it_runs_is_written_again(server: Server, sta
         counted(exporter, 4)
 
 
-def test_a_directory_of_the_state_file_that_goes_away_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_directory_of_the_state_file_that_goes_away_is_reported(server: Server, tmp_path: Path) -> None:
     (tmp_path / "states").mkdir()
     with following(*of(server), *with_state(tmp_path / "states" / "state.json")) as exporter:
         server.write()

@@ -151,7 +151,7 @@ def test_two_prometheus_at_once_each_get_a_whole_page_of_one_moment(fake: FakeSG
     assert 15 <= fake.count("/metrics") - questions <= 31
 
 
-def test_a_scraper_with_little_patience_does_not_spoil_the_scrape_of_another(
+def test_a_scraper_with_a_short_timeout_does_not_spoil_the_scrape_of_another(
     fake: FakeSGLang, exporter: Exporter
 ) -> None:
     def slowly(connection: socket.socket) -> None:
@@ -338,7 +338,7 @@ def test_a_host_that_is_none_changes_nothing(path: str, host: bytes, exporter: E
 
 
 @pytest.mark.parametrize("said", ["nan", "-1", "0", "1e999", "-inf", "", "soon", "1e-300", "9" * 4000, "٣"])
-def test_a_patience_that_is_none_counts_as_not_said(said: str, exporter: Exporter) -> None:
+def test_an_invalid_scrape_timeout_counts_as_absent(said: str, exporter: Exporter) -> None:
     answer = asked(
         exporter,
         f"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{PATIENCE}: {said}\r\n\r\n".encode(),

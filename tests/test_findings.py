@@ -187,7 +187,7 @@ def test_one_burst_in_half_a_minute_of_load_is_judged_as_a_minute() -> None:
     assert ids(retracted(1, served=30.0)) == []
 
 
-def test_where_only_the_metrics_tell_retracted_requests_are_the_rate() -> None:
+def test_with_metrics_alone_retracted_requests_are_the_rate() -> None:
     recent = totals(120.0)
     recent.counts["native_retracted_requests"] = 3
     assert ids(past(recent)) == ["retracting_too_often"]
@@ -249,7 +249,7 @@ def test_an_empty_queue_is_a_finding_offline_only() -> None:
         assert ids(past(empty, profile=profile)) == []
 
 
-def test_a_server_that_retracts_and_holds_back_is_told_to_raise_conservativeness_only() -> None:
+def test_a_server_that_retracts_and_holds_back_is_advised_to_raise_conservativeness_only() -> None:
     recent = totals(shares={("admission", "held_back"): 0.91})
     recent.counts["retraction_events"] = 15
     (finding,) = findings(past(recent, schedule_conservativeness=0.1))
@@ -275,12 +275,12 @@ def test_no_memory_is_given_to_the_pool_where_larger_graphs_need_it() -> None:
     assert ids(past(recent, reserve=3.0)) == ["cuda_graph_not_covering", "memory_reserve_too_small"]
 
 
-def test_a_failure_is_told_even_where_no_advice_is_left() -> None:
+def test_a_failure_is_reported_even_if_no_advice_is_left() -> None:
     (finding,) = findings(past(failures={"startup": 1}, mem_fraction_static=0.1))
     assert (finding.diagnosis.id, finding.advice) == ("out_of_memory_any", ())
 
 
-def test_requests_held_back_with_the_flag_where_the_guide_wants_it_are_not_told_to_turn_it() -> None:
+def test_a_flag_where_the_guide_wants_it_is_not_advised_again_for_requests_held_back() -> None:
     held_back = past(totals(shares={("admission", "held_back"): 0.9}), schedule_conservativeness=0.3)
     (finding,) = findings(held_back)
     assert finding.diagnosis.id == "admission_too_conservative"

@@ -100,7 +100,7 @@ def test_an_argument_that_came_later_is_spelled_as_in_the_nearest_release() -> N
 
 
 @pytest.mark.parametrize("version", PRINTED)
-def test_the_names_of_the_arguments_tell_the_release_that_printed_them(version: str) -> None:
+def test_the_names_of_the_arguments_identify_the_release_that_printed_them(version: str) -> None:
     assert infer_version(printed(version)) == (version, version)
 
 
@@ -112,7 +112,7 @@ def test_a_line_that_was_cut_leaves_a_range_of_releases(version: str) -> None:
     assert order.index(bracket[0]) <= order.index(version) <= order.index(bracket[1])
 
 
-def test_a_handful_of_names_tells_no_release() -> None:
+def test_a_handful_of_names_identifies_no_release() -> None:
     assert infer_version({"tp_size": 1, "dp_size": 1, "model_path": "m"}) is None
     assert infer_version({f"word_{n}": n for n in range(20)}) is None
 
@@ -126,7 +126,7 @@ def test_the_version_chooses_among_releases_that_fit_alike() -> None:
     assert release_of(None, args) == releases()[-1]
 
 
-def test_what_the_server_printed_goes_before_a_version_told_earlier() -> None:
+def test_what_the_server_printed_goes_before_an_earlier_version() -> None:
     assert release_of("0.5.9", printed("0.5.23")) == "0.5.23"
 
 

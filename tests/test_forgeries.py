@@ -60,14 +60,14 @@ def server(*, answers: bool) -> Played:
 OUT_OF_MEMORY = b"[2026-11-20 19:30:00] Decode out of memory. Try to lower your batch size.\n"
 
 
-def test_a_real_failure_is_told_at_once_where_only_the_log_tells() -> None:
+def test_a_real_failure_counts_at_once_with_the_log_alone() -> None:
     played = server(answers=False)
     played.say(b"")
     played.say(OUT_OF_MEMORY)
     assert played.told().out_of_memory == {"decode": 1}
 
 
-def test_a_real_failure_is_told_when_the_server_is_gone() -> None:
+def test_a_real_failure_counts_when_the_server_is_gone() -> None:
     played = server(answers=True)
     played.say(OUT_OF_MEMORY)
     assert played.told().out_of_memory == {}
@@ -75,7 +75,7 @@ def test_a_real_failure_is_told_when_the_server_is_gone() -> None:
     assert played.told().out_of_memory == {"decode": 1}
 
 
-def test_a_failure_of_which_no_scrape_says_anything_is_told_after_half_a_minute() -> None:
+def test_a_failure_of_which_no_scrape_says_anything_counts_after_half_a_minute() -> None:
     played = server(answers=True)
     played.say(OUT_OF_MEMORY)
     played.state.lost_scrape(played.now + 1.0, gone=False)
@@ -149,7 +149,7 @@ START_LINES = [line for line in LINES[ARGUMENTS : READY + 1] if LogReader().feed
 
 @pytest.mark.parametrize("answers", [False, True], ids=["log only", "with metrics"])
 @pytest.mark.parametrize("killed", range(-1, len(START_LINES)))
-def test_a_start_that_waits_is_told_whenever_the_exporter_is_killed(killed: int, *, answers: bool) -> None:
+def test_a_start_that_waits_counts_whenever_the_exporter_is_killed(killed: int, *, answers: bool) -> None:
     played = server(answers=answers)
     for number, line in enumerate([b"words of somebody\n" + START_LINES[0], *START_LINES[1:]]):
         played.say(line)
@@ -181,7 +181,7 @@ def test_a_forged_start_is_refused_whenever_the_exporter_is_killed(killed: int, 
 
 @pytest.mark.parametrize("after", [0, 40], ids=["the last lines", "in the middle"])
 @pytest.mark.parametrize("words", ["start", "all lines of a start", "limits", "a dead process"])
-def test_forged_lines_of_before_the_exporter_came_tell_nothing_of_the_server(words: str, after: int) -> None:
+def test_forged_lines_from_before_the_exporter_started_change_nothing(words: str, after: int) -> None:
     forged = CARRIERS["tool"].replace(b"%s", FORGED[words]).replace(b"%p", LINES[MIDDLE][:22])
     known = []
     for text in (b"", forged):

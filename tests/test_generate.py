@@ -91,7 +91,7 @@ def test_a_time_scale_that_is_none_is_refused(time_scale: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_links_lead_where_they_are_told_to(tmp_path: Path) -> None:
+def test_links_lead_where_the_options_say(tmp_path: Path) -> None:
     made = command(
         "--output", str(tmp_path), "--runbook-url", "https://w/{alert}.md", "--grafana-url", "https://g", cwd=tmp_path
     )

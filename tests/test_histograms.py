@@ -48,7 +48,7 @@ def known(histogram: Histogram | None) -> Histogram:
         ("recorded-0.5.23-latencies", 19, 69, 3799, 101, 106),
     ],
 )
-def test_every_release_tells_the_latencies_that_it_has(  # noqa: PLR0917
+def test_every_release_exposes_the_latencies_that_it_has(  # noqa: PLR0917
     name: str, bounds: int, first: int, inter: int | None, whole: int, queued: int | None
 ) -> None:
     scrape = page(name)
@@ -68,7 +68,7 @@ def test_the_first_token_of_an_answer_that_is_not_streamed_is_waited_for_by_nobo
     assert first_token(whole) is None
 
 
-def test_before_the_time_between_tokens_was_told_their_mean_is_taken() -> None:
+def test_before_inter_token_latency_was_exposed_its_mean_is_taken() -> None:
     text = (PAGES / "0.4.3.post4_tp1-latencies.prom").read_text()
     without = "\n".join(line for line in text.splitlines() if "inter_token" not in line)
     assert known(facts.read(text).inter_token).observations == 2000
@@ -100,7 +100,7 @@ def test_series_with_other_boundaries_are_added_where_both_have_one() -> None:
     assert first_token(series({"1": 2, "+Inf": 4}, 'a="1",') + series({"2": 5, "+Inf": 6}, 'a="2",')) is None
 
 
-def test_the_sum_is_told_only_when_every_series_tells_it() -> None:
+def test_the_sum_is_known_only_when_every_series_has_it() -> None:
     text = series({"1": 2, "+Inf": 4}, 'a="1",') + series({"1": 5, "+Inf": 6}, 'a="2",') + f'{NAME}_sum{{a="1"}} 3\n'
     assert known(first_token(text)).seconds is None
     assert known(first_token(text + f'{NAME}_sum{{a="2"}} 4\n')).seconds == 7
@@ -135,7 +135,7 @@ def test_of_two_samples_of_one_series_the_first_counts() -> None:
     assert known(first_token(series({"1": 2, "+Inf": 4}) + series({"1": 7, "+Inf": 9}))).counts == (2, 4)
 
 
-def test_a_histogram_with_nothing_but_its_count_tells_no_latency() -> None:
+def test_a_histogram_with_nothing_but_its_count_has_no_latency() -> None:
     assert first_token(series({"+Inf": 4})) is None
     assert first_token(f"{NAME}_count 4\n{NAME}_sum 3\n") is None
 
@@ -184,7 +184,7 @@ def test_what_took_longer_is_estimated_by_a_straight_line_inside_the_bucket() ->
     assert [histogram.above(seconds) for seconds in (0.5, 1, 1.5, 3, 4)] == [40, 35, 25, 10, 5]
 
 
-def test_how_far_beyond_the_largest_boundary_something_took_is_not_told() -> None:
+def test_how_far_beyond_the_largest_boundary_something_took_is_unknown() -> None:
     histogram = Histogram((1.0, 2.0, inf), (0.0, 0.0, 5.0))
     assert (histogram.above(2), histogram.above(3)) == (5, 0)
     assert histogram.quantile(0.5) == 2

@@ -67,7 +67,7 @@ def test_before_anything_was_looked_at_there_is_no_line(server: Server) -> None:
     assert server.history.retractions() == []
 
 
-def test_a_server_that_told_nothing_has_moments_without_figures(server: Server) -> None:
+def test_a_server_without_figures_has_moments_without_figures(server: Server) -> None:
     server.looked_at(0)
     assert server.queue() == [(0.0, None)]
     assert server.history.line(lambda moment: moment.usage) == [(0.0, None)]

@@ -75,7 +75,7 @@ def test_an_objective_inside_a_bucket_divides_it() -> None:
     assert counted(ledger(scrape(0), scrape(0, 8), objective=1.25)) == (8, 6)
 
 
-def test_without_an_objective_nothing_is_a_breach_and_the_figures_are_told_all_the_same() -> None:
+def test_without_an_objective_nothing_is_a_breach_and_the_figures_are_shown_all_the_same() -> None:
     own = ledger(scrape(0), scrape(3, 1), objective=None)
     assert counted(own) == (4, None)
     recent = own.recent("time_to_first_token", 10.0)

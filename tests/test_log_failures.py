@@ -208,7 +208,7 @@ def test_a_sign_of_life_is_read(message: str, what: str) -> None:
     assert signs(f"[{STAMP} TP0] {message}\n") == [what]
 
 
-def test_a_launch_that_failed_is_told_by_the_last_exception() -> None:
+def test_a_launch_that_failed_is_recognised_by_the_last_exception() -> None:
     text = (
         f"[{STAMP}] kill_process_tree called: parent_pid=1\nTraceback (most recent call last):\n"
         '  File "e.py", line 1, in recv\n'

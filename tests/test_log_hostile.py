@@ -84,7 +84,7 @@ def test_a_line_that_only_quotes_gives_no_event(line: bytes) -> None:
 @pytest.mark.parametrize(
     "line", [RETRACTION, DECODE, b"server_args={'tp_size': 1}", b"The server is fired up and ready to roll!"]
 )
-def test_a_line_without_a_time_is_not_believed_among_lines_with_one(line: bytes) -> None:
+def test_a_line_without_a_time_is_rejected_among_lines_with_one(line: bytes) -> None:
     events, _ = read(PREFIX + DECODE + b"\n" + line + b"\n" + b"[TP0] " + line + b"\n")
     assert len(events) == 1
     assert len(read(line + b"\n")[0]) == 1
@@ -95,7 +95,7 @@ def test_an_exception_outside_of_a_traceback_is_somebody_elses_text() -> None:
     assert len(events) == 1
 
 
-def test_a_field_nobody_knows_is_kept_and_counted() -> None:
+def test_an_unknown_field_is_kept_and_counted() -> None:
     events, reader = read(PREFIX + DECODE + b", #shiny-req: 4, dream usage: 0.5\n")
     assert isinstance(events[0], DecodeBatch)
     assert events[0].unknown_keys == ("#shiny-req", "dream usage")

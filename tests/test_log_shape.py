@@ -159,7 +159,7 @@ def test_sglangs_own_prefix_keeps_its_layout_and_its_ranks(wrap: Callable[[list[
 
 
 @pytest.mark.parametrize("name", ["stern", "GCP", "kubetail", "CSV", "kubernetes", "syslog"])
-def test_another_form_that_lasts_is_believed_and_loses_nothing(name: str) -> None:
+def test_another_form_that_lasts_is_accepted_and_loses_nothing(name: str) -> None:
     reader = read(around("nothing", server(90)), around(name, server(15)))
     assert len(reader.events) == 90
     reader.events += reader.feed(around(name, server(20)).encode())

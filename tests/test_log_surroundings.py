@@ -104,7 +104,7 @@ def test_whatever_stands_in_the_place_of_sglangs_prefix_the_lines_are_read_and_h
 
 
 @pytest.mark.parametrize("name", [*AROUND, *INSTEAD])
-def test_a_log_that_is_followed_tells_in_any_form_what_the_bare_one_tells(name: str) -> None:
+def test_a_followed_log_gives_in_any_form_the_events_of_the_bare_one(name: str) -> None:
     lines = recorded()[:200]
     events, bare = read(wrapped(name, lines), strict=True), read(wrapped("nothing", lines), strict=True)
     assert len(bare) > 60
@@ -125,7 +125,7 @@ def test_a_form_is_learned_alike_from_a_line_at_a_time_and_from_a_whole_file(nam
 
 
 @pytest.mark.parametrize("name", ["stern", "torchrun", "Loki JSONL", "custom formatter", "CSV", "journald JSON"])
-def test_a_report_tells_of_a_wrapped_log_what_it_tells_of_the_bare_one(name: str) -> None:
+def test_a_report_of_a_wrapped_log_is_that_of_the_bare_one(name: str) -> None:
     def told(wrapping: str) -> tuple[Any, ...]:
         inputs = Logs(["-"], io.BytesIO(wrapped(wrapping, recorded())))
         events = [(int(time), type(event).__name__) for time, event in inputs.events() if event is not None]

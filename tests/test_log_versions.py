@@ -135,13 +135,13 @@ def test_the_queues_of_a_disaggregated_server_keep_their_names(version: str) -> 
 
 
 @pytest.mark.parametrize("version", ["0.4.9.post6", "0.5.3.post3", "0.5.7", "0.5.12", "0.5.20", "0.5.23"])
-def test_a_sliding_window_pool_is_told_from_the_full_one(version: str) -> None:
+def test_a_sliding_window_pool_is_distinguished_from_the_full_one(version: str) -> None:
     [decode] = [event for event in only(read(version)[0], DecodeBatch) if event.swa_usage is not None]
     assert (decode.tokens, decode.full_usage, decode.swa_usage, decode.rank) == (925_941, 0.89, 0.41, NO_RANK)
 
 
 @pytest.mark.parametrize("version", ["0.5.3.post3", "0.5.7", "0.5.12", "0.5.20", "0.5.23"])
-def test_a_mamba_pool_is_told_from_the_full_one(version: str) -> None:
+def test_a_mamba_pool_is_distinguished_from_the_full_one(version: str) -> None:
     [decode] = [event for event in only(read(version)[0], DecodeBatch) if event.mamba_usage is not None]
     assert (decode.full_usage, decode.mamba_usage, decode.swa_usage) == (0.89, 0.69, None)
 

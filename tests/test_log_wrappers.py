@@ -332,6 +332,6 @@ def test_nothing_is_read_behind_a_line_that_had_not_ended() -> None:
         "max_running_requests is capped to 96 by the mamba state cache",
     ],
 )
-def test_a_line_that_lowers_the_running_limit_tells_nothing_else(line: str) -> None:
+def test_a_line_that_lowers_the_running_limit_changes_nothing_else(line: str) -> None:
     events = LogReader().feed(f"[2025-11-20 11:40:13 DP1 TP0] {line}\n".encode())
     assert events == [Limits(1_763_638_813.0, Rank(dp=1, tp=0), max_running_requests=96)]

@@ -390,7 +390,7 @@ def test_a_second_reader_has_no_memory_and_takes_none(place: Place) -> None:
             assert events(its) == 1
 
 
-def test_without_a_state_file_there_is_no_problem_to_tell_of(place: Place) -> None:
+def test_without_a_state_file_there_is_no_problem_to_report(place: Place) -> None:
     book = Logbook(config(log_file=(str(place.log),)))
     book.restore(ServerState(PROFILES["online"], 0.0), 0.0)
     assert book.state_file_problem is None
@@ -423,7 +423,7 @@ def test_a_log_whose_lines_are_read_quotes_none_of_them(place: Place) -> None:
         assert [status.unread for status in book.files] == [""]
 
 
-def test_a_crash_of_a_process_that_had_printed_nothing_yet_is_claimed_after_seconds_of_silence(place: Place) -> None:
+def test_a_crash_of_a_process_that_had_printed_nothing_yet_counts_after_seconds_of_silence(place: Place) -> None:
     def written(pid: int, *lines: str) -> None:
         with place.log.open("a") as file:
             file.writelines(f"Nov 20 11:40:10 gpu-01 sglang[{pid}]: {line}\n" for line in lines)

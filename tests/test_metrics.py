@@ -171,7 +171,7 @@ def test_every_signal_is_in_one_state_and_its_seconds_add_up_to_the_same(retract
     assert sums[0] > 60
 
 
-def test_a_server_that_is_away_is_told_with_status_200(retracting: Page) -> None:
+def test_a_server_that_is_away_is_answered_with_status_200(retracting: Page) -> None:
     assert retracting.value("sglang_tuning_up") == 0
     assert retracting.error == "connection_refused"
     assert retracting.value("sglang_tuning_build_info", version=__version__) == 1
@@ -216,7 +216,7 @@ def test_ranks_are_a_label_only_where_the_server_has_dp_ranks(sglang: FakeSGLang
     assert not [s for s in single.samples if s.name.startswith(PREFIX) and "dp_rank" in s.labels]
 
 
-def test_the_memory_left_is_told_for_every_dp_rank() -> None:
+def test_the_memory_left_is_exposed_for_every_dp_rank() -> None:
     sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
     sidecar.state.facts.available_gb = {0: 5.5, 1: 4.5}
     page = page_of(sidecar)

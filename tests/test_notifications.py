@@ -51,7 +51,7 @@ def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> N
     )
 
 
-def test_runbook_and_dashboard_are_told_where_the_rule_has_them() -> None:
+def test_runbook_and_dashboard_are_linked_where_the_rule_has_them() -> None:
     links = {"runbook_url": "http://gpu1:9741/runbooks/A", "dashboard_url": "http://localhost:3000/d/x"}
     assert as_text(message(notes(**links))).endswith(
         "  It will not help if it is above 1.43.\n"
@@ -73,13 +73,13 @@ def test_advice_to_people_names_no_flag() -> None:
     assert "Turn" not in text
 
 
-def test_a_resolved_alert_is_told_in_two_lines() -> None:
+def test_a_resolved_alert_takes_two_lines() -> None:
     assert as_text(message({**FIRING, "status": "resolved"})) == (
         "[resolved] SGLangRetractingTooOften on gpu1:9741\n  Requests are taken out again.\n"
     )
 
 
-def test_several_alerts_are_told_one_after_the_other() -> None:
+def test_several_alerts_are_printed_one_after_the_other() -> None:
     text = as_text(message(FIRING, {**FIRING, "status": "resolved"}))
     assert [line for line in text.splitlines() if line.startswith("[")] == [
         "[warning] SGLangRetractingTooOften on gpu1:9741",
@@ -87,7 +87,7 @@ def test_several_alerts_are_told_one_after_the_other() -> None:
     ]
 
 
-def test_an_alert_that_is_not_ours_is_told_without_empty_sentences() -> None:
+def test_an_alert_that_is_not_ours_has_no_empty_sentences() -> None:
     text = as_text(message({"labels": {"alertname": "A"}}))
     assert text.strip() == "[firing] A on ?"
 

@@ -106,7 +106,7 @@ def scrape(step: int, running: int, progress: float) -> Scrape:
     return Scrape([figures], progress=progress, started_requests=progress / 100, time_to_first_token=seen)
 
 
-def test_beside_metrics_alone_server_info_tells_that_arguments_changed() -> None:
+def test_beside_metrics_alone_server_info_shows_that_arguments_changed() -> None:
     state = new_state()
     state.facts.apply_info("0.5.23", ARGS, 32)
     for step in range(40):

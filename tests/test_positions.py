@@ -118,7 +118,7 @@ def test_a_file_that_nobody_followed_before_is_followed_from_its_end(log: Path, 
     assert go_on(log, saved) == []
 
 
-def test_start_up_facts_before_the_position_are_told_again(log: Path) -> None:
+def test_start_up_facts_before_the_position_are_read_again(log: Path) -> None:
     append(log, b"server_args=1\n" + LONG)
     saved = read_and_stop(log)
     append(log, b"new\n")
@@ -130,7 +130,7 @@ def test_start_up_facts_before_the_position_are_told_again(log: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["server.log", "server.log*"])
-def test_an_unended_last_line_that_was_told_after_a_rotation_is_not_told_again(
+def test_an_incomplete_last_line_that_was_read_after_a_rotation_is_not_read_again(
     log: Path, tmp_path: Path, pattern: str
 ) -> None:
     append(log, LONG + b"unended")
@@ -147,7 +147,7 @@ def test_an_unended_last_line_that_was_told_after_a_rotation_is_not_told_again(
     assert sorted(go_on(tmp_path / pattern, saved)) == [b" and ended\n", b"late\n", b"newer\n"]
 
 
-def test_an_unended_last_line_that_was_not_told_yet_is_told_by_the_next_follower(log: Path, tmp_path: Path) -> None:
+def test_an_incomplete_last_line_that_was_not_read_yet_is_read_by_the_next_follower(log: Path, tmp_path: Path) -> None:
     append(log, LONG + b"unended")
     saved = read_and_stop(log)
     log.rename(tmp_path / "server.log.1")

@@ -82,7 +82,7 @@ def test_bytes_of_the_log_are_kept_as_they_are() -> None:
     assert b"".join(line.text for line in from_log(log).lines) == log
 
 
-def test_load_is_read_from_the_batches_when_no_event_tells_it() -> None:
+def test_load_is_read_from_the_batches_when_no_event_has_it() -> None:
     log = READY + b"".join(
         b"[2025-01-31 12:00:%02d] %s\n" % (second, text)
         for second, text in (

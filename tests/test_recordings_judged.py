@@ -57,7 +57,7 @@ def advised(found: tuple[Finding, ...]) -> dict[str, tuple[float | str | None, f
     return {advice.flag: (advice.current, advice.suggested) for each in found for advice in each.advice if advice.flag}
 
 
-def test_the_retracting_server_is_told_to_raise_its_conservativeness_and_nothing_against_it() -> None:
+def test_the_retracting_server_is_advised_to_raise_its_conservativeness_and_nothing_against_it() -> None:
     word, found = judged("retract")
     assert word == "retracting_too_often"
     assert advised(found) == {"--schedule-conservativeness": (0.1, 1.3)}
@@ -75,7 +75,7 @@ def test_ten_retractions_are_ten_events() -> None:
     assert state.totals().counts["native_retracted_requests"] == 10
 
 
-def test_read_naively_the_retracting_server_would_have_been_told_to_lower_the_flag() -> None:
+def test_read_naively_the_retracting_server_would_have_been_advised_to_lower_the_flag() -> None:
     shares = [watched("retract").totals().share("admission", state) or 0.0 for state in ("held_back", "recovering")]
     assert sum(shares) > 0.5
 
@@ -126,7 +126,7 @@ def test_a_restart_into_the_same_log_is_two_starts_and_loses_no_count() -> None:
     assert 0 < only_second.totals().counts["eager"] < log_only
 
 
-def test_a_restart_that_only_the_metrics_tell_is_seen_as_well() -> None:
+def test_a_restart_seen_only_in_the_metrics_is_counted_as_well() -> None:
     assert watched("restart_append", sources="metrics").starts == 1  # the second: the first was before the first scrape
 
 
@@ -143,7 +143,7 @@ def test_the_seconds_of_every_signal_add_up_to_the_time_watched(name: str, sourc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cpu_server_is_told_nothing_of_its_gpu(name: str) -> None:
+def test_a_cpu_server_gets_no_advice_about_its_gpu(name: str) -> None:
     state = watched(name)
     assert (state.facts.reserve_gb, state.facts.without_graph) == (None, "unsupported")
     assert state.totals().seconds["cuda_graph", "eager"] == 0.0

@@ -78,7 +78,7 @@ def test_the_chunk_of_each_rank_must_be_whole_pages() -> None:
     assert kind("0.5.9", {**ranks, "disaggregation_mode": "decode"}, chunked_prefill_size=256) == ""
 
 
-def test_a_check_that_the_running_server_fails_already_is_not_believed() -> None:
+def test_a_check_that_the_running_server_fails_already_is_ignored() -> None:
     odd: dict[str, object] = {"page_size": 64, "chunked_prefill_size": 100}
     assert kind("0.5.9", odd, chunked_prefill_size=200) == ""
 

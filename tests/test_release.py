@@ -159,7 +159,7 @@ def test_an_installed_exporter_finds_what_it_wrote_to_be_up_to_date(installed: P
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_an_installed_exporter_tells_its_version(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_exporter_prints_its_version(installed: Path, tmp_path: Path) -> None:
     assert command(installed, "--version", cwd=tmp_path).stdout == f"sglang-tuning-exporter {__version__}\n"
 
 
@@ -251,7 +251,7 @@ def test_a_release_leaves_nothing_unreleased_behind(tree: Path) -> None:
     assert unreleasable(tree) == [f"CHANGELOG.md: move what is under [Unreleased] to [{__version__}]"]
 
 
-def test_the_changelog_has_only_sections_and_kinds_of_change_that_people_know() -> None:
+def test_the_changelog_has_only_the_usual_sections_and_kinds_of_change() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     found = sections(text)
     assert next(section.version for section in found if section.version != "Unreleased") == __version__

@@ -138,7 +138,7 @@ def test_a_new_out_of_memory_failure_is_worse_however_short_the_run() -> None:
     assert compare(RUN, like(serving_seconds=5.0, out_of_memory=1), ONE).overall == "worse"
 
 
-def test_a_figure_that_one_run_does_not_tell_is_no_row() -> None:
+def test_a_figure_that_one_run_lacks_is_no_row() -> None:
     assert "CUDA graph coverage" not in {row.name for row in compare(RUN, like(coverage=None), ()).rows}
 
 

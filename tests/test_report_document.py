@@ -140,7 +140,7 @@ def test_the_schema_refuses_what_is_not_in_it() -> None:
         assert faults(wrong, SCHEMA)
 
 
-def test_requests_held_back_by_the_limit_are_told_with_the_flag_and_both_values() -> None:
+def test_requests_held_back_by_the_limit_are_reported_with_the_flag_and_both_values() -> None:
     found = document(recording("big_queue"))
     assert found["verdict"] == "running_at_limit"
     assert found["counts"] == {
@@ -238,7 +238,7 @@ def test_the_graph_is_that_of_the_last_decode_line_and_unknown_without_one(tmp_p
     assert document(write(tmp_path / "prefill.log", prefill))["last"]["cuda_graph"] is None
 
 
-def test_memory_left_at_start_up_is_told_once_a_scheduler_and_not_of_a_cpu(tmp_path: Path) -> None:
+def test_memory_left_at_start_up_is_exposed_once_a_scheduler_and_not_of_a_cpu(tmp_path: Path) -> None:
     limits = "[2025-11-20 10:00:0{}{}] max_total_num_tokens=1040384, max_running_requests=4096, available_{}_mem={} GB"
     lines = [limits.format(0, " TP1", "gpu", "4.64"), limits.format(0, " TP0", "gpu", "4.63")]
     lines += ["[2025-11-20 10:00:05] server_args={'tp_size': 2}", limits.format(6, " TP0", "gpu", "12.50")]
@@ -298,7 +298,7 @@ def run_on(*logs: str | Path, output: Path | None = None, kind: str = "json", pr
     return run([str(log) for log in logs], format=kind, output=output, profile=profile)
 
 
-def test_the_exit_status_tells_whether_something_is_to_be_changed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_says_whether_something_should_change(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_on(recording("big_queue")) == 1
     assert run_on(recording("dp2")) == 0
     assert capfd.readouterr().err == ""

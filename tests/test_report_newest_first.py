@@ -26,7 +26,7 @@ def read(text: bytes) -> list[bytes]:
 @pytest.mark.parametrize(
     "name", ["nothing", "Loki JSONL", "Loki API values", "CloudWatch get-log-events", "GCP", "Loki text", "CSV"]
 )
-def test_lines_with_the_newest_first_tell_what_their_log_tells(name: str) -> None:
+def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> None:
     events = told(turned(wrapped(name, LINES)))
     times = [event.time for event in events if getattr(event, "time", None) is not None]  # type: ignore[attr-defined]
     assert times == sorted(times)

@@ -89,7 +89,7 @@ def test_bursts_are_one_load_that_says_how_much_of_it_was_served(tmp_path: Path)
     assert told["serving_seconds"] < 0.8 * told["seconds"]
 
 
-def test_an_idle_server_that_is_told_to_end_does_not_end_under_load(tmp_path: Path) -> None:
+def test_an_idle_server_that_is_stopped_does_not_end_under_load(tmp_path: Path) -> None:
     found = document(tmp_path, start(0) + at(30, READY) + load(40, 100) + at(130, STOP))
     assert [phase["phase"] for phase in found["phases"]] == ["start_up", "idle", "load", "idle", "stop"]
     assert "under load" not in str(found["phases"])
@@ -145,7 +145,7 @@ def test_a_log_that_ends_under_load_says_that_it_may_have_been_killed(tmp_path: 
     assert "the server was killed" in document(tmp_path, load(0, 60))["phases"][-1]["detail"]
 
 
-def test_a_second_start_without_a_word_before_it_is_told_as_silence() -> None:
+def test_a_second_start_without_a_line_before_it_is_reported_as_silence() -> None:
     found = report(Logs([str(HERE / "recordings" / "restart_append" / "server.log.gz")]), PROFILES["online"])
     assert [phase["phase"] for phase in found["phases"]] == [
         "start_up", "idle", "load", "silence", "start_up", "idle", "load", "stop",

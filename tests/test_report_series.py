@@ -34,7 +34,7 @@ def test_a_mean_is_weighted_by_time() -> None:
     assert series.line("usage")[0].mean == pytest.approx(0.9)
 
 
-def test_what_was_not_told_has_no_points_and_leaves_a_gap() -> None:
+def test_an_unknown_figure_has_no_points_and_leaves_a_gap() -> None:
     series = Series(0.0)
     series.at(0.0).add("queued", 1.0, 1.0)
     series.at(100.0).add("queued", 1.0, 1.0)

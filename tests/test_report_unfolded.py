@@ -73,7 +73,7 @@ def told(data: bytes) -> list[object]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_an_answer_of_a_log_store_tells_what_its_log_tells(name: str) -> None:
+def test_an_answer_of_a_log_store_gives_the_events_of_its_log(name: str) -> None:
     lines = recorded()[:500]
     plain = "\n".join(line for line, _, _ in lines).encode() + b"\n"
     document = DOCUMENTS[name](lines).encode("utf-16" if name == "UTF-16" else "utf-8")

@@ -52,7 +52,7 @@ EMPTY = "sglang:num_running_reqs 0.0\n"
     ("release", "started", "finished", "prompts"),
     [("0.5.23", 275, 273, 28343), ("0.5.9", 171, 169, 18857), ("0.4.9.post6", 170, 169, 27420)],
 )
-def test_every_release_tells_how_many_requests_started_and_ended(
+def test_every_release_exposes_how_many_requests_started_and_ended(
     release: str, started: int, finished: int, prompts: int
 ) -> None:
     scrape = facts.read(PAGES[release])
@@ -91,7 +91,7 @@ def test_a_page_with_a_spoiled_counter_counts_nothing_and_loses_nothing() -> Non
     assert (past.started_requests, past.finished_requests) == (10, 10)
 
 
-def test_without_metrics_nobody_knows_how_many_started() -> None:
+def test_without_metrics_the_number_of_starts_is_unknown() -> None:
     past = past_of(ServerState(PROFILES["online"], 0.0), 10.0)
     assert (past.started_requests, past.finished_requests) == (None, None)
 

@@ -379,7 +379,7 @@ def test_a_start_that_was_followed_by_a_batch_is_not_under_way(place: Place) -> 
         (b"", None),
     ],
 )
-def test_the_last_dated_line_tells_when_a_log_was_written_last(text: bytes, printed: float | None) -> None:
+def test_the_last_dated_line_gives_when_a_log_was_written_last(text: bytes, printed: float | None) -> None:
     assert last_printed(text) == printed
 
 

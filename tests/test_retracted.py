@@ -170,7 +170,7 @@ def test_a_restart_is_counted_from_the_metrics_while_the_log_is_dead() -> None:
 
 
 @pytest.mark.parametrize(("later", "starts"), [(10.0, 2), (100.0, 3)])
-def test_a_log_that_comes_back_tells_no_start_again(later: float, starts: int) -> None:
+def test_a_log_that_comes_back_counts_no_start_again(later: float, starts: int) -> None:
     state = ServerState(PROFILES["online"], 0.0)
     state.observe_all(LogReader().feed(START), 1.0)
     state.log_is_read = False

@@ -158,7 +158,7 @@ def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_a_page_says_what_the_table_knows(alert: str) -> None:
+def test_a_page_says_what_the_table_contains(alert: str) -> None:
     row, text = runbooks.with_alerts()[alert], runbooks.page(alert)
     assert row.summary in text
     assert f"| Urgency | {row.severity}: " in text
@@ -249,7 +249,7 @@ def test_commands_are_filled_in_for_this_server(address: str) -> None:
     assert not re.search(r"\b(EXPORTER|LOG|SGLANG)\b", page)
 
 
-def test_what_the_exporter_does_not_know_stays_a_placeholder(tmp_path: Path) -> None:
+def test_what_is_unknown_to_the_exporter_stays_a_placeholder(tmp_path: Path) -> None:
     sidecar = Sidecar(config(log_file=(str(tmp_path / "*.log"),)))
     with web(sidecar) as url:
         page = text_of(get(f"{url}/runbooks/SGLangServerDown").text)

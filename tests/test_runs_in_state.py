@@ -200,7 +200,7 @@ def test_a_backlog_arrives_at_one_moment(text: bytes, profile: str) -> None:
     assert at_once(text, profile, 9.0) == told(alone)
 
 
-def test_the_prompt_tokens_of_all_prefill_lines_count_and_the_last_to_tell_says_what_waits() -> None:
+def test_the_prompt_tokens_of_all_prefill_lines_count_and_the_last_line_gives_the_queue() -> None:
     at = b"[2025-11-20 01:00:00] "
     (run,) = LogReader().feed_runs(
         at + prefill((0, 0.0, 0), 1, 60, 3, b", #pending-token: 900")

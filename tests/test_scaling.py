@@ -86,7 +86,7 @@ def test_prefill_is_its_backlog_over_the_objective() -> None:
     assert "prefill" not in of(past(rank, profile="offline"))  # throughput has no objective
 
 
-def test_tokens_between_are_the_model_s_where_no_histogram_tells() -> None:
+def test_inter_token_latency_is_the_models_without_a_histogram() -> None:
     given = past(measured(), profile="online")
     objective = given.profile.inter_token_seconds
     assert objective is not None

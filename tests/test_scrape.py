@@ -216,7 +216,7 @@ def test_a_scraper_that_is_stopped_lets_its_callers_go(sglang: FakeSGLang) -> No
         ("inf", 10, 10),
     ],
 )
-def test_the_scrapers_patience_less_a_margin_is_ours(announced: str | None, most: float, seconds: float) -> None:
+def test_our_timeout_is_the_scrapers_less_a_margin(announced: str | None, most: float, seconds: float) -> None:
     assert scrape_timeout(announced, most) == pytest.approx(seconds)
 
 

@@ -66,7 +66,7 @@ def test_requests_stay_when_they_are_asked_for_but_not_their_secrets() -> None:
     ]
 
 
-def test_an_access_line_tells_what_was_asked_and_answered_but_not_by_whom() -> None:
+def test_an_access_line_has_the_request_and_status_but_not_the_client() -> None:
     line = AT + b'] INFO:     203.0.113.9:41210 - "POST /generate?key=sk-1234567890 HTTP/1.1" 503 Service Unavailable'
     own = AT + b'] INFO:     [2001:db8::7]:41210 - "GET /tenants/acme HTTP/1.1" 404 Not Found'
     assert kept(line, own) == [
@@ -140,7 +140,7 @@ def test_a_page_keeps_sglangs_series_and_numbers_foreign_labels() -> None:
         ("at::native::sum and std::bad_alloc", "at::native::sum and std::bad_alloc"),
     ],
 )
-def test_words_that_tell_a_place_are_replaced(text: str, scrubbed: str) -> None:
+def test_words_that_name_a_place_are_replaced(text: str, scrubbed: str) -> None:
     assert Scrubber().text(text) == scrubbed
 
 

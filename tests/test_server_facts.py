@@ -44,7 +44,7 @@ def from_log(release: str) -> ServerFacts:
 
 
 @pytest.mark.parametrize("release", ["0.4.6.post5", "0.4.9.post6", "0.5.7", "0.5.12", "0.5.20", "0.5.23"])
-def test_a_start_as_printed_tells_what_advice_needs(release: str) -> None:
+def test_a_start_as_printed_has_what_advice_needs(release: str) -> None:
     facts = from_log(release)
     assert facts.arg("schedule_conservativeness") is not None
     assert facts.arg("mem_fraction_static") is not None
@@ -135,7 +135,7 @@ def test_dp_attention_shares_the_limit_out_and_plain_data_parallelism_does_not()
     assert (shared.running_limit(1), plain.running_limit(1), shared.running_limit(None)) == (50, 101, 101)
 
 
-def test_a_limit_nobody_told_is_unknown() -> None:
+def test_a_limit_that_was_never_logged_is_unknown() -> None:
     assert ServerFacts().running_limit(None) is None
 
 
@@ -234,7 +234,7 @@ def test_the_running_servers_own_spelling_wins_over_a_version_from_before_an_upg
 
 
 @pytest.mark.parametrize(("release", "arg"), [("0.5.12", "cuda_graph_max_bs"), ("0.5.23", "cuda_graph_max_bs_decode")])
-def test_a_printed_start_tells_the_spelling_without_a_version(release: str, arg: str) -> None:
+def test_a_printed_start_gives_the_spelling_without_a_version(release: str, arg: str) -> None:
     assert from_log(release).graph_flag_arg == arg
 
 
@@ -273,11 +273,11 @@ def test_a_batch_line_says_nothing_that_lasts() -> None:
 
 
 @pytest.mark.parametrize(("release", "left"), [("0.4.3.post4", 9.87), ("0.4.6.post5", 9.87), ("0.4.9.post6", 9.87)])
-def test_what_the_last_stage_left_is_the_reserve_where_the_limits_do_not_tell_it(release: str, left: float) -> None:
+def test_what_the_last_stage_left_is_the_reserve_where_the_limits_line_lacks_it(release: str, left: float) -> None:
     assert from_log(release).reserve_gb == left
 
 
-def test_a_capture_that_tells_no_memory_leaves_the_reserve_unknown() -> None:
+def test_a_capture_line_without_memory_leaves_the_reserve_unknown() -> None:
     facts = ServerFacts()
     for line in (
         b"[11:38:33 TP0] Memory pool end. avail mem=11.93 GB\n",
@@ -304,7 +304,7 @@ def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(
     assert ServerFacts(version=version, args=args).is_first_edition is first
 
 
-def test_what_server_info_says_of_its_schedulers_fills_what_nothing_else_tells() -> None:
+def test_server_info_fills_what_nothing_else_has() -> None:
     # Metrics alone tell no pool before 0.5.6 and no memory before 0.5.11.
     facts = ServerFacts()
     facts.apply_ranks(
@@ -332,7 +332,7 @@ def test_the_log_and_the_metrics_win_over_server_info() -> None:
     assert facts.graph_sizes == sizes
 
 
-def test_memory_that_came_out_below_zero_is_not_told() -> None:
+def test_memory_that_came_out_below_zero_is_not_shown() -> None:
     facts = ServerFacts()
     facts.apply_ranks([RankInfo(weight_gb=-0.01, kv_cache_gb=0.0, graph_gb=0.0)])
     assert (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb) == (None, None, None)

@@ -117,7 +117,7 @@ def test_online_the_queue_is_judged_by_the_wait_it_means(wait: float | None, sta
     assert classify(replace(BUSY, queue_wait_seconds=wait), ONLINE)["queue"] == state
 
 
-def test_a_queue_that_is_not_told_is_unknown_and_so_is_what_holds_it() -> None:
+def test_a_queue_that_is_not_exposed_is_unknown_and_so_is_its_cause() -> None:
     states = classify(replace(BUSY, queued=None), ONLINE)
     assert (states["queue"], states["admission"]) == ("unknown", "unknown")
 
@@ -169,5 +169,5 @@ def test_what_holds_the_queue_is_named(seen: Observation, state: str) -> None:
         (replace(BUSY, graph=False, running=257, without_graph="unsupported"), "unsupported"),
     ],
 )
-def test_a_batch_without_a_graph_is_told_apart_by_its_reason(seen: Observation, state: str) -> None:
+def test_a_batch_without_a_graph_is_classified_by_its_reason(seen: Observation, state: str) -> None:
     assert classify(seen, ONLINE)["cuda_graph"] == state

@@ -66,7 +66,7 @@ def test_any_points_give_a_drawing_inside_its_box(
 
 
 @given(POINTS)
-def test_there_is_a_drawing_exactly_where_a_figure_was_told(points: list[tuple[float, float | None]]) -> None:
+def test_there_is_a_drawing_exactly_where_a_figure_is_known(points: list[tuple[float, float | None]]) -> None:
     told = any(value is not None and abs(value) < inf and at >= -LENGTH_SECONDS for at, value in points)
     assert bool(sparkline(points, WORDS)) is told
 
@@ -84,7 +84,7 @@ def test_hostile_words_make_no_element() -> None:
     assert ET.fromstring(drawing).findtext("title") == '</title><script>alert("x")</script>'
 
 
-def test_the_line_breaks_where_a_figure_was_not_told() -> None:
+def test_the_line_breaks_where_a_figure_is_missing() -> None:
     before, after = paths(drawn(steps(1, 2, None, 3, 4)), "line")
     assert (len(before), len(after)) == (2, 2)
     assert before[-1][0] < after[0][0]
@@ -103,7 +103,7 @@ def test_a_lone_moment_is_a_dot() -> None:
     assert dot.get("class") == "dot"
 
 
-def test_what_is_no_figure_is_not_told() -> None:
+def test_what_is_no_figure_is_not_shown() -> None:
     assert len(paths(drawn(steps(1, 2, nan, 3, 4, inf, 5, 6)), "line")) == 3
     assert sparkline(steps(nan, inf, -inf), WORDS) == ""
 
@@ -118,7 +118,7 @@ def test_more_is_higher_and_the_most_touches_the_top() -> None:
     assert (low[1], middle[1], high[1]) == (HEIGHT - MARGIN, HEIGHT / 2, MARGIN)
 
 
-def test_the_scale_is_at_least_as_high_as_it_is_told() -> None:
+def test_the_scale_is_at_least_as_high_as_requested() -> None:
     ((_, half),) = paths(drawn(steps(0, 0.5), top=1.0), "line")
     assert half[1] == HEIGHT / 2
 

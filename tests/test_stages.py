@@ -387,10 +387,10 @@ class TestFromTheLogAlone:
     def test_checks_in_vain_for_a_minute_mean_a_hang(self, server: Server) -> None:
         assert self.fails(server, 4) == ["", "", "scheduler", "scheduler"]
 
-    def test_batch_lines_between_them_tell_that_the_scheduler_works(self, server: Server) -> None:
+    def test_batch_lines_between_them_show_that_the_scheduler_works(self, server: Server) -> None:
         assert self.fails(server, 4, batch=True) == ["", "", "detokenizer", "detokenizer"]
 
-    def test_checks_every_minute_tell_as_much(self, server: Server) -> None:
+    def test_checks_every_minute_show_as_much(self, server: Server) -> None:
         assert self.fails(server, 3, every=60.0)[1:] == ["scheduler", "scheduler"]
 
     def test_several_routers_that_check_at_once_prove_nothing_earlier(self, server: Server) -> None:
@@ -544,7 +544,7 @@ class TestHealthChecksOfItsOwn:
         assert self.waits(idle, 120, answered=False) >= 3
         assert (idle.found() or (0, ""))[1] == "scheduler"
 
-    def test_a_detokenizer_is_told_by_gauges_that_went_on(self, idle: Server) -> None:
+    def test_a_hung_detokenizer_is_recognised_by_gauges_that_moved_on(self, idle: Server) -> None:
         idle.running = 10.0
         idle.figures += 1.0
         idle.tick()

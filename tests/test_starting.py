@@ -85,7 +85,7 @@ def test_it_is_down_after_a_quarter_of_an_hour_without_a_sign_of_a_start(
     assert alone.verdict(after=seconds) == verdict
 
 
-def test_then_the_reason_is_told_to_prometheus(alone: Beside) -> None:
+def test_then_the_reason_is_exposed_to_prometheus(alone: Beside) -> None:
     alone.fails()
     alone.verdict(after=930.0)
     told = {
@@ -168,7 +168,7 @@ def test_a_server_that_takes_connections_and_does_not_answer_hangs_at_its_tokeni
     )
 
 
-def test_a_503_is_believed_for_as_long_as_a_start_can_last(alone: Beside) -> None:
+def test_a_503_counts_as_starting_for_as_long_as_a_start_can_last(alone: Beside) -> None:
     """A proxy says 503 for a server that is dead as well."""
     alone.fails("not_ready")
     assert alone.verdict(after=1700.0, reason="not_ready") == "starting"
@@ -176,7 +176,7 @@ def test_a_503_is_believed_for_as_long_as_a_start_can_last(alone: Beside) -> Non
     assert alone.reason() == "http_503"
 
 
-def test_a_503_of_a_server_that_was_up_is_no_start_unless_its_log_tells_of_one(beside: Beside) -> None:
+def test_a_503_of_a_server_that_was_up_is_no_start_unless_its_log_shows_one(beside: Beside) -> None:
     beside.answers()
     beside.fails("not_ready")
     assert (beside.verdict(), beside.reason()) == ("server_down", "http_503")
@@ -335,7 +335,7 @@ class TestASilentLog:
             beside.answers()
         assert self.found(beside) == []
 
-    def test_without_metrics_nobody_can_tell(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_metrics_it_is_unknown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         beside = Beside(tmp_path, monkeypatch, log=DECODE.decode())
         beside.sidecar._scraper = None
         assert beside.sidecar.log_silent_seconds is None

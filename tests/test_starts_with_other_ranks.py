@@ -39,7 +39,7 @@ def test_every_start_counts_whether_it_has_dp_ranks_or_not(starts: tuple[str, ..
     assert state.has_dp_ranks == (starts[-1] == WITH)
 
 
-def test_what_is_told_without_a_rank_beside_dp_ranks_is_no_scheduler() -> None:
+def test_series_without_a_rank_beside_dp_ranks_are_no_scheduler() -> None:
     state, reader = ServerState(PROFILES["online"], 0.0), LogReader()
     state.observe_all(reader.feed(lines("10:00", WITH)))
     state.observe_all(reader.feed(lines("10:05", WITHOUT)[lines("10:05", WITHOUT).index(b"\n") + 1 :]))

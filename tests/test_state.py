@@ -214,7 +214,7 @@ def test_a_prefill_of_one_token_behind_running_requests_is_load() -> None:
     assert seconds(state) == {"serving": 5.0}
 
 
-def test_zeros_in_a_scrape_are_believed_again_and_again() -> None:
+def test_zeros_in_a_scrape_count_again_and_again() -> None:
     state = new_state()
     for now in range(0, 300, 15):
         state.observe_scrape(scrape(figures(0), progress=5), float(now))
@@ -301,7 +301,7 @@ def test_whatever_was_said_last_is_the_state() -> None:
     assert state.ranks[None].states["activity"] == "idle"
 
 
-def test_gauges_disappear_when_nobody_tells_them_any_more() -> None:
+def test_gauges_disappear_when_they_are_exposed_no_more() -> None:
     state = new_state()
     state.observe(decode(), 0.0)
     state.advance(61.0)
@@ -309,7 +309,7 @@ def test_gauges_disappear_when_nobody_tells_them_any_more() -> None:
     assert (rank.running, rank.queued, rank.usages, rank.generation_throughput) == (None, None, {}, None)
 
 
-def test_gauges_stay_while_the_server_still_tells_them_and_disappear_after_the_last_scrape() -> None:
+def test_gauges_stay_while_the_server_exposes_them_and_disappear_after_the_last_scrape() -> None:
     state = new_state()
     for now in range(0, 100, 10):
         state.observe_scrape(scrape(figures(8)), float(now))
@@ -318,7 +318,7 @@ def test_gauges_stay_while_the_server_still_tells_them_and_disappear_after_the_l
     assert state.ranks[None].running is None
 
 
-def test_scrapes_that_tell_no_gauges_keep_none_alive() -> None:
+def test_scrapes_without_gauges_keep_none_alive() -> None:
     state = new_state()
     state.observe(decode(), 0.0)
     for now in range(0, 100, 10):
@@ -373,7 +373,7 @@ def test_a_decode_line_stands_for_as_many_batches_as_the_log_interval_says() -> 
     assert counts(state) == {"replayed": 10}
 
 
-def test_a_batch_that_the_log_told_is_not_counted_again_when_the_server_begins_to_count() -> None:
+def test_a_batch_from_the_log_is_not_counted_again_when_the_server_begins_to_count() -> None:
     state = new_state()
     state.observe_scrape(scrape(), 0.0)
     state.observe(decode(graph=True), 1.0)
@@ -409,7 +409,7 @@ def test_a_metric_without_ranks_does_not_blur_the_ranks_of_the_log() -> None:
     assert state.ranks[0].running == 1
 
 
-def test_what_was_told_without_a_rank_is_left_out_once_there_are_ranks() -> None:
+def test_series_without_a_rank_are_left_out_once_there_are_ranks() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(9)), 0.0)
     state.observe(decode(running=1, rank=Rank(dp=0)), 10.0)
@@ -462,14 +462,14 @@ def test_what_a_start_taught_is_gone_after_the_next() -> None:
     assert (state.facts.running_limit(None), state.facts.reserve_gb) == (128, None)
 
 
-def test_a_restart_that_only_the_metrics_tell_is_a_start() -> None:
+def test_a_restart_seen_only_in_the_metrics_is_a_start() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(graph_passes=100), progress=5000), 0.0)
     state.observe_scrape(scrape(figures(graph_passes=3), progress=30), 15.0)
     assert (state.starts, counts(state)) == (1, {"replayed": 3})
 
 
-def test_a_restart_that_the_log_tells_is_not_told_again_by_the_metrics() -> None:
+def test_a_restart_in_the_log_is_not_counted_again_by_the_metrics() -> None:
     state = new_state()
     state.observe_scrape(scrape(figures(), progress=5000), 0.0)
     state.observe(args(), 10.0)
@@ -477,7 +477,7 @@ def test_a_restart_that_the_log_tells_is_not_told_again_by_the_metrics() -> None
     assert state.starts == 1
 
 
-def test_a_log_whose_history_told_a_start_is_waited_for() -> None:
+def test_a_log_whose_history_has_a_start_is_waited_for() -> None:
     state = new_state()
     state.recall(args(), 100.0)
     state.observe_scrape(scrape(figures(), progress=5000), 0.0)

@@ -182,7 +182,7 @@ def test_another_name_of_the_file_keeps_what_was_there(file: StateFile, path: Pa
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may give a file away")
 @pytest.mark.parametrize("name", ["state.json", "state.json.lock", "state.json.new"])
-def test_a_file_of_another_user_is_neither_believed_nor_touched(path: Path, name: str) -> None:
+def test_a_file_of_another_user_is_neither_read_nor_touched(path: Path, name: str) -> None:
     planted = path.with_name(name)
     planted.touch()
     os.chown(planted, 12345, 12345)

@@ -141,7 +141,7 @@ def test_a_radix_cache_that_is_on_or_that_sglang_switches_off_itself_is_not_name
     assert "--disable-radix-cache" not in {each.flag for row in ids(past) for each in advice_of(past, row)}
 
 
-def test_a_healthy_server_without_radix_cache_is_told_nothing() -> None:
+def test_a_healthy_server_without_radix_cache_gets_no_advice() -> None:
     past = lived(decoding(0.0, END, running=20), disable_radix_cache=True)
     assert judge(past).verdict == "healthy"
     assert ids(past) == set()
@@ -240,7 +240,7 @@ def test_a_short_queue_limit_is_named_where_it_alone_rejects() -> None:
     assert (advised[0].flag, advised[0].suggested) == ("--max-queued-requests", 16.0)
 
 
-def test_where_only_bursts_are_refused_nobody_is_told_to_send_fewer_requests_or_more() -> None:
+def test_where_only_bursts_are_refused_nobody_is_advised_to_send_fewer_requests_or_more() -> None:
     story = decoding(0.0, END, running=20) + repeated(Rejection(None, NO_RANK), 15.0, end=END)
     past = lived(story, "offline", max_queued_requests=4)
     assert [each.flag for each in advice_of(past, "requests_rejected")] == ["--max-queued-requests"]
@@ -358,7 +358,7 @@ def test_a_chance_is_in_no_combined_command_line_and_has_no_alert() -> None:
     assert BY_ID[NAMED].alert == ""
 
 
-def test_a_healthy_server_is_told_nothing_of_its_flags() -> None:
+def test_a_healthy_server_gets_no_advice_about_its_flags() -> None:
     args: dict[str, Any] = {suspect.arg: True for suspect in SUSPECTS if suspect.is_switch and not suspect.proof}
     past = lived(decoding(0.0, END, running=6) + scrapes(), **args)
     assert NAMED not in ids(past)

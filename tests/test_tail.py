@@ -113,7 +113,7 @@ def test_a_missing_file_is_waited_for_and_read_from_its_start(log: Path) -> None
     assert status_of(follower) == FileStatus(str(log), up=True, reason="", position=6, dropped=0)
 
 
-def test_the_last_server_start_before_the_end_is_told_once_as_history(log: Path) -> None:
+def test_the_last_server_start_before_the_end_is_given_once_as_history(log: Path) -> None:
     log.write_bytes(b"before\nserver_args=first\nserver_args=ServerArgs(x)\nafter\nhalf")
     follower = LogFollower([str(log)])
     append(log, b" line\n")
@@ -232,7 +232,7 @@ def test_lines_written_to_the_old_file_after_the_rename_come_before_those_of_the
     assert status_of(follower).up
 
 
-def test_a_writer_told_late_of_the_rotation_is_still_heard(log: Path) -> None:
+def test_a_writer_that_reopens_late_after_a_rotation_is_still_read(log: Path) -> None:
     log.touch()
     follower = LogFollower([str(log)])
     with log.open("ab", buffering=0) as writer:
@@ -246,7 +246,7 @@ def test_a_writer_told_late_of_the_rotation_is_still_heard(log: Path) -> None:
         assert sorted(live(follower)) == [b"later\n", b"new\n"]
 
 
-def test_the_unended_last_line_of_a_file_is_told_once_its_writer_has_gone_on(log: Path) -> None:
+def test_the_incomplete_last_line_of_a_file_is_read_once_its_writer_has_gone_on(log: Path) -> None:
     follower = LogFollower([str(log)])
     append(log, b"1\nunended")
     assert live(follower) == [b"1\n"]
@@ -391,7 +391,7 @@ def test_nul_bytes_at_the_end_wait_until_text_has_come(log: Path) -> None:
     assert live(follower) == [b"2\n"]
 
 
-def test_a_directory_in_the_files_place_is_told_and_survived(log: Path) -> None:
+def test_a_directory_in_the_files_place_is_reported_and_survived(log: Path) -> None:
     follower = LogFollower([str(log)])
     append(log, b"1\n")
     assert live(follower) == [b"1\n"]
@@ -419,7 +419,7 @@ def test_a_symlink_switched_to_another_file_is_read_on_there(tmp_path: Path, log
 # Permission, kinds of files, patterns
 
 
-def test_a_file_that_may_not_be_read_is_told_and_read_once_it_may(open_directory: Path) -> None:
+def test_a_file_that_may_not_be_read_is_reported_and_read_once_it_may(open_directory: Path) -> None:
     log = open_directory / "log"
     log.write_bytes(b"before\n")
     with forbidden(log):
@@ -477,7 +477,7 @@ def test_a_fifo_is_read_and_never_waited_for(tmp_path: Path) -> None:
     assert follower.positions()["files"] == []
 
 
-def test_stdin_is_read_without_waiting_and_its_end_is_told() -> None:
+def test_stdin_is_read_without_waiting_and_its_end_is_reported() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source:
         follower = LogFollower(["-"], stdin=source)
@@ -508,7 +508,7 @@ def test_a_glob_takes_up_files_that_appear_from_their_start_within_a_second(tmp_
     assert status_of(follower).path == str(tmp_path / "a.log")
 
 
-def test_a_glob_that_matches_the_rotated_names_too_tells_no_line_twice(tmp_path: Path, log: Path) -> None:
+def test_a_glob_that_matches_the_rotated_names_too_reads_no_line_twice(tmp_path: Path, log: Path) -> None:
     clock = Clock()
     follower = LogFollower([str(tmp_path / "server.log*")], clock=clock)
     found = []

@@ -74,7 +74,7 @@ def test_the_advice_names_flag_and_values(address: str) -> None:
     assert re.search(r"Seen: [\d.]+ retractions/min; healthy: up to 1\.", seen)
 
 
-def test_the_sources_are_told(address: str) -> None:
+def test_the_sources_are_named(address: str) -> None:
     seen = text_of(requests.get(address + "/", timeout=10).text)
     assert "http://127.0.0.1:9/metrics connection refused: nothing listens at that address" in seen
     assert "server.log following" in seen
@@ -142,7 +142,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_head_tells_the_same_as_get_without_a_body(path: str, address: str) -> None:
+def test_head_answers_as_get_without_a_body(path: str, address: str) -> None:
     answer = requests.head(address + path, timeout=10)
     assert answer.status_code == requests.get(address + path, timeout=10).status_code == 200
     assert answer.content == b""
@@ -255,7 +255,7 @@ def test_a_verdict_without_a_finding_says_what_it_rests_on(tmp_path: Path) -> No
     assert "A verdict needs 20 s under load; so far 0 s in the last 10 minutes." in page
 
 
-def test_a_figure_that_is_not_told_is_not_judged(tmp_path: Path) -> None:
+def test_an_unknown_figure_is_not_judged(tmp_path: Path) -> None:
     page = page_of(Sidecar(config(log_file=(str(tmp_path / "none.log"),))))
     figures = re.findall(r'<div( class="\w+")?><dt>([^<]+)</dt><dd class="value">([^<]*)</dd>', page)
     assert len(figures) == 7

@@ -232,7 +232,7 @@ def test_a_hash_or_a_key_in_another_place_than_its_own_is_not_repeated_either(
         assert "\n" not in str(error.value)
 
 
-def test_a_pem_text_for_a_path_is_told_where_it_belongs(certified: Certificates) -> None:
+def test_a_pem_text_for_a_path_is_refused_with_its_right_place(certified: Certificates) -> None:
     text = json.dumps((certified.directory / "server.key").read_text())
     with pytest.raises(UsageError, match=r"key_file: give the path of a file; a PEM text belongs under key$"):
         Door(certified.write(f"tls_server_config: {{cert_file: server.pem, key_file: {text}}}", "misplaced.yml"))
@@ -435,7 +435,7 @@ def scraped(exporter: Ours, client: ssl.SSLContext | None) -> Page:
         connection.close()
 
 
-def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_is_told(tmp_path: Path) -> None:
+def test_a_file_that_breaks_while_it_runs_opens_nothing_and_closes_nothing_and_is_reported(tmp_path: Path) -> None:
     own = certificates(tmp_path)
     file = own.write(GUARDED)
     with ours(file) as exporter:

@@ -79,7 +79,7 @@ def test_there_is_no_share_without_serving_time() -> None:
     assert Totals().share("queue", "empty") is None
 
 
-def test_there_is_no_mean_of_a_figure_that_was_never_told() -> None:
+def test_there_is_no_mean_of_a_figure_that_was_never_known() -> None:
     assert Totals().mean("usage") is None
 
 
