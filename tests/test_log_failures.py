@@ -116,15 +116,16 @@ def test_two_tracebacks_without_a_chain_are_two_failures() -> None:
     assert failures(text) == [("decode", 0), ("decode", 1)]
 
 
+@pytest.mark.parametrize("before", ["", START + READY + DECODE], ids=["no batch yet", "text of requests possible"])
 @pytest.mark.parametrize(("word", "phase"), [("Prefill", "prefill"), ("Decode", "decode")])
-def test_an_error_line_and_the_exception_raised_from_it_are_one_failure(word: str, phase: str) -> None:
+def test_an_error_line_and_the_exception_raised_from_it_are_one_failure(word: str, phase: str, before: str) -> None:
     message = f"{word} out of memory. Try to lower your batch size.\n"
     more = "Try to allocate 8192 tokens.\nAvailable tokens: 1519 (available_size=1211 + evictable_size=308)\n\n"
     lines = "".join(f"[{STAMP} TP{rank}] {message}{more}" for rank in range(2))
     raised = "".join(traceback(*SERVING, rank=rank) + f"RuntimeError: {message}{more}" for rank in range(2))
-    assert failures(lines + raised) == [(phase, 0), (phase, 1)]
-    assert failures(lines) == [(phase, 0), (phase, 1)]
-    assert failures(raised) == [(phase, 0), (phase, 1)]
+    assert failures(before + lines + raised) == [(phase, 0), (phase, 1)]
+    assert failures(before + lines) == [(phase, 0), (phase, 1)]
+    assert failures(before + raised) == [(phase, 0), (phase, 1)]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class FailureLines:
         self._closed: _Traceback | None = None
         self._began = 0  # the first line of the open one
         self._line = 0
-        self._reported: dict[Rank, tuple[OutOfMemoryPhase, float | None]] = {}
+        self._reported: dict[Rank, tuple[OutOfMemoryPhase, float | None, bool]] = {}
         self._announced: tuple[int, float | None, Rank, bool] | None = None
         self.starting = False  # a start has been seen, its end not yet
         self.serving = False  # ready, or a batch was printed
@@ -193,7 +193,7 @@ class FailureLines:
         if phase is not None:
             if len(self._reported) >= _FAILED_RANKS_KEPT:
                 self._reported.clear()
-            self._reported.update({rank: (phase, time)} if sure else {})
+            self._reported[rank] = (phase, time, sure)
             return _out_of_memory(time, rank, phase, text)
         if _DEVICE.match(text):
             return _out_of_memory(time, rank, self._phase_without_frames(), text)
@@ -280,11 +280,14 @@ class FailureLines:
         return "out_of_memory", failure
 
     def _already_reported(self, traceback: _Traceback, phase: OutOfMemoryPhase) -> bool:
-        """Whether this is the failure that the rank logged as an error before it raised it (0.4.4 on)."""
-        reported = self._reported.pop(traceback.rank, None)
-        if reported is None or reported[0] != phase:
+        """Whether this is the failure that the rank logged as an error before it raised it (0.4.4 on).
+
+        An error line that raw text may have forged does not replace a traceback that it cannot have forged.
+        """
+        reported, time, sure = self._reported.pop(traceback.rank, (None, None, False))
+        if reported != phase or (traceback.sure and not sure):
             return False
-        return reported[1] is None or traceback.time is None or abs(traceback.time - reported[1]) <= _RAISED_WITHIN
+        return time is None or traceback.time is None or abs(traceback.time - time) <= _RAISED_WITHIN
 
     def _phase_without_frames(self) -> OutOfMemoryPhase:
         return "startup" if self.starting and not self.serving else "unknown"
