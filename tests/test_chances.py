@@ -143,4 +143,3 @@ def test_a_compile_cache_can_be_shared() -> None:
 def test_chances_have_no_alert_and_are_in_no_combined_command_line(row: str) -> None:
     assert BY_ID[row].is_chance
     assert BY_ID[row].alert == ""
-    assert BY_ID[row].no_alert

@@ -115,6 +115,7 @@ class Analysis:
         self._seen = Sightings()
         self.course = Course(lambda: self.state.served_seconds)
         self._sampler = Sampler(self.state)
+        self._serves_until: float | None = None  # by the last batch line
         self._runs = Runs(self.state, profile, self._sampler, self.course)
         self._judged: JudgedRun | None = None
 
@@ -140,8 +141,7 @@ class Analysis:
         """Let time pass without a line, so that the state at `moment` can be read."""
         if self._begin is None or moment <= self._now:
             return
-        if moment - self._now > QUIET_SECONDS:
-            self._see_end_of_service()
+        self._see_end_of_service(moment)
         self.state.advance(moment)
         hang = self.state.hang(moment)
         if hang is not None:
@@ -149,12 +149,15 @@ class Analysis:
             self.course.hangs(hang.stage)
             self._seen.see(WATCHDOG, moment)
 
-    def _see_end_of_service(self) -> None:
-        """Note until when the server serves, before a pause in which it may become idle."""
-        if self.course.serves:
+    def _see_end_of_service(self, moment: float) -> None:
+        """Note until when the server serves by its last batch line, if a pause follows in which it may become idle."""
+        if not self.course.serves:
+            return
+        if self._now <= self.course.last_load:  # nothing came after that line: the state is the one that it left
             ends = [until for rank in self.state.schedulers if (until := rank.time.serves_until) is not None]
-            if ends:
-                self.course.serves_until(max(ends))
+            self._serves_until = max(ends, default=None)
+        if moment - self.course.last_load > QUIET_SECONDS and self._serves_until is not None:
+            self.course.serves_until(self._serves_until)
 
     def _pass(self, moment: float) -> None:
         """Let time pass for all ranks at once, so that seconds in which any of them served can be counted."""
@@ -165,8 +168,8 @@ class Analysis:
             self.course.begin(moment)
         elif self._now >= self._sampler.due:
             self._sampler.take(self._now, moment)
-        if moment - self._now > QUIET_SECONDS:
-            self._see_end_of_service()
+        if moment > self._now:
+            self._see_end_of_service(moment)
         self.state.advance(moment)
         self._now = moment
 

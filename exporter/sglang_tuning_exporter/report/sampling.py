@@ -25,8 +25,10 @@ class Sampler:
         self.series = Series(0.0)
         self.due = -inf
         self.generated = self.generated_for = 0.0  # tokens per second x seconds, and seconds
-        self._throughput_due = -inf
+        self._throughput_due = self._seen = -inf
+        self._throughput, self._held_until = 0.0, -inf  # what was seen last, and until when it holds
         self._bucket = Bucket()
+        self._throughput_bucket = self._bucket
         self._running = self._queued = self._usage = Range()  # of the present bucket
         self._bucket_ends = -inf
         self._counted = (0.0, 0.0, 0.0)  # replayed, eager, retractions that the series has
@@ -63,11 +65,12 @@ class Sampler:
         if usage is not None:
             self._usage.add(usage, seconds)
         if running and now >= self._throughput_due:
-            self._take_throughput(ranks, now, seconds)
+            self._take_throughput(ranks, now)
 
     def end(self, now: float) -> None:
         """Take the end of the log."""
         self.take(now, now + STEP_SECONDS)
+        self._settle_throughput(now + STEP_SECONDS)
         self._count()
 
     def _begin_bucket(self, now: float) -> None:
@@ -91,11 +94,25 @@ class Sampler:
         self._bucket.eager += eager - had[1]
         self._bucket.retractions += retractions - had[2]
 
-    def _take_throughput(self, ranks: list[RankState], now: float, seconds: float) -> None:
+    def _take_throughput(self, ranks: list[RankState], now: float) -> None:
+        """Take the throughput that was logged last. It counts once, however often it is looked at: files may end at any line."""
+        seen = max((rank.time.seen_at for rank in ranks if rank.time.seen_at is not None), default=-inf)
+        if seen <= self._seen:
+            return
+        self._settle_throughput(seen)
         self._throughput_due = now + self.series.width / _THROUGHPUT_STEPS
         known = [rank.generation_throughput for rank in ranks if rank.time.seen_at is not None]
         figures = [figure for figure in known if figure is not None]
         if figures:
-            self._bucket.add("throughput", sum(figures), seconds)
-            self.generated += sum(figures) * seconds
+            serves_until = [end for rank in ranks if (end := rank.time.serves_until) is not None]
+            self._seen, self._throughput, self._throughput_bucket = seen, sum(figures), self._bucket
+            self._held_until = min(seen + _HOLDS_SECONDS, max([seen + STEP_SECONDS, *serves_until]))
+
+    def _settle_throughput(self, now: float) -> None:
+        """Count the throughput that was seen last, up to now but no longer than it holds."""
+        seconds = min(now, self._held_until) - self._seen
+        if self._seen > -inf and seconds > 0:
+            self._throughput_bucket.add("throughput", self._throughput, seconds)
+            self.generated += self._throughput * seconds
             self.generated_for += seconds
+        self._held_until = self._seen
