@@ -46,6 +46,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Exceptions that a truncated or damaged compressed file raises."""
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
+_MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands
 _EMPTY_BYTES = 512  # a compressed empty file is smaller: a header with a file name, and a checksum
 _UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 READABLE = tuple(_UNPACK)
@@ -178,12 +179,12 @@ def _added(name: str, base: str) -> tuple[str, bool]:
 
 
 def _newest(places: list[Place]) -> list[Place]:
-    """Return at most `MOST_FILES` places, oldest first; empty files are left out first."""
+    """Return at most `MOST_FILES` places, oldest first, of which `_MOST_EMPTY` are empty."""
     ordered = _in_order(places)
-    room = max(0, MOST_FILES - sum(place.size > 0 for place in places))
-    empty = [place for place in ordered if not place.size]
+    room = min(_MOST_EMPTY, max(0, MOST_FILES - sum(place.size > 0 for place in places)))
+    empty = [place.path for place in ordered if not place.size]
     left_out = set(empty[: max(0, len(empty) - room)])
-    return [place for place in ordered if place not in left_out][-MOST_FILES:]
+    return [place for place in ordered if place.path not in left_out][-MOST_FILES:]
 
 
 def _in_order(places: list[Place]) -> list[Place]:
