@@ -166,9 +166,9 @@ def _worst() -> str:
     return f"{rows} + on ({ON}) group_left () {lost} or on ({ON}) {rows}"
 
 
-def _servers() -> Json:
+def _columns() -> dict[str, Style]:
     said: dict[str, tuple[str, str | None]] = {name: (words, None) for name, (words, _) in verdicts().items()}
-    fields: dict[str, Style] = {
+    return {
         "instance": {
             "displayName": "Server",
             "custom.width": 130,
@@ -214,6 +214,9 @@ def _servers() -> Json:
         },
         "Value #G": {"displayName": "Generated", "custom.width": 92, "unit": "suffix: tok/s", "decimals": 0},
     }
+
+
+def _servers() -> Json:
     return table(
         "Servers, the worst first",
         Query(_worst()),
@@ -231,7 +234,7 @@ def _servers() -> Json:
         " the one that was limited for the longest part of the time shown. Click on a server for its board. Usage is that of the fullest pool, latencies and"
         f" tokens those of the last 5 minutes, retractions those of the last 10 minutes (the guide tolerates {GUIDE.retractions_per_minute:.0f}"
         " a minute). What a server does not report is unknown.",
-        columns=fields,
+        columns=_columns(),
     )
 
 
