@@ -324,7 +324,7 @@ def test_every_log_gives_a_text(log: Path, capfd: pytest.CaptureFixture[str]) ->
 def test_a_text_without_dates_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = batch(0, busy(4, 0)).replace("2025-11-20 ", "")
     run_on(write(tmp_path / "a.log", line, line.replace("10:00:00", "10:00:09")), kind="text")
-    assert "times without a date, 9 s" in capfd.readouterr().out
+    assert "no date in the log, 9 s" in capfd.readouterr().out
 
 
 def test_the_report_goes_to_a_file_when_one_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

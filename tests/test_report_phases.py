@@ -204,7 +204,7 @@ def test_a_log_without_dates_places_its_phases_after_its_begin(tmp_path: Path) -
     text = (load(0, 60) + load(900, 930)).replace("2025-11-20 ", "")
     found = document(tmp_path, text)
     assert [(phase["start"], phase["at"]) for phase in found["phases"]] == [(None, 0), (None, 67.5), (None, 900)]
-    assert found["notes"] == ["times have no date: a day is taken to follow where they begin again"]
+    assert found["notes"] == ["times have no date: where they begin again, the next day is assumed"]
 
 
 def test_a_log_without_times_has_no_phases_and_says_what_is_missing(tmp_path: Path) -> None:

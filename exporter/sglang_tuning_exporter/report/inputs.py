@@ -107,7 +107,7 @@ class Logs:
                 " but no shares, rates, phases and alerts"
             )
         elif self.first < FIRST_DATED_SECOND:
-            remarks.append("times have no date: a day is taken to follow where they begin again")
+            remarks.append("times have no date: where they begin again, the next day is assumed")
         for way, times in (
             ("back", sum(clock.set_back for clock in self._clocks)),
             ("forward", sum(clock.set_forward for clock in self._clocks)),

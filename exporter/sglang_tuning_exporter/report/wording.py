@@ -195,10 +195,7 @@ def memory_words(memory: dict[str, Any]) -> str:
 def span_words(document: Document) -> str:
     """Return which logs these are, and from when to when."""
     span, sources = document["span"], document["sources"]
-    if span["start"] is None:
-        when = "times without a date" if span["seconds"] else "no times in the log"
-    else:
-        when = f"{span['start']} to {span['end']} as printed"
+    when = "no date in the log" if span["start"] is None else f"{span['start']} to {span['end']} as printed"
     return (
         f"{', '.join(sources[:3])}{' and more' if len(sources) > 3 else ''}: {when}, {duration(span['seconds'])},"
         f" serving {duration(span['serving_seconds'])}; profile {document['profile']}"
