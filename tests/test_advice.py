@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,6 +217,16 @@ def test_the_fraction_for_a_reserve_too_large_is_computed_with_its_gain_in_token
     advice = one("memory_reserve_too_large", of)
     assert (advice.flag, advice.current, advice.suggested) == ("--mem-fraction-static", 0.85, 0.95)
     assert advice.gain.startswith("+8.0 GB for the KV cache: +80,000 tokens, +20 %; more than the usual 0.7 to 0.9")
+
+
+def test_larger_graphs_that_are_advised_as_well_take_their_memory_before_the_kv_cache_does() -> None:
+    of = reserve(14.5, fraction=0.8)
+    of.recent.running_seconds[batch_size_bucket(300)] = 100.0
+    of.facts.args["cuda_graph_max_bs"] = 160
+    of.facts.graph_gb = 4.0
+    alone = one("memory_reserve_too_large", of)
+    beside = one("memory_reserve_too_large", replace(of, held=frozenset({"cuda_graph_not_covering"})))
+    assert (alone.suggested, beside.suggested) == (0.9, 0.85)  # graphs of 320 take 4 GB more of 80
 
 
 def test_binary_fractions_do_not_lose_a_step() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity.estimate import jackknife
+from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
 from sglang_tuning_exporter.capacity.model import STALE_SECONDS, Measured, capacities, logged
 from sglang_tuning_exporter.capacity.moments import NONE, Moments, total, windows
 from sglang_tuning_exporter.capacity.prefill import measure
@@ -348,6 +348,16 @@ def test_prefill_speed_is_tokens_over_busy_seconds_or_nothing(parts: list[tuple[
         )
     if not sum(each.prefill_seconds for each in intervals):
         assert found.tokens_per_second is None
+
+
+def test_a_steady_prefill_speed_has_hardly_an_interval_and_an_uneven_one_a_wide_one() -> None:
+    def speed(*parts: tuple[float, float]) -> Estimate:
+        found = measure([Interval(0.0, 10.0, tokens, seconds, NONE) for tokens, seconds in parts]).tokens_per_second
+        assert found is not None
+        return found
+
+    assert speed(*[(1000.0, 5.0), (300.0, 1.5)] * 4).half_width == pytest.approx(0.0, abs=1e-9)
+    assert speed(*[(500.0, 5.0), (1500.0, 5.0)] * 4).half_width > 0.3
 
 
 def test_three_tokens_a_step_and_request_are_the_accepted_length() -> None:
