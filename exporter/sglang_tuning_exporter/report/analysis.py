@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # Seconds without a batch line that may be a pause.
 QUIET_SECONDS = 2.0
+PASS_SECONDS = 10.0  # as often as a window keeps its totals
 _KINDS = ("decode", "prefill")
 
 
@@ -115,7 +116,8 @@ class Analysis:
         self._seen = Sightings()
         self.course = Course(lambda: self.state.served_seconds)
         self._sampler = Sampler(self.state)
-        self._serves_until: float | None = None  # by the last batch line
+        self._serves_until: float | None = None  # by the last batch line, which came at the next
+        self._ends_after = self._pass_due = -inf
         self._runs = Runs(self.state, profile, self._sampler, self.course)
         self._judged: JudgedRun | None = None
 
@@ -123,13 +125,15 @@ class Analysis:
         """Take an event printed at `moment` (-inf: not known yet); without an event only time passes."""
         before = self._now
         if moment > before or (self._begin is None and moment != -inf):
-            self._pass(moment)
+            self._pass(moment, lightly=event is None or isinstance(event, BatchRun))
         if isinstance(event, BatchRun):
             self.state.observe(event, self._now)
             self._note_run(event)
             return
         if event is None:
             return
+        if self._now > self.course.last_load and self.course.serves:
+            self._end_of_service()
         if isinstance(event, ServerArgs) and not (event.suspect and len(event.args) < WHOLE_ARGS):
             if self.course.is_another_node(event.args, self._now):
                 return
@@ -151,16 +155,23 @@ class Analysis:
 
     def _see_end_of_service(self, moment: float) -> None:
         """Note until when the server serves by its last batch line, if a pause follows in which it may become idle."""
-        if not self.course.serves:
-            return
-        if self._now <= self.course.last_load:  # nothing came after that line: the state is the one that it left
-            ends = [until for rank in self.state.schedulers if (until := rank.time.serves_until) is not None]
-            self._serves_until = max(ends, default=None)
-        if moment - self.course.last_load > QUIET_SECONDS and self._serves_until is not None:
-            self.course.serves_until(self._serves_until)
+        if moment - self.course.last_load > QUIET_SECONDS and self.course.serves:
+            until = self._end_of_service()
+            if until is not None:
+                self.course.serves_until(until)
 
-    def _pass(self, moment: float) -> None:
-        """Let time pass for all ranks at once, so that seconds in which any of them served can be counted."""
+    def _end_of_service(self) -> float | None:
+        """Return until when the server serves by its last batch line; asked before another line changes the state that it left."""
+        if self._ends_after != self.course.last_load:
+            ends = [until for rank in self.state.schedulers if (until := rank.time.serves_until) is not None]
+            self._ends_after, self._serves_until = self.course.last_load, max(ends, default=None)
+        return self._serves_until
+
+    def _pass(self, moment: float, *, lightly: bool) -> None:
+        """Let time pass for all ranks at once, so that seconds in which any of them served can be counted.
+
+        `lightly`: a run lets time pass for its own rank, which is enough for a while under the load of one rank.
+        """
         if self._begin is None:
             self._begin = self._now = moment
             self._sampler.begin(moment)
@@ -168,9 +179,10 @@ class Analysis:
             self.course.begin(moment)
         elif self._now >= self._sampler.due:
             self._sampler.take(self._now, moment)
-        if moment > self._now:
-            self._see_end_of_service(moment)
-        self.state.advance(moment)
+        self._see_end_of_service(moment)
+        if not (lightly and moment < self._pass_due and moment - self.course.last_load <= QUIET_SECONDS):
+            self.state.advance(moment)
+            self._pass_due = moment + PASS_SECONDS if self.state.is_steady else -inf
         self._now = moment
 
     @property

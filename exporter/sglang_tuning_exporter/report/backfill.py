@@ -126,6 +126,7 @@ class Night:
                 if moment >= clock.next_due:
                     for at in clock.due(moment):
                         analysis.take(at, None)
+                        self.state.advance(at)
                         yield self._seen(at)
                 analysis.take(moment, event)
                 if event is not None:

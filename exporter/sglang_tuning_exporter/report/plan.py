@@ -68,6 +68,7 @@ def of_logs(
         for moment, event in events:
             analysis.take(moment, event)
             last = max(last, moment)
+    analysis.state.advance(last)
     return _print(past_of(analysis.state, last), format)
 
 

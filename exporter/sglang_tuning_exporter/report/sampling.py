@@ -55,9 +55,8 @@ class Sampler:
                 running = rank.running if running is None else running + rank.running
             if rank.queued is not None:
                 queued = rank.queued if queued is None else queued + rank.queued
-            for full in rank.usages.values():
-                if usage is None or full > usage:
-                    usage = full
+            if rank.usage is not None and (usage is None or rank.usage > usage):
+                usage = rank.usage
         if running is not None:
             self._running.add(running, seconds)
         if queued is not None:

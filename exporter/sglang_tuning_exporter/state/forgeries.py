@@ -189,10 +189,13 @@ class ForgeryFilter:
         self._accounts.clear()
         return sure
 
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits for evidence."""
+        return bool(self._pending)
+
     def tick(self, now: float) -> None:
         """Refuse what waited long enough without evidence."""
-        if not self._pending:
-            return
         refused = []
         for each in self._pending:
             age, has_counter = now - each.at, each.event.rank.dp in self._counting

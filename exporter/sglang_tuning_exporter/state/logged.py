@@ -347,7 +347,8 @@ class LoggedServer:
             self._count_failure(event.phase, at)
         if self.unconfirmed.wait:
             self._confirm(self.unconfirmed.tick(min(now, self._now)))
-        self.forgeries.tick(now)
+        if self.forgeries.waits:
+            self.forgeries.tick(now)
 
     def advance(self, now: float) -> None:
         """Count the seconds up to `now`."""
@@ -359,6 +360,12 @@ class LoggedServer:
         self._counts_by_log = self.log_is_read
         self._starts.wait(now, log_is_read=self.log_is_read)
         self._schedulers.mark(now)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing waits for a confirmation, and at most one scheduler works: its own lines show all that happens."""
+        waits = self._unexplained is not None or self.unconfirmed.wait or self.forgeries.waits
+        return not waits and sum(rank.served for rank in self.ranks.values()) < 2
 
     def begin_window(self, now: float) -> None:
         """Look at what comes from now on: what was counted before stays in the counters and is not recent.

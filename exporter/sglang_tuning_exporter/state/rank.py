@@ -54,17 +54,12 @@ class RankState(Gauges):
         self._cadence = Cadence()
         self._seen_in_log = False  # a batch line, not a scrape, was seen last
         self._scraped_at = -inf
-        self._observed_before = 0.0  # observations of earlier starts
+        self.served = False  # it was seen at work since the server started
 
     @property
     def states(self) -> dict[Signal, str]:
         """What it does now: one state for each signal."""
         return named(self.time.held[0])
-
-    @property
-    def served(self) -> bool:
-        """Whether it was seen at work since the server started."""
-        return self.totals.counts["observations"] > self._observed_before
 
     def decode_samples(self, begin: float) -> list[tuple[float, float]]:
         """Return batch and tokens per second of the decode samples from `begin` on."""
@@ -82,7 +77,7 @@ class RankState(Gauges):
     def reset(self) -> None:
         """Forget the server before: the gauges of a new one are not known and its counters begin again."""
         self.time.stands = False
-        self._observed_before = self.totals.counts["observations"]
+        self.served = False
         self.time.forget()
         self._forget_gauges()
         self.time.admission = AdmissionRate()
@@ -293,6 +288,7 @@ class RankState(Gauges):
             states = self.thresholds.classifier.serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)
             self.time.see_before((states, 0.0, None, None), now)
             self.totals.counts["observations"] += 1
+            self.served = True
 
     @property
     def overdue_seconds(self) -> float:
@@ -321,6 +317,7 @@ class RankState(Gauges):
         states = ALL_IDLE
         if observations:
             self.totals.counts["observations"] += observations
+            self.served = True
             states = self._serving(now, is_full)
         else:
             self.rest()
