@@ -21,9 +21,10 @@ from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, S
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Hashable, Iterable, Iterator
 
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
+    from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.server import ServerState
     from sglang_tuning_exporter.state.signals import Signal
@@ -32,6 +33,8 @@ _T = TypeVar("_T")
 
 # In a longer gap of the log alerts end, and nothing is evaluated.
 GAP_SECONDS = 86_400.0
+# What was found is looked for again after so long: a full judgement costs the most.
+JUDGED_SECONDS = 60.0
 _LONGEST, _KNOWN = duration(WINDOW), duration(KNOWN)
 _COUNTED_SECONDS = itemgetter(*COUNTED)
 
@@ -62,8 +65,12 @@ class _Alert:
         self._keep = duration(row.keep_firing) if row.keep_firing else 0.0
         self._pending: float | None = None
         self._fired: float | None = None
-        self.traces = row.condition.traces
-        self.in_states = row.condition.fires_on == "states"
+        # What must have moved in the samples for its condition to hold; None: it may hold at any time.
+        self.needs: Collection[Hashable] | None = {
+            "states": row.condition.traces,
+            "events": [event for event, _ in row.condition.counted],
+            "anything": None,
+        }[row.condition.fires_on]
         self._over: float | None = None  # since when only `keep_firing_for` keeps it firing
 
     def see(self, now: float, *, holds: bool) -> Span | None:
@@ -165,11 +172,8 @@ class AlarmClock(Evaluations):
         self.now = now
         samples = self._samples
         samples.scrape(state, now, unrecognised)
-        idle = {"anything": False, "events": samples.are_without_events}
         for alert in self._alerts:
-            row = alert.row
-            none = samples.seen.isdisjoint(alert.traces) if alert.in_states else idle[row.condition.fires_on]
-            holds = not none and fires(row, samples)
+            holds = (alert.needs is None or not samples.moved.isdisjoint(alert.needs)) and fires(alert.row, samples)
             if (holds or alert.is_pending) and (span := alert.see(now, holds=holds)) is not None:
                 self._spans.append(span)
 
@@ -202,29 +206,27 @@ class _ScrapedSamples:
         self._counts: SampleSeries[tuple[float, ...]] = SampleSeries(self._kept)  # of `_events`
         self._left: dict[int | None, tuple[float, float]] = {}  # by rank: when last known, and GPU memory, GB
         self._active: dict[str, float] = {}  # when each diagnosis was last found
+        self._limits_of: tuple[ServerFacts, int] | None = None  # the facts, and their revision
 
     def scrape(self, state: ServerState, now: float, unrecognised: float) -> None:
         """Take what a Prometheus scrapes at `now`, and evaluate at this moment from now on."""
         self.state, self.facts, self.now = state, state.facts, now
-        self.limits = self._profile.for_edition(first=state.facts.is_first_edition)
+        if self._limits_of is None or self._limits_of[0] is not self.facts or self._limits_of[1] != self.facts.revision:
+            self._limits_of = (self.facts, self.facts.revision)
+            self.limits = self._profile.for_edition(first=self.facts.is_first_edition)
         self._shares: dict[str, Shares] = {}
-        self._judged: frozenset[str] | None = None
-        for rank in state.schedulers:
+        self._is_judged = False
+        schedulers = state.schedulers
+        for rank in schedulers:
             if rank.dp not in self._seconds:
                 self._seconds[rank.dp] = SampleSeries(_LONGEST)
             self._seconds[rank.dp].add(now, _COUNTED_SECONDS(rank.totals.seconds))
             self._retracted(rank.dp, rank.totals.counts["retraction_events"])
         if not state.ranks:
             self._retracted(None, 0.0)
-        _forget_gone(self._seconds, now)
-        _forget_gone(self._retractions, now)
-        ends = ((series.samples[0][1], series.samples[-1][1]) for series in self._seconds.values())
-        self.seen = {
-            key
-            for first, last in ends
-            for key, before, after in zip(COUNTED, first, last, strict=True)
-            if before != after
-        }
+        if len(self._retractions) > len(schedulers):
+            _forget_gone(self._seconds, now)
+            _forget_gone(self._retractions, now)
         if state.facts.reserve_gb is not None:
             by_dp = state.facts.available_gb if state.has_dp_ranks else {}
             of_ranks: dict[int | None, float] = {dp: gb for dp, gb in by_dp.items() if dp is not None}
@@ -238,16 +240,23 @@ class _ScrapedSamples:
         }
         lives = state.liveness
         self._counts.add(now, tuple([others[each] if each in others else lives[each] for each in self._events]))
+        self.moved = self._moved()
+
+    def _moved(self) -> set[Hashable]:
+        """Return the states, by signal, in which a second was spent, and the events that happened, as far back as samples are kept."""
+        found: set[Hashable] = set()
+        for names, series in [(self._events, self._counts), *((COUNTED, each) for each in self._seconds.values())]:
+            if not series.is_level:
+                ends = zip(names, series.samples[0][1], series.samples[-1][1], strict=True)
+                found.update(name for name, first, last in ends if first != last)
+        if not all(series.is_level for series in self._retractions.values()):
+            found.add(RETRACTION)
+        return found
 
     def _retracted(self, dp: int | None, count: float) -> None:
         if dp not in self._retractions:
             self._retractions[dp] = SampleSeries(_LONGEST)
         self._retractions[dp].add(self.now, count)
-
-    @property
-    def are_without_events(self) -> bool:
-        """Whether no counted event happened as far back as samples are kept."""
-        return self._counts.is_level and all(series.is_level for series in self._retractions.values())
 
     @property
     def hangs(self) -> bool:
@@ -271,18 +280,17 @@ class _ScrapedSamples:
         if event == RETRACTION:
             series = [each for each in self._retractions.values() if not each.is_level]
             return sum((increase_of(each, seconds, at) or 0.0) for each in series)
-        counts, place = self._counts, self._places[event]
-        if counts.samples[0][1][place] == counts.samples[-1][1][place]:
+        if event not in self.moved:
             return 0.0
-        found = counts.within(seconds, at)
+        place, found = self._places[event], self._counts.within(seconds, at)
         return 0.0 if found is None else found.increases([(found.first[place], found.last[place])])[0]
 
     def found(self, row: Diagnosis) -> bool:
-        if self._judged is None:
-            judgement = judge(past_of(self.state, self.now))
-            self._judged = frozenset(check.diagnosis.id for check in judgement.checks)
-            self._active.update(dict.fromkeys((found.diagnosis.id for found in judgement.findings), self.now))
-        return self.now - self._active.get(row.id, -inf) <= _LONGEST or row.id not in self._judged
+        if self.now - self._active.get(row.id, -inf) >= JUDGED_SECONDS and not self._is_judged:
+            self._is_judged = True
+            findings = judge(past_of(self.state, self.now)).findings
+            self._active.update(dict.fromkeys((found.diagnosis.id for found in findings), self.now))
+        return self.now - self._active.get(row.id, -inf) <= _LONGEST
 
     def _over(self, window: str) -> Shares:
         if window not in self._shares:
