@@ -6,6 +6,7 @@ until its socket closes, so it ends with this one.
 
 from __future__ import annotations
 
+import copyreg
 import marshal  # nosec B403 # data of our own processes
 import os
 import pickle  # nosec B403 # data of our own processes
@@ -15,37 +16,31 @@ import subprocess  # nosec B404 # starts this program
 import sys
 from collections import deque
 from contextlib import suppress
-from dataclasses import fields
-from functools import lru_cache, partial
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.pacing import paced
-from sglang_tuning_exporter.sglang.events import NO_RANK, DecodeBatch, Event, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.events import NO_RANK, Event
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from sglang_tuning_exporter.sglang.events import Rank
 
 MOST_JOBS = 64
 BLOCKS_AHEAD = 6  # sent to the other process and not taken back: a MiB each
 _LENGTH = 8  # bytes that say how long a message is
 _CHILD = "import sys; sys.path[:] = {path!r}; from sglang_tuning_exporter.report.read_ahead import work; work({number}, {pace!r})"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_DECODES, _PREFILLS = range(2)
-_FIGURES = {
-    kind: tuple(field.name for field in fields(batch) if field.name not in {"time", "rank", "queues"})
-    for kind, batch in ((_DECODES, DecodeBatch), (_PREFILLS, PrefillBatch))
-}
-_DECODE, _PREFILL = (attrgetter("time", "rank", *_FIGURES[kind]) for kind in (_DECODES, _PREFILLS))
 
 _Events: TypeAlias = "list[Event | BatchRun]"
-_Ranks: TypeAlias = tuple[int | None, int | None, int | None]
 
 
 class LogPart(NamedTuple):
@@ -61,8 +56,9 @@ class _ReadPart(NamedTuple):
 
     length: int
     counted: tuple[dict[str, int], dict[str, int]]  # more of `counts` and `unrecognised`
-    batches: bytes  # one entry for each event
-    others: list[Event]  # events that are no batches
+    runs: bytes  # their fields, one list for each, with a place in `ranks`: objects take ten times as long
+    ranks: list[Rank]
+    others: list[tuple[int, Event]]  # events that are no runs, each with its place among all
     unread: bytes | None
 
 
@@ -86,6 +82,7 @@ class ReadAhead:
         self.counts, self.unrecognised = tallies.counts, tallies.unrecognised
         self.unread: bytes | None = None  # the first line with words of SGLang's that could not be read
         self._pace = pace
+        self._ranks = {NO_RANK: NO_RANK}  # the same object for the same ranks
         self._socket, theirs = socket.socketpair()
         child = _CHILD.format(path=sys.path, number=theirs.fileno(), pace=pace)
         self._process = subprocess.Popen(  # noqa: S603 # nosec B603 # this program, with a text of ours
@@ -137,12 +134,14 @@ class ReadAhead:
             for name, count in more.items():
                 tally[name] += count
         self.unread = part.unread
-        rest = iter(part.others)
-        entries = marshal.loads(part.batches)  # noqa: S302 # nosec B302 # data of our own process, as above
-        return [
-            _run(entry) if type(entry) is tuple else next(rest) if entry is None else _batch(*entry)
-            for entry in entries
-        ]
+        fields = marshal.loads(part.runs)  # noqa: S302 # nosec B302 # data of our own process, as above
+        ranks = [self._ranks.setdefault(rank, rank) for rank in part.ranks]
+        if fields:
+            fields[1] = [ranks[place] for place in fields[1]]
+        events: _Events = list(map(BatchRun._make, zip(*fields, strict=True)))
+        for place, event in part.others:
+            events.insert(place, event)
+        return events
 
 
 _DIED = "a process that was reading the log has ended, perhaps for want of memory; give --jobs 1"
@@ -159,6 +158,7 @@ def available() -> int:
 
 def work(number: int, pace: float | None) -> None:
     """Read the blocks that come on the socket with this number, until it closes."""
+    copyreg.pickle(MappingProxyType, lambda queues: (dict, (dict(queues),)))  # type: ignore[return-value,arg-type] # a batch without other queues has one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the other process ends this one
     with socket.socket(fileno=number) as asked:
         blocks: SimpleQueue[bytes | None] = SimpleQueue()
@@ -180,10 +180,20 @@ def _listen(asked: socket.socket, blocks: SimpleQueue[bytes | None]) -> None:
 def _read(reader: LogReader, text: bytes) -> _ReadPart:
     before = reader.counts.copy(), reader.unrecognised.copy()
     events = reader.feed_runs(text)
-    entries = [_entry(event) for event in events]
-    others = [event for event, entry in zip(events, entries, strict=True) if entry is None]
+    others = [(place, event) for place, event in enumerate(events) if not isinstance(event, BatchRun)]
+    runs = [run._replace(lines=_batch_lines(run)) for run in events if isinstance(run, BatchRun)]
+    fields: list[Sequence[object]] = list(zip(*runs, strict=True))
+    ranks: dict[object, int] = {}
+    if fields:
+        fields[1] = [ranks.setdefault(rank, len(ranks)) for rank in fields[1]]
     counted = _more(reader.counts, before[0]), _more(reader.unrecognised, before[1])
-    return _ReadPart(len(text), counted, marshal.dumps(entries), others, reader.unread)  # type: ignore[arg-type] # no entry, so no run
+    return _ReadPart(len(text), counted, marshal.dumps(fields), list(ranks), others, reader.unread)  # type: ignore[arg-type]
+
+
+def _batch_lines(run: BatchRun) -> list[bytes]:
+    """Return the lines without the access lines between."""
+    heads = run.prefix + b"Decode batch", run.prefix + b"Prefill batch"
+    return [line for line in run.lines if line.startswith(heads)]
 
 
 def _more(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
@@ -199,46 +209,6 @@ def _texts(block: bytes, parts: list[_ReadPart]) -> Iterator[bytes]:
     for part in parts:
         yield block[start : start + part.length]
         start += part.length
-
-
-def _entry(event: Event | BatchRun) -> tuple[object, ...] | list[object] | None:
-    """Return a run as a tuple of plain values, a batch as a list of them, which takes a tenth of the time of objects; else None."""
-    if isinstance(event, BatchRun):
-        prefix = event.prefix
-        heads = prefix + b"Decode batch", prefix + b"Prefill batch"
-        lines = b"\n".join([line for line in event.lines if line.startswith(heads)])  # the others are access lines
-        return (event.time, _ranks(event.rank), *event[2:-1], lines)
-    if isinstance(event, DecodeBatch):
-        kind, (time, rank, *figures) = _DECODES, _DECODE(event)
-    elif isinstance(event, PrefillBatch):
-        kind, (time, rank, *figures) = _PREFILLS, _PREFILL(event)
-    else:
-        return None
-    return [kind, time, _ranks(rank), dict(event.queues), *figures]
-
-
-def _run(entry: tuple[Any, ...]) -> BatchRun:
-    return BatchRun._make((entry[0], _rank(entry[1]), *entry[2:-1], entry[-1].split(b"\n")))
-
-
-def _batch(kind: int, time: float | None, ranks: _Ranks, queues: dict[str, int], *figures: Any) -> Event:
-    event = (DecodeBatch if kind == _DECODES else PrefillBatch)(time, _rank(ranks))
-    for name, value in zip(_FIGURES[kind], figures, strict=True):
-        if value is not None:
-            setattr(event, name, value)
-    if queues:
-        event.queues = queues
-    return event
-
-
-def _ranks(rank: Rank) -> _Ranks:
-    return rank.dp, rank.tp, rank.pp
-
-
-@lru_cache(maxsize=4096)
-def _rank(of: _Ranks) -> Rank:
-    """Return the same object for the same ranks."""
-    return NO_RANK if of == (None, None, None) else Rank(*of)
 
 
 def _send(to: socket.socket, data: bytes) -> None:
