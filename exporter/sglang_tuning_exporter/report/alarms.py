@@ -21,7 +21,7 @@ from sglang_tuning_exporter.report.samples import COUNTED, EVALUATION_SECONDS, S
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
     from sglang_tuning_exporter.state.facts import ServerFacts
@@ -244,11 +244,15 @@ class _ScrapedSamples:
 
     def _moved(self) -> set[Hashable]:
         """Return the states, by signal, in which a second was spent, and the events that happened, as far back as samples are kept."""
+        self._working = {dp: series for dp, series in self._seconds.items() if not series.is_level}
+        of_names: list[tuple[Sequence[Hashable], SampleSeries[tuple[float, ...]]]]
+        of_names = [(COUNTED, series) for series in self._working.values()]
+        if not self._counts.is_level:
+            of_names.append((self._events, self._counts))
         found: set[Hashable] = set()
-        for names, series in [(self._events, self._counts), *((COUNTED, each) for each in self._seconds.values())]:
-            if not series.is_level:
-                ends = zip(names, series.samples[0][1], series.samples[-1][1], strict=True)
-                found.update(name for name, first, last in ends if first != last)
+        for names, series in of_names:
+            ends = zip(names, series.samples[0][1], series.samples[-1][1], strict=True)
+            found.update([name for name, first, last in ends if first != last])
         if not all(series.is_level for series in self._retractions.values()):
             found.add(RETRACTION)
         return found
@@ -294,7 +298,7 @@ class _ScrapedSamples:
 
     def _over(self, window: str) -> Shares:
         if window not in self._shares:
-            self._shares[window] = Shares(self._seconds, duration(window), self.now)
+            self._shares[window] = Shares(self._working, duration(window), self.now)
         return self._shares[window]
 
 

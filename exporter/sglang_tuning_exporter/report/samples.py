@@ -20,13 +20,9 @@ EVALUATION_SECONDS = 15.0  # alerts/prometheus.yml: scrape_interval and evaluati
 # Prometheus evaluates a fixed time after it scrapes, less than an interval; the extrapolation of a range that is not yet full
 # depends on it.
 DELAY_SECONDS = 5.0
-COUNTED = tuple((signal, state) for signal in SIGNALS for state in STATES[signal])
-_OF_SIGNAL = {
-    signal: slice(begin, begin + len(STATES[signal]))
-    for signal in SIGNALS
-    for begin in (COUNTED.index((signal, STATES[signal][0])),)
-}
-_RESTING = frozenset({IDLE, UNKNOWN})
+# Seconds in which a signal was unknown are in no share, so that schedulers of earlier starts stand still.
+COUNTED = tuple((signal, state) for signal in SIGNALS for state in STATES[signal] if state != UNKNOWN)
+_OF_SIGNAL = {signal: [place for place, (counted, _) in enumerate(COUNTED) if counted == signal] for signal in SIGNALS}
 _T = TypeVar("_T")
 
 
@@ -78,7 +74,7 @@ class SampleSeries(Generic[_T]):
         return RangeVector(*samples[place], *samples[last], count, start, end)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RangeVector(Generic[_T]):
     """The first and the last sample of a range selector, and how many it has."""
 
@@ -117,6 +113,7 @@ class Shares:
     """Seconds in each state over one window, of every scheduler and of all of them together."""
 
     def __init__(self, seconds: dict[int | None, SampleSeries[tuple[float, ...]]], window: float, now: float) -> None:
+        """`seconds`: of the schedulers that moved at all."""
         found = ((dp, series.within(window, now)) for dp, series in seconds.items())
         self._by_rank = [(dp, vector) for dp, vector in found if vector is not None]
         self._gained: dict[Signal, list[dict[str, float]]] = {}  # of each scheduler, by state
@@ -127,13 +124,12 @@ class Shares:
         """Return the seconds of one signal; most evaluations need few signals."""
         known = self._gained.get(signal)
         if known is None:
-            places, states = _OF_SIGNAL[signal], STATES[signal]
             known = self._gained[signal] = []
             for _, vector in self._by_rank:
-                first, last = vector.first[places], vector.last[places]
-                moved = [place for place, counted in enumerate(first) if counted != last[place]]
+                first, last = vector.first, vector.last
+                moved = [place for place in _OF_SIGNAL[signal] if first[place] != last[place]]
                 gained = vector.increases([(first[place], last[place]) for place in moved])
-                known.append({states[place]: each for place, each in zip(moved, gained, strict=True)})
+                known.append({COUNTED[place][1]: each for place, each in zip(moved, gained, strict=True)})
         return known
 
     def serving(self, signal: Signal) -> float:
@@ -163,11 +159,11 @@ class Shares:
             return []
         shares = []
         for (dp, _), own in zip(self._by_rank, self._of("queue"), strict=True):
-            watched = sum([seconds for state, seconds in own.items() if state != UNKNOWN])
+            watched = sum(own.values())
             if dp is not None and watched > 0:
                 shares.append((_serving(own) - own.get("empty", 0.0)) / watched)
         return shares
 
 
 def _serving(seconds: dict[str, float]) -> float:
-    return sum([gained for state, gained in seconds.items() if state not in _RESTING])
+    return sum([gained for state, gained in seconds.items() if state != IDLE])

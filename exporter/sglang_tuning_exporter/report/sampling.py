@@ -44,7 +44,8 @@ class Sampler:
             self._begin_bucket(now)
         ranks = self._state.schedulers
         seconds = until - now
-        if seconds > STEP_SECONDS:  # no longer than the state holds
+        if seconds > STEP_SECONDS and not any(rank.time.until >= until for rank in ranks):
+            # No longer than the state holds.
             serving = [end - now for rank in ranks if (end := rank.time.serves_until) is not None]
             seconds = min(seconds, _HOLDS_SECONDS, max([STEP_SECONDS, *serving]))
         running = queued = usage = None
