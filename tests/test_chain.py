@@ -225,6 +225,20 @@ def test_a_file_that_is_gone_unread_is_said(log: Log) -> None:
     assert lost(follower) == 1
 
 
+def test_a_compressed_file_that_goes_before_the_next_look_at_it_is_said(log: Log) -> None:
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    positions = saved(follower)
+    log.write(2)
+    packed = log.rename("-20260318", packed=True)
+    log.write(1)
+    positions = saved(LogFollower([str(log.path)], positions=positions))  # opens it and is stopped
+    packed.unlink()
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == ([6], 1)
+
+
 def test_a_file_that_was_rotated_into_another_directory_while_nobody_read_is_said(log: Log, tmp_path: Path) -> None:
     """As logrotate's `olddir` does."""
     log.write(3)

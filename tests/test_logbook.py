@@ -349,6 +349,33 @@ def test_what_another_process_wrote_just_before_the_exporter_stops_is_not_lost(p
         assert sum(state.out_of_memory.values()) == 1
 
 
+@pytest.mark.parametrize("kills", [1, 3])
+def test_lines_of_another_process_that_were_held_when_the_exporter_was_killed_are_read_again(
+    place: Place, kills: int
+) -> None:
+    place.log.write_text(journald(server(90)))
+    with place.reader() as (book, state):
+        with place.log.open("a") as file:
+            file.write(journald(RAISED, pid=5000))
+        book.poll(state, LOCK)
+        before = sum(book.lines.values())
+    with place.log.open("a") as file:
+        file.write(journald(server(3)))  # the first process goes on
+    for _ in range(kills):
+        with place.reader() as (book, state):
+            assert not state.unconfirmed.wait
+    with place.reader() as (book, state):
+        book.hand_over(state, LOCK)
+        assert state.unconfirmed.wait
+        assert sum(book.lines.values()) == before + 3
+        state.advance(time.monotonic() + DECIDE_SECONDS + 1)
+        assert sum(state.out_of_memory.values()) == 1
+    with place.reader() as (book, state):
+        book.hand_over(state, LOCK)
+        state.advance(time.monotonic() + DECIDE_SECONDS + 1)
+        assert sum(state.out_of_memory.values()) == 1
+
+
 def test_a_retraction_that_waits_for_the_servers_counter_is_confirmed_after_a_restart(place: Place) -> None:
     place.start()
     with place.reader() as (book, state):

@@ -10,12 +10,14 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sglang_tuning_exporter.collect.log_clock import offset_of
+from sglang_tuning_exporter.collect.positions import digest
 from sglang_tuning_exporter.collect.rotation import READABLE
 from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 from sglang_tuning_exporter.state.saved import counts
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Logbook:
         self._kept: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
+        self._held = _texts(self._saved.get("held"))  # by path: digests of lines that were held when it was saved
         self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
         self._say_problem()
 
@@ -160,6 +163,7 @@ class Logbook:
                 logger.info("log: finished reading the existing lines")
             self._catching_up, self._behind_since = False, None
             self._offsets.clear()
+            self._held.clear()
         elif self._catching_up and self._behind_since is None:
             self._behind_since = self._clock()
             logger.info("log: reading the existing lines; counters appear when that is finished")
@@ -226,12 +230,18 @@ class Logbook:
     def _read(self, block: Block, state: ServerState, lock: AbstractContextManager[Any]) -> None:
         reader = self._readers.setdefault(block.path, LogReader(strict=True))
         if block.historical:
+            past, held = self._without_held(block)
             # The same reader: an open traceback, a raw message or the known ranks affect the lines that follow.
-            events = self._dated(block.path, _uncounted(reader, block.data))
+            events = self._dated(block.path, _uncounted(reader, past))
             with lock:
                 now = self._clock()
                 for event in events:
                     state.recall(event, now if event.time is None else event.time)
+            if held:
+                lines = dict(reader.counts)
+                events = reader.feed_runs(held, now)
+                reader.counts.update(lines)  # counted when they were read first
+                self._take(block.path, events, state, lock, answered=False)
             return
         answered = reader.counts["access"]
         if block.begins:
@@ -244,6 +254,16 @@ class Logbook:
             raise
         self.last_line_at = time.time()
         self._take(block.path, events, state, lock, answered=reader.counts["access"] > answered)
+
+    def _without_held(self, block: Block) -> tuple[bytes, bytes]:
+        """Return the lines of a historical block that were processed before the restart, and those that were still held."""
+        digests = self._held.get(block.path)
+        if not digests:
+            return block.data, b""
+        lines = block.data.splitlines(keepends=True)
+        held = [line for line in lines if _digest_of_line(line) in digests]
+        digests.difference_update(map(_digest_of_line, held))
+        return b"".join(line for line in lines if line not in held), b"".join(held)
 
     def _let_go(self, state: ServerState, lock: AbstractContextManager[Any], now: float) -> None:
         """Process lines that were held back too long at `now`."""
@@ -323,11 +343,20 @@ class Logbook:
                 "positions": self._counted_up_to,
                 "lines": self.lines,
                 "unrecognised": self.unrecognised,
+                "held": self._digests_of_held(),
                 "state": state.saved(now),
             }
         )
         self._kept = state.counted() if saved else None
         self._say_problem()
+
+    def _digests_of_held(self) -> dict[str, list[str]]:
+        """Return digests of the lines that are read and not processed yet: after a crash they are read again."""
+        held = {path: sorted(digests) for path, digests in self._held.items() if digests}
+        for path, reader in self._readers.items():
+            if lines := reader.held:
+                held[path] = held.get(path, []) + [digest(line) for line in lines]
+        return held
 
     def _say_problem(self) -> None:
         if self._state_file is not None and self._state_file.problem != self._said:
@@ -367,6 +396,16 @@ def _sum(counters: Any) -> Counter[str]:
     for counter in counters:
         total.update(counter)
     return total
+
+
+def _digest_of_line(line: bytes) -> str:
+    return digest(strip_terminal(line.removesuffix(b"\n")))
+
+
+def _texts(saved: object) -> dict[str, set[str]]:
+    """Return sets of texts by name from a state file, which may be damaged."""
+    found = saved.items() if isinstance(saved, dict) else ()
+    return {name: {each for each in texts if isinstance(each, str)} for name, texts in found if isinstance(texts, list)}
 
 
 def _counter(saved: object) -> Counter[str]:

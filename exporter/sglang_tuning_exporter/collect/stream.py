@@ -270,6 +270,7 @@ class Packed(Stream):
         self._file.seek(position - length)
         self._tail = self._line_tail = self._file.read(length)
         self.look_back_from = self.position = self._line_start = position
+        self.size = position + 1
 
     def look_back(self) -> bytes:
         """Return the last 64 KiB before the first position; an earlier server start is not looked for."""
@@ -286,6 +287,7 @@ class Packed(Stream):
         """Continue at the position of `other`, which has the same text."""
         super().take_over(other)
         self._file.seek(self.position)
+        self.size = self.position + 1
 
     def mark_of_text(self) -> places.Mark:
         """Return a mark of this file; it is not compressed again."""

@@ -69,6 +69,11 @@ class LogReader(MessageReader):
         self._begin(arrived, events)
         return events
 
+    @property
+    def held(self) -> list[bytes]:
+        """The lines that wait for others like them, without codes for a terminal; `let_go` reads them."""
+        return self._surroundings.held
+
     def begin_file(self) -> None:
         """Note that another file begins: a line that a container runtime cut may not be continued."""
         self._surroundings.begin_file()

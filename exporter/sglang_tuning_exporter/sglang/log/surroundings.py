@@ -86,6 +86,12 @@ class Surroundings:
         """Note that the next line begins another file, of the same container or of the next one."""
         self._may_have_ended = set(self._partial)
 
+    @property
+    def held(self) -> list[bytes]:
+        """The lines of a new process that wait for others like them."""
+        waits = (w for key, w in self._waiting.items() if isinstance(key, Strange) and key.may_be_real)
+        return [line for wait in waits for line in wait.lines]
+
     def look(self, arrived: float | None) -> None:
         """Release lines that waited long enough; `arrived`: the time, for a log that is followed."""
         self.arrived = arrived
