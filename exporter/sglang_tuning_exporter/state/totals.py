@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 STEP_SECONDS = 10.0
 ADMISSION_SECONDS = 60.0
 _SECONDS_KEPT = 256  # of admissions
-_MOST_PENDING = 2048
-_MOST_SNAPSHOTS = 256  # a window keeps about sixty; each has its own counts
 _COARSE_ABOVE = 128  # larger batch sizes are rounded up to a multiple of 8, as captured sizes are
 
 
@@ -56,7 +54,6 @@ class Totals:
         self._integrals = defaultdict(float) if integrals is None else integrals
         self.counts = defaultdict(float) if counts is None else counts
         self.pending: list[tuple[float, Held]] = []  # seconds and what held in them, not added up yet
-        self._snapshots: list[tuple[int, Snapshot]] = []  # and how much of `pending` each contains
 
     @property
     def seconds(self) -> defaultdict[tuple[Signal, str], float]:
@@ -76,25 +73,8 @@ class Totals:
         self.settle()
         return self._integrals
 
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot of now; it is computed when it is read."""
-        if len(self.pending) > _MOST_PENDING or len(self._snapshots) > _MOST_SNAPSHOTS:
-            self.settle()
-        snapshot = Snapshot(self)
-        self._snapshots.append((len(self.pending), snapshot))
-        return snapshot
-
     def settle(self) -> None:
-        """Add up what is pending, and fill each snapshot on the way."""
-        if self._snapshots:
-            done = 0
-            for seen, snapshot in self._snapshots:
-                if snapshot.wanted:
-                    self._add_up(self.pending[done:seen])
-                    done = seen
-                    snapshot.fill(self._seconds.copy(), self._running_seconds.copy(), self._integrals.copy())
-            self._snapshots.clear()
-            del self.pending[:done]
+        """Add up what is pending."""
         if self.pending:
             self._add_up(self.pending)
             self.pending.clear()
@@ -204,40 +184,12 @@ def batch_size_bucket(running: float) -> int:
     return size if size <= _COARSE_ABOVE else min(-(-size // 8) * 8, 1 << 16)
 
 
-class Snapshot:
-    """Some `Totals` at one moment; set `wanted` to False when it is no longer needed."""
-
-    def __init__(self, source: Totals) -> None:
-        self.wanted = True
-        self._source: Totals | None = source
-        self._counts = source.counts.copy()
-        self._totals: Totals | None = None
-
-    def fill(
-        self,
-        seconds: defaultdict[tuple[Signal, str], float],
-        running_seconds: defaultdict[int, float],
-        integrals: defaultdict[str, float],
-    ) -> None:
-        """Set the sums of that moment."""
-        self._totals = Totals(seconds, running_seconds, integrals, self._counts)
-        self._source = None
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of that moment."""
-        if self._source is not None:
-            self._source.settle()
-        assert self._totals is not None
-        return self._totals
-
-
 class Window:
     """Keeps `Totals` every 10 s: what happened in the last `length` seconds is a difference."""
 
     def __init__(self, length: float) -> None:
         self.length = length
-        self._marks: deque[tuple[float, Snapshot]] = deque()
+        self._marks: deque[tuple[float, Totals]] = deque()
         self.due = -inf  # when the next mark is kept
 
     def mark(self, now: float, totals: Totals) -> None:
@@ -245,23 +197,21 @@ class Window:
         if now < self.due:
             return
         self.due = now + STEP_SECONDS
-        self._marks.append((now, totals.snapshot()))
+        self._marks.append((now, totals.copy()))
         while len(self._marks) > 2 and self._marks[1][0] <= now - self.length:
-            self._marks.popleft()[1].wanted = False
+            self._marks.popleft()
 
     def begin(self, totals: Totals) -> None:
         """Leave out everything up to now: it was restored, or happened before the exporter started."""
-        for _, mark in self._marks:
-            mark.wanted = False
         self._marks.clear()
-        self._marks.append((-inf, totals.snapshot()))
+        self._marks.append((-inf, totals.copy()))
         self.due = -inf
 
     def recent(self, now: float, totals: Totals, seconds: float | None = None) -> Totals:
         """Return what came in the last `seconds` (by default the window's length), from the nearest mark before."""
         start = now - (self.length if seconds is None else seconds)
         before = [mark for at, mark in self._marks if at <= start]
-        return totals - (before[-1].totals if before else Totals())
+        return totals - (before[-1] if before else Totals())
 
     def last_seen(self, now: float, totals: Totals, signal: Signal, state: str) -> float | None:
         """Return when the signal was last in `state`, to the next mark or the oldest one; None where it never was."""
@@ -269,7 +219,7 @@ class Window:
         if not spent:
             return None
         for at, mark in reversed(self._marks):
-            if mark.totals.seconds[signal, state] < spent:
+            if mark.seconds[signal, state] < spent:
                 return later
             later = at
         return later
