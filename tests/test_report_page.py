@@ -22,11 +22,11 @@ from markupsafe import escape
 
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.report.chart import Axis, nice, scale
+from sglang_tuning_exporter.report.axis import ticks
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.page import POLICY
 from sglang_tuning_exporter.report.report import ReadLogs, run
-from sglang_tuning_exporter.report.series import Point
+from sglang_tuning_exporter.serve.pages.chart import Point, nice, scale
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
@@ -140,6 +140,13 @@ def test_figures_are_drawn_as_svg_with_words_for_who_cannot_see_them(tmp_path: P
     )  # retractions of one second are one tick
 
 
+def test_the_reasons_of_advice_that_findings_share_stand_once(tmp_path: Path) -> None:
+    written = page(tmp_path, HERE / "recordings" / "v0.5.9-retract" / "server.log.gz")
+    reasons = re.findall(r"<dt>Why</dt><dd>(.*?)</dd>", written)
+    assert len(reasons) == len(set(reasons)) > 1
+    assert "Why: see above, SGLang keeps retracting running requests: the KV cache is full." in written
+
+
 def test_a_server_with_graphs_shows_how_many_batches_they_cover(tmp_path: Path) -> None:
     assert "CUDA graph coverage over the run: 1.00 throughout" in page(tmp_path, HERE / "data" / "logs" / "0.5.23.log")
 
@@ -214,11 +221,11 @@ def test_a_log_without_times_is_a_page_without_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [1, 59, 600, 7200, 86400, 9 * 86400, 400 * 86400])
 @pytest.mark.parametrize("begin", [0.0, 35000.0, 1763632800.0, 1763667601.0])
 def test_an_axis_has_a_few_round_moments_in_order(begin: float, seconds: float) -> None:
-    ticks = Axis(begin, seconds).ticks()
-    assert 1 <= len(ticks) <= 9
-    assert [left for left, _ in ticks] == sorted({left for left, _ in ticks})
-    assert all(0 <= left <= 100 for left, _ in ticks)
-    assert len({words for _, words in ticks}) == len(ticks)
+    found = ticks(begin, seconds)
+    assert 1 <= len(found) <= 9
+    assert [left for left, _ in found] == sorted({left for left, _ in found})
+    assert all(0 <= left <= 100 for left, _ in found)
+    assert len({words for _, words in found}) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +237,8 @@ def test_a_scale_ends_at_a_round_figure(value: float, rounded: float) -> None:
 
 def test_a_bound_far_above_the_figures_does_not_flatten_them() -> None:
     points = [Point(0.5, 3, 3, 3)]
-    assert scale(points, upper=2000).top == 5
-    assert scale(points, upper=4).top == 5
+    assert scale(points, upper=2000).top == 3
+    assert scale(points, upper=4).top == 4
     assert scale(points, limit=4096).limit is None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import environment
+from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.report.progress import WORTH_BYTES, Progress, progress_line
 from sglang_tuning_exporter.report.wording import duration, figure, moment
@@ -141,3 +142,11 @@ def test_a_night_that_was_good_on_the_whole_says_what_was_wrong_for_a_part(tmp_p
     )
     assert lines[2].startswith("But for a part of the time alerts would have fired: Requests wait because SGLang runs")
     assert re.search(r"SGLangRunningAtLimit 2025-11-20 10:\d\d:\d\d  for \d\d min", ended.stdout)
+
+
+def test_advice_that_findings_share_is_printed_once_and_referred_to(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["report", str(Path(__file__).parent / "recordings" / "v0.5.9-retract" / "server.log.gz")])
+    said = capsys.readouterr().out
+    reasons = re.findall(r"why: .*", said)
+    assert len(reasons) == len(set(reasons)) > 1
+    assert "change: --schedule-conservativeness 1.3, as for finding 1\n" in said

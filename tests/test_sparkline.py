@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.serve.pages.sparkline import HEIGHT, MARGIN, WIDTH, Band, sparkline
+from sglang_tuning_exporter.serve.pages.chart import SPARK, sparkline
 from sglang_tuning_exporter.state.history import LENGTH_SECONDS, STEP_SECONDS
 
 WORDS = "Queued requests"
+WIDTH, HEIGHT, MARGIN = SPARK.width, SPARK.height, SPARK.margin
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 VALUES = st.none() | st.floats() | st.floats(0, 1) | st.integers(0, 3000).map(float)
 POINTS = st.lists(st.tuples(st.floats(-1000, 0.5), VALUES), max_size=30).map(
     lambda points: sorted(points, key=lambda p: p[0])
 )
 BOUNDS = st.none() | st.floats(0, 1e9)
-BANDS = st.none() | st.builds(Band, BOUNDS, BOUNDS)
+BANDS = st.tuples(BOUNDS, BOUNDS)
 
 
 def drawn(points: list[tuple[float, float | None]], **how: object) -> ET.Element:
@@ -42,14 +43,14 @@ def paths(picture: ET.Element, kind: str) -> list[list[tuple[float, float]]]:
     return found
 
 
-@given(POINTS, BANDS, st.none() | st.floats(0, 1e9), st.booleans())
+@given(POINTS, BANDS, st.floats(0, 1e9), st.booleans())
 def test_any_points_give_a_drawing_inside_its_box(
     points: list[tuple[float, float | None]],
-    band: Band | None,
-    top: float | None,
-    marks: bool,  # noqa: FBT001 - hypothesis gives it by name
+    band: tuple[float | None, float | None],
+    least: float,
+    bars: bool,  # noqa: FBT001 - hypothesis gives it by name
 ) -> None:
-    text = sparkline(points, WORDS, band=band, top=top, marks=marks)
+    text = sparkline(points, WORDS, band=band, least=least, bars=bars)
     if not text:
         return
     assert not re.search("nan|inf", text)
@@ -119,7 +120,7 @@ def test_more_is_higher_and_the_most_touches_the_top() -> None:
 
 
 def test_the_scale_is_at_least_as_high_as_requested() -> None:
-    ((_, half),) = paths(drawn(steps(0, 0.5), top=1.0), "line")
+    ((_, half),) = paths(drawn(steps(0, 0.5), least=1.0), "line")
     assert half[1] == HEIGHT / 2
 
 
@@ -131,15 +132,17 @@ def test_nothing_all_the_time_is_a_line_along_the_bottom() -> None:
 @pytest.mark.parametrize(
     ("band", "values", "share"),
     [
-        (Band(lower=0.9), (0.2, 1.0), (0.9, 1.0)),
-        (Band(upper=50), (0, 100), (0, 0.5)),
-        (Band(25, 50), (0, 100), (0.25, 0.5)),
-        (Band(100, 2000), (0, 150), (100 / 150, 1.0)),  # its far end is off the scale
-        (Band(100, 2000), (0, 80), (1.0, 1.0)),  # the scale ends where it begins: too little all the time
-        (Band(100, 2000), (0, 3), (1.0, 1.0)),  # far off: the line is not pressed to the bottom for its sake
+        ((0.9, None), (0.2, 1.0), (0.9, 1.0)),
+        ((None, 50), (0, 100), (0, 0.5)),
+        ((25, 50), (0, 100), (0.25, 0.5)),
+        ((100, 2000), (0, 150), (100 / 150, 1.0)),  # its far end is off the scale
+        ((100, 2000), (0, 80), (1.0, 1.0)),  # the scale ends where it begins: too little all the time
+        ((100, 2000), (0, 3), (1.0, 1.0)),  # far off: the line is not pressed to the bottom for its sake
     ],
 )
-def test_the_band_covers_what_is_healthy(band: Band, values: tuple[float, ...], share: tuple[float, float]) -> None:
+def test_the_band_covers_what_is_healthy(
+    band: tuple[float | None, float | None], values: tuple[float, ...], share: tuple[float, float]
+) -> None:
     (rect,) = drawn(steps(*values), band=band).iter("rect")
     upper = float(rect.attrib["y"])
     ends = (upper + float(rect.attrib["height"]), upper)
@@ -148,7 +151,7 @@ def test_the_band_covers_what_is_healthy(band: Band, values: tuple[float, ...], 
 
 @pytest.mark.parametrize(("highest", "height"), [(80, 0.8), (3, 1.0)])
 def test_a_bound_is_on_the_scale_only_where_the_line_comes_near_it(highest: float, height: float) -> None:
-    ((_, end),) = paths(drawn(steps(0, highest), band=Band(100, 2000)), "line")
+    ((_, end),) = paths(drawn(steps(0, highest), band=(100, 2000)), "line")
     assert (HEIGHT - MARGIN - end[1]) / (HEIGHT - 2 * MARGIN) == pytest.approx(height)
 
 
@@ -159,7 +162,7 @@ def test_what_is_older_than_the_drawing_is_left_out() -> None:
 
 
 def test_marks_stand_where_something_happened_and_on_a_base() -> None:
-    picture = drawn(steps(0, 3, 0, 6), marks=True)
+    picture = drawn(steps(0, 3, 0, 6), bars=True)
     assert [path.get("class") for path in picture.iter("path")] == ["mark", "mark", "base"]
     ends = [NUMBER.findall(path.attrib["d"])[-1] for path in picture.iter("path") if path.get("class") == "mark"]
     assert [float(end) for end in ends] == [HEIGHT / 2, MARGIN]

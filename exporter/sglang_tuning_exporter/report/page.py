@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.diagnosis.advice import shown
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-from sglang_tuning_exporter.report.chart import Axis, Stretch, chart, lane, scale
-from sglang_tuning_exporter.report.wording import (
-    CHANGES,
-    ENDINGS,
-    PHASES,
-    after_the_end,
-    confidence,
-    duration,
-    figure,
-    in_part,
-    is_measured,
-    judged_words,
-    memory_words,
-    moment,
-    no_alert,
-    sentence,
-    span_words,
-    summary,
-    verdict_time,
-)
+from sglang_tuning_exporter.report import wording
+from sglang_tuning_exporter.report.axis import ticks
+from sglang_tuning_exporter.report.wording import PHASES, duration, in_part, moment
+from sglang_tuning_exporter.serve.pages.chart import Box, Point, Scale, Stretch, chart, lane, nice, scale
 from sglang_tuning_exporter.serve.pages.page import WORDS, flags, pieces
 from sglang_tuning_exporter.serve.pages.page import sentence as as_sentence
 from sglang_tuning_exporter.serve.pages.rendering import environment
@@ -39,15 +23,13 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.diagnosis.json_findings import Document
     from sglang_tuning_exporter.report.analysis import Analysis
-    from sglang_tuning_exporter.report.chart import Scale
-    from sglang_tuning_exporter.report.series import Point, Series
     from sglang_tuning_exporter.serve.pages.page import FlagWord
-    from sglang_tuning_exporter.state.profiles import Profile
 
 # Nothing is fetched, run, framed or sent; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _ENVIRONMENT = environment("report")
 _ENVIRONMENT.filters.update(flags=flags, sentence=as_sentence)
+_HOLDS_SECONDS = 60.0  # a figure holds so long after its line; then the curve breaks
 _MEMORY = (("weights_gb", "weights"), ("kv_pool_gb", "KV cache"), ("graphs_gb", "graphs"), ("left_gb", "left"))
 
 
@@ -73,41 +55,25 @@ class Lane:
 def render(document: Document, analysis: Analysis) -> str:
     """Return the page."""
     begin, seconds, tone, part = analysis.begin, analysis.seconds, _tone(document), in_part(document)
-    axis = Axis(begin, seconds) if begin is not None and seconds > 0 else None
+    has_axis = begin is not None and seconds > 0
     findings = document["findings"]
     return _ENVIRONMENT.get_template("report.html").render(
         policy=POLICY,
         version=__version__,
         document=document,
-        title=sentence(document),
+        words=wording,
         tone="warn" if part else tone,
         word=f"{WORDS[tone]}, in part" if part else WORDS[tone],
         pieces=_command(document),
-        confidence=confidence(document),
-        is_measured=is_measured,
-        span_words=span_words(document),
-        judged_words=judged_words(document),
-        part=part,
-        verdict_time=verdict_time(document),
-        after_the_end=after_the_end(document),
-        no_alert=no_alert(document),
         model=analysis.state.facts.model_name,
         findings=[finding for finding in findings if not BY_ID[finding["diagnosis"]].is_chance],
         chances=[finding for finding in findings if BY_ID[finding["diagnosis"]].is_chance],
         rows=BY_ID,
-        summary=summary,
         shown=shown,
-        figure=figure,
-        duration=duration,
-        moment=moment,
-        memory_words=memory_words,
         memory_parts=_memory_parts,
-        phases=PHASES,
-        endings=ENDINGS,
-        changes=CHANGES,
-        ticks=axis.ticks() if axis is not None else [],
-        lanes=_lanes(document, axis) if axis is not None else [],
-        strips=_strips(document, analysis, axis) if axis is not None else [],
+        ticks=ticks(begin, seconds) if begin is not None and has_axis else [],
+        lanes=_lanes(document, seconds) if has_axis else [],
+        strips=_Strips(document, analysis).all() if has_axis else [],
         shares=[
             (signal, state, share)
             for signal, states in document["shares"].items()
@@ -140,7 +106,7 @@ def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:
     return parts if len(parts) > 1 and sum(percent for _, _, percent in parts) <= 101 else []
 
 
-def _lanes(document: Document, axis: Axis) -> list[Lane]:
+def _lanes(document: Document, seconds: float) -> list[Lane]:
     phases = [
         Stretch(
             phase["at"],
@@ -150,11 +116,10 @@ def _lanes(document: Document, axis: Axis) -> list[Lane]:
         )
         for phase in document["phases"]
     ]
-    lanes = [Lane("Phases", lane(phases, axis, "The phases of the run"))] if phases else []
-    for alert in dict.fromkeys(alert["alert"] for alert in document["alerts"]):
-        fired = _spans(document, alert)
-        lanes.append(Lane(alert, lane(fired, axis, f"When {alert} would have fired")))
-    return lanes
+    lanes = [Lane("Phases", lane(phases, seconds, "The phases of the run"))] if phases else []
+    names = dict.fromkeys(alert["alert"] for alert in document["alerts"])
+    fired = ((name, lane(_spans(document, name), seconds, f"When {name} would have fired")) for name in names)
+    return [*lanes, *(Lane(name, picture) for name, picture in fired)]
 
 
 def _spans(document: Document, name: str = "") -> list[Stretch]:
@@ -170,88 +135,89 @@ def _spans(document: Document, name: str = "") -> list[Stretch]:
     ]
 
 
-def _strips(document: Document, analysis: Analysis, axis: Axis) -> list[Strip]:
-    facts, series = analysis.state.facts, analysis.series
-    profile = analysis.profile.for_edition(first=facts.is_first_edition)
-    # Information alerts often hold for the whole log and would only tint the page; the lanes show them.
-    shades = [span for span in _spans(document) if span.kind != "info"]
-    now = [rank for rank in analysis.state.schedulers if rank.served]  # without those of earlier starts
-    limits = [facts.running_limit(rank.dp) for rank in now]
-    limit = sum(known for known in limits if known is not None) or None
-    strips = [
-        _queue(series, axis, profile, shades),
-        _strip(
-            "Token usage", series.line("usage"), series, axis, shades,
-            healthy=f"{profile.token_usage_target:g} or more while requests wait",
-            of=scale(series.line("usage"), top=1.0, lower=profile.token_usage_target),
-            marks=series.retractions(),
-            decimals=2,
-        ),
-        _strip(
-            "Running requests", series.line("running"), series, axis, shades,
-            healthy=f"close to {limit:.0f} under load" if limit else "",
-            of=scale(series.line("running"), limit=limit),
-        ),
-        _strip("Generated tokens a second", series.line("throughput"), series, axis, shades),
-    ]  # fmt: skip
-    if not facts.without_graph:
-        points = series.coverage()
-        strips.append(
-            _strip(
-                "CUDA graph coverage", points, series, axis, shades,
-                healthy="most decode batches replay a graph",
-                of=scale(points, top=1.0, lower=1 - profile.frequent_share),
-                decimals=2,
-            )
-        )  # fmt: skip
-    strips.append(_retractions(document, series, axis, profile, shades))
-    return [strip for strip in strips if strip is not None]
+class _Strips:
+    """The figures of a log over time, on one axis."""
+
+    def __init__(self, document: Document, analysis: Analysis) -> None:
+        self._analysis, self._document, self._series = analysis, document, analysis.series
+        self._box = Box(1000, 90, analysis.seconds, above=6)
+        self._ticks = [left for left, _ in ticks(analysis.begin or 0.0, analysis.seconds)]
+        # Information alerts often hold for the whole log and would only tint the page; the lanes show them.
+        self._shades = [span for span in _spans(document) if span.kind != "info"]
+        self._profile = analysis.profile.for_edition(first=analysis.state.facts.is_first_edition)
+
+    def all(self) -> list[Strip]:
+        """Return those that the log shows."""
+        facts, series, target = self._analysis.state.facts, self._series, self._profile.token_usage_target
+        now = [rank for rank in self._analysis.state.schedulers if rank.served]  # without those of earlier starts
+        limit = sum(known for rank in now if (known := facts.running_limit(rank.dp)) is not None) or None
+        usage, running, coverage = series.line("usage"), series.line("running"), series.coverage()
+        strips = [
+            self._queue(series.line("queued")),
+            self._strip(
+                "Token usage", usage, scale(usage, least=1.0, lower=target), f"{target:g} or more while requests wait",
+                marks=series.retractions(), decimals=2,
+            ),
+            self._strip(
+                "Running requests", running, _nice(running, limit=limit), f"close to {limit:.0f} under load" if limit else ""
+            ),
+            self._strip("Generated tokens a second", series.line("throughput")),
+            None if facts.without_graph else self._strip(
+                "CUDA graph coverage", coverage, scale(coverage, least=1.0, lower=1 - self._profile.frequent_share),
+                "most decode batches replay a graph", decimals=2,
+            ),
+            self._retractions(series.retractions()),
+        ]  # fmt: skip
+        return [strip for strip in strips if strip is not None]
+
+    def _queue(self, points: list[Point]) -> Strip | None:
+        profile = self._profile
+        if profile.queue_wait_seconds is not None:
+            # A queue that is judged by its wait has no healthy length.
+            return self._strip("Queued requests", points, healthy=f"a wait up to {profile.queue_wait_seconds:g} s")
+        lower, upper = profile.queue_lower, profile.queue_upper
+        healthy = f"{lower:.0f} to {upper:.0f}" if lower else f"up to {upper:.0f}"
+        return self._strip("Queued requests", points, _nice(points, lower=lower, upper=upper), healthy)
+
+    def _strip(
+        self,
+        name: str,
+        points: list[Point],
+        of: Scale | None = None,
+        healthy: str = "",
+        *,
+        marks: Sequence[Point] = (),
+        decimals: int = 0,
+    ) -> Strip | None:
+        if not points:
+            return None
+        mean = sum(point.mean for point in points) / len(points)
+        value, most = f"{mean:,.{decimals}f}", f"{max(point.high for point in points):,.{decimals}f}"
+        value = f"{value} throughout" if value == most else f"{value} on average, {most} at most"
+        words = f"{name} over the run: {value}" + ("; ticks at the upper edge are retractions" if marks else "")
+        of = of or _nice(points)
+        return Strip(name, value, healthy, f"{of.top:,g}", self._chart(points, of, words, marks=marks))
+
+    def _retractions(self, points: list[Point]) -> Strip | None:
+        if not points:
+            return None
+        value, of = f"{self._document['counts']['retraction_events']:,} in all", _nice(points)
+        picture = self._chart(points, of, f"Retractions over the run: {value}", bars=True)
+        healthy = f"up to {self._profile.retractions_per_minute:g} a minute"
+        return Strip("Retractions", value, healthy, f"{of.top:,g} in {duration(self._series.width)}", picture)
+
+    def _chart(
+        self, points: list[Point], of: Scale, words: str, *, marks: Sequence[Point] = (), bars: bool = False
+    ) -> Markup:
+        gap = _HOLDS_SECONDS + self._series.width
+        return chart(
+            points, self._box, of, words, gap=gap, ticks=self._ticks, spans=self._shades, marks=marks, bars=bars
+        )
 
 
-def _queue(series: Series, axis: Axis, profile: Profile, shades: Sequence[Stretch]) -> Strip | None:
-    points = series.line("queued")
-    if profile.queue_wait_seconds is not None:
-        # A queue that is judged by its wait has no healthy length.
-        healthy = f"a wait up to {profile.queue_wait_seconds:g} s"
-        return _strip("Queued requests", points, series, axis, shades, healthy=healthy)
-    lower, upper = profile.queue_lower, profile.queue_upper
-    healthy = f"{lower:.0f} to {upper:.0f}" if lower else f"up to {upper:.0f}"
-    of = scale(points, lower=lower, upper=upper)
-    return _strip("Queued requests", points, series, axis, shades, healthy=healthy, of=of)
-
-
-def _strip(
-    name: str,
-    points: list[Point],
-    series: Series,
-    axis: Axis,
-    shades: Sequence[Stretch],
-    *,
-    healthy: str = "",
-    of: Scale | None = None,
-    marks: Sequence[Point] = (),
-    decimals: int = 0,
-) -> Strip | None:
-    if not points:
-        return None
-    of = of if of is not None else scale(points)
-    mean = sum(point.mean for point in points) / len(points)
-    highest = max(point.high for point in points)
-    value, most = f"{mean:,.{decimals}f}", f"{highest:,.{decimals}f}"
-    value = f"{value} throughout" if value == most else f"{value} on average, {most} at most"
-    words = f"{name} over the run: {value}" + ("; ticks at the upper edge are retractions" if marks else "")
-    picture = chart(points, axis, of, words, width=series.width, spans=shades, marks=marks)
-    return Strip(name, value, healthy, f"{of.top:,g}", picture)
-
-
-def _retractions(
-    document: Document, series: Series, axis: Axis, profile: Profile, shades: Sequence[Stretch]
-) -> Strip | None:
-    points = series.retractions()
-    if not points:
-        return None
-    of, count = scale(points), document["counts"]["retraction_events"]
-    value = f"{count:,} in all"
-    picture = chart(points, axis, of, f"Retractions over the run: {value}", width=series.width, spans=shades, bars=True)
-    healthy = f"up to {profile.retractions_per_minute:g} a minute"
-    return Strip("Retractions", value, healthy, f"{of.top:,g} in {duration(series.width)}", picture)
+def _nice(
+    points: list[Point], lower: float | None = None, upper: float | None = None, limit: float | None = None
+) -> Scale:
+    """Return a scale that ends at a round figure."""
+    of = scale(points, lower=lower, upper=upper, limit=limit)
+    return replace(of, top=nice(of.top))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from sglang_tuning_exporter.serve.pages.chart import Point
+
 BUCKETS = 240
 FIRST_WIDTH = 1.0  # seconds; printed times are whole seconds
 
 Figure: TypeAlias = Literal["queued", "usage", "running", "throughput"]
-FIGURES: tuple[Figure, ...] = ("queued", "usage", "running", "throughput")
 
 
 @dataclass(slots=True)
@@ -67,16 +68,6 @@ class Bucket:
         self.retractions += other.retractions
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One figure in one bucket; `at`: the middle of the bucket, seconds since the series began."""
-
-    at: float
-    mean: float
-    low: float
-    high: float
-
-
 class Series:
     """Figures in time order in at most `limit` buckets, for a log of any length."""
 
@@ -118,7 +109,7 @@ class Series:
         return len(self._buckets)
 
     def line(self, figure: Figure) -> list[Point]:
-        """Return the points of one figure."""
+        """Return the points of one figure, in the middle of their buckets; seconds since the series began."""
         return [
             Point(self._middle(index), values.mean, values.low, values.high)
             for index, bucket in enumerate(self._buckets)

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.report.wording import (
     confidence,
     duration,
     figure,
+    first_with,
     in_part,
     is_measured,
     judged_words,
@@ -108,6 +109,9 @@ def _finding(number: int, finding: dict[str, Any], document: Document, style: St
         for item in (finding["evidence"] if is_measured(finding) else ())
     ]
     for advice in finding["advice"]:
+        if (first := first_with(advice, document)) < number:
+            lines.append(_INDENT + style.paint("bold", f"change: {_typed(advice)}, as for finding {first}"))
+            continue
         lines.append(_INDENT + style.paint("bold", _turn(advice)))
         lines.append(style.indented(f"why: {advice['why']}"))
         if advice["cost"]:
@@ -122,12 +126,17 @@ def _finding(number: int, finding: dict[str, Any], document: Document, style: St
 
 def _turn(advice: dict[str, Any]) -> str:
     if advice["flag"] is None:
-        return f"change: {advice['suggested']}"
+        return f"change: {_typed(advice)}"
     now = f" (now {shown(advice['current'])})" if advice["current"] not in (None, *SWITCHED) else ""
     gain = f"; {advice['gain']}" if advice["gain"] else ""
-    is_whole = advice["typed"] != advice["flag"] or advice["suggested"] in SWITCHED
-    said = "" if is_whole else f" {advice['suggested']}"
-    return f"change: {advice['typed']}{said}{now}{gain}"
+    return f"change: {_typed(advice)}{now}{gain}"
+
+
+def _typed(advice: dict[str, Any]) -> str:
+    """Return what to type, with the words for its value where it has none to type."""
+    is_whole = advice["flag"] is None or advice["typed"] != advice["flag"] or advice["suggested"] in SWITCHED
+    typed = advice["suggested"] if advice["flag"] is None else advice["typed"]
+    return f"{typed}" if is_whole else f"{typed} {advice['suggested']}"
 
 
 TOGETHER = "these changes go together: each answers another finding, and this release accepts them all"

@@ -95,6 +95,11 @@ def is_measured(finding: Document) -> bool:
     return BY_ID[finding["diagnosis"]].condition.has_figure
 
 
+def first_with(advice: Document, document: Document) -> int:
+    """Return the number of the first finding with this advice, from 1 on: several can share one."""
+    return next(number for number, each in enumerate(document["findings"], 1) if advice in each["advice"])
+
+
 def confidence(document: Document) -> str:
     """Return the confidence of the verdict; empty where it has no figure."""
     for finding in document["findings"]:

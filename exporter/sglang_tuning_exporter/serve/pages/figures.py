@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from sglang_tuning_exporter.serve.pages.sparkline import Band, sparkline
+from sglang_tuning_exporter.serve.pages.chart import sparkline
 from sglang_tuning_exporter.state.history import LENGTH_SECONDS, added_up
 from sglang_tuning_exporter.state.signals import IDLE, UNKNOWN
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.server import ServerState
 
     Points = Sequence[tuple[float, float | None]]
+    Bounds = tuple[float | None, float | None]
     Words = Callable[[float], str]
 
 NOT_REPORTED = "not reported"
@@ -104,7 +105,7 @@ def count(figure: float | None) -> str:
 
 
 def _drawn(
-    figure: Figure, points: Points, words: Words = count, *, band: Band | None = None, top: float = 0.0
+    figure: Figure, points: Points, words: Words = count, *, band: Bounds = (None, None), least: float = 0.0
 ) -> Figure:
     """Return the figure with its past."""
     known = [value for _, value in points if value is not None and isfinite(value)]
@@ -112,7 +113,7 @@ def _drawn(
         return figure
     low, high = words(min(known)), words(max(known))
     before = f"{span(points)}: {low}" + (f" to {high}" if low != high else "")
-    return replace(figure, spark=sparkline(points, f"{figure.name}, {before}", band=band, top=top), before=before)
+    return replace(figure, spark=sparkline(points, f"{figure.name}, {before}", band=band, least=least), before=before)
 
 
 def _queue(schedulers: list[RankState], profile: Profile, history: History, now: float) -> Figure:
@@ -128,7 +129,7 @@ def _queue(schedulers: list[RankState], profile: Profile, history: History, now:
     bad = {"above_range", "below_range"} | ({"empty"} if profile.queue_lower else set())
     judgement = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
     # Where the wait is judged, the queue has no healthy length.
-    band = Band(profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else None
+    band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
     figure = Figure(
         "Queued requests",
         count(queued),
@@ -151,7 +152,7 @@ def _usage(schedulers: list[RankState], profile: Profile, history: History) -> F
     healthy = f"{profile.token_usage_target:g} or more while requests wait"
     figure = Figure("Token usage", _ratio(usage), healthy, judgement)
     points = history.line(lambda moment: moment.usage)
-    return _drawn(figure, points, _ratio, band=Band(profile.token_usage_target), top=1.0)
+    return _drawn(figure, points, _ratio, band=(profile.token_usage_target, None), least=1.0)
 
 
 def _running(state: ServerState, history: History) -> Figure:
@@ -182,7 +183,7 @@ def _coverage(past: Past, history: History) -> Figure:
         figure = Figure(name, NOT_REPORTED, healthy)
     else:
         figure = Figure(name, _percent(coverage), healthy, "good" if coverage > least else "bad")
-    return _drawn(figure, history.line(lambda moment: moment.replayed), _percent, band=Band(least), top=1.0)
+    return _drawn(figure, history.line(lambda moment: moment.replayed), _percent, band=(least, None), least=1.0)
 
 
 def _retractions(past: Past, history: History) -> Figure:
@@ -195,7 +196,7 @@ def _retractions(past: Past, history: History) -> Figure:
         f"{rate:.1f}" if past.served_seconds or rate else NOT_REPORTED,
         f"up to about {tolerated:g}",
         "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
-        spark=sparkline(points, f"Retractions, {before}", marks=True),
+        spark=sparkline(points, f"Retractions, {before}", bars=True),
         before=before,
     )
 
