@@ -29,6 +29,8 @@ NOT_REPORTED = "Not reported"  # by this release, by this kind of server, or bec
 # White text on each, and each as text on white, has a contrast of at least 4.5 : 1 (WCAG AA); as large text on Grafana's dark
 # background 3 : 1.
 GOOD, WATCH, BAD, NEUTRAL, QUIET = "#37872d", "#c2570c", "#d42a3f", "#3274d9", "#6e7280"
+# A column of sentences: for Grafana before 12.2, and since.
+WRAPPED: Style = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
 # For lines side by side that are not judged.
 COLOURS = (NEUTRAL, "#a352cc", "#0f9a96", "#b8782c", "#e0559d", "#8ab8ff", "#7a6a58")
 

@@ -8,7 +8,7 @@ from sglang_tuning_exporter.diagnosis import promql
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 PLACE = ("job", "instance")  # labels of one exporter, and so of one server
 ON = ", ".join(PLACE)
@@ -16,9 +16,8 @@ ON = ", ".join(PLACE)
 SILENT = "2m"
 LOOK_STEP = "1m"  # resolution of the times at which series start and end
 EVER = "1d:5m"  # how far back a target was an exporter, in steps of five minutes
-# Urgency of a verdict: by the severity of its diagnosis, without a diagnosis, and of a healthy server.
-URGENCY = {"critical": 4, "warning": 3, "info": 2}
-NO_VERDICT, AS_IT_SHOULD_BE = 1, 0
+# Urgency of a verdict: by the severity of its diagnosis, without a diagnosis, and of a healthy or idle server.
+URGENCY = {"critical": 4, "warning": 3, "info": 2, "none": 1, "well": 0}
 VERDICT = "sglang_tuning_verdict"
 _WELL = "healthy|idle"
 _FIRING = ('alertname=~"SGLang.+"', 'alertstate="firing"')
@@ -80,13 +79,14 @@ def known(selector: str) -> str:
 def shown(selector: str) -> str:
     """Select a gauge for a tile: as `known`, and where the data ended before the time shown does, its last value.
 
-    A server that was down at the end has none.
+    A server that is down, or was at the end, has none: old figures would look like present ones.
     """
-    return f"({known(selector)} or ({_last(selector)} unless on () {_EXPORTERS} unless on ({ON}) {_WAS_DOWN}))"
+    ended = f"{_last(selector)} unless on () {_EXPORTERS} unless on ({ON}) {_WAS_DOWN}"
+    return f"({while_there(known(selector))} or ({ended}))"
 
 
-def _shown_to_the_end(selector: str) -> str:
-    """As `shown`, of series whose labels change: only those that were still there when the data ended."""
+def latest(selector: str) -> str:
+    """As `shown`, of a server that is down too; only series that were still there when the data ended."""
     return f"({known(selector)} or {_at_the_end(selector)})"
 
 
@@ -238,20 +238,18 @@ def down() -> str:
     )
 
 
-def _levels(select: Callable[[str], str]) -> str:
-    """Return the urgency of the verdicts; `select` makes an expression of a selector."""
-    levels = {is_("severity", severity): urgency for severity, urgency in URGENCY.items()}
-    none = is_("severity", "none")  # no diagnosis has that severity
-    levels |= {f'{none}, verdict!~"{_WELL}"': NO_VERDICT, f'{none}, verdict=~"{_WELL}"': AS_IT_SHOULD_BE}
-    return " or ".join(f"{select(own(VERDICT, matchers))} * {level}" for matchers, level in levels.items())
+def _urgency(series: str) -> str:
+    """Return the urgency of verdicts or alerts, which have the value 1, by their severity."""
+    table = " or ".join(f'label_replace(vector({of}), "level", "{level}", "", "")' for level, of in URGENCY.items())
+    by_severity = f'label_replace({series}, "level", "$1", "severity", "(.*)")'
+    by_level = f'label_replace({by_severity}, "level", "well", "verdict", "{_WELL}")'
+    return f"({by_level} * on (level) group_left () ({table}))"
 
 
-def _fired(select: Callable[[str], str], less: float = 0.0) -> str:
-    """Return the urgency of the firing alerts, minus `less`."""
-    return " or ".join(
-        f"{select(own('ALERTS', *_FIRING, is_('severity', severity)))} * {urgency - less:g}"
-        for severity, urgency in URGENCY.items()
-    )
+def _fired(*, ended: bool = True) -> str:
+    """Return the urgency of the alerts that fire; with `ended` also of those that did when the data ended."""
+    firing = own("ALERTS", *_FIRING)
+    return _urgency(f"({firing} or {_at_the_end(firing)})" if ended else firing)
 
 
 def verdict(*, ended: bool = False) -> str:
@@ -262,16 +260,14 @@ def verdict(*, ended: bool = False) -> str:
     data ended before the time range does, the last verdict.
     """
     # minus 0.1: of two with the same urgency, the exporter's own verdict is shown
-    fired = _fired(str, 0.1) + (f" or {_fired(_at_the_end, 0.1)}" if ended else "")
+    fired = f"({_fired(ended=ended)} - 0.1)"
     found = own(VERDICT, 'severity!="none"')
     every = (
-        f"{_levels(str)} or ({_levels(promql.known)}) unless on ({ON}) sglang_tuning_build_info"
+        f"{_urgency((latest if ended else known)(own(VERDICT)))}"
         f' or label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)") unless on ({ON}) {found}'
         f" or 0 * max by ({ON}, verdict) ({found}) + on ({ON}) group_left () max by ({ON}) ({fired})"
         f' or label_replace({down()}, "verdict", "{_EXPORTER_DOWN.id}", "", "") + {URGENCY[_EXPORTER_DOWN.severity]}'
     )
-    if ended:
-        every += f" or {_levels(_at_the_end)}"
     return f"ceil(topk by ({ON}) (1, max by ({ON}, verdict) ({every})))"
 
 
@@ -297,18 +293,23 @@ def until() -> str:
     return f"1000 * ({_END} unless on () {_EXPORTERS})"
 
 
-# The unit of an evidence -> what it is multiplied by, what it is rounded to, and how it is written.
-_FIGURES = {"share": (100, 1, " %"), "per_minute": (1, 0.1, "/min"), "seconds": (1, 0.1, " s"), "GB": (1, 0.1, " GB")}
+# The unit of an evidence -> how it is written.
+_FIGURES = {"share": " %", "per_minute": "/min", "seconds": " s", "GB": " GB"}
 
 
 def with_figure(verdicts: str) -> str:
     """Give verdicts a label `figure`: " (12.4/min)", ": how it ended" of a dead server, or a blank where there is neither."""
-    figures = [f'label_replace({ended()}, "figure", ": $1", "advice", "(.+)")']
-    for kind, (scale, step, unit) in _FIGURES.items():
-        evidence = _shown_to_the_end(own("sglang_tuning_diagnosis_evidence", is_("unit", kind)))
-        number = f'count_values by ({ON}, diagnosis) ("number", round({scale} * {evidence}, {step}))'
-        figures.append(f'label_replace({number}, "figure", " ($1{unit})", "number", "(.+)")')
-    found = f'label_replace({" or ".join(figures)}, "verdict", "$1", "diagnosis", "(.+)")'
+    _, *others = _FIGURES
+    shares, rest = (
+        latest(own("sglang_tuning_diagnosis_evidence", promql.one_of("unit", units)))
+        for units in (("share",), tuple(others))
+    )
+    number = f'count_values by ({ON}, diagnosis, unit) ("number", round(100 * {shares}) or round({rest}, 0.1))'
+    figure = f'label_join({number}, "figure", " ", "number", "unit")'
+    for unit, written in _FIGURES.items():
+        figure = f'label_replace({figure}, "figure", " ($1{written})", "figure", "(.+) {unit}")'
+    death = f'label_replace({ended()}, "figure", ": $1", "advice", "(.+)")'
+    found = f'label_replace({death} or {figure}, "verdict", "$1", "diagnosis", "(.+)")'
     one = f"topk by ({ON}, verdict) (1, {found})"
     blank = f'label_replace({verdicts}, "figure", " ", "", "")'
     return f"{verdicts} * on ({ON}, verdict) group_left (figure) {one} or on ({ON}) {blank}"
@@ -334,13 +335,13 @@ def _in_words(rows: str) -> str:
 
 
 def _recommended() -> str:
-    said = _shown_to_the_end(own("sglang_tuning_recommendation_timestamp_seconds"))
+    said = latest(own("sglang_tuning_recommendation_timestamp_seconds"))
     return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
 
 
 def ended() -> str:
     """Return how a server ended, by its log, as advice about a server that is down."""
-    said = f'label_replace({_shown_to_the_end(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
+    said = f'label_replace({latest(own("sglang_tuning_end_info"))}, "advice", "$1", "how", "(.*)")'
     return f'group by ({ON}, diagnosis, advice) (label_replace({said}, "diagnosis", "server_down", "", ""))'
 
 
@@ -351,7 +352,7 @@ def while_there(expr: str, on: str = ON) -> str:
 
 def alerts() -> str:
     """Return the alerts that fire, or did when the data ended, by server; the most severe has the largest value."""
-    return f"max by ({ON}, alertname, severity) ({_fired(str)} or {_fired(_at_the_end)})"
+    return f"max by ({ON}, alertname, severity) ({_fired()})"
 
 
 def advice() -> str:
@@ -367,14 +368,14 @@ def every_advice() -> str:
     on = f"{ON}, diagnosis, arg"
     # count_values makes a label of a figure.
     tried, now = (
-        f'count_values by ({on}) ("{label}", {_shown_to_the_end(own(gauge))})'
+        f'count_values by ({on}) ("{label}", {latest(own(gauge))})'
         for label, gauge in (
             ("suggested", "sglang_tuning_recommended_arg"),
             ("current", "sglang_tuning_recommended_arg_current"),
         )
     )
     figure = f"{tried} * on ({on}) group_left (current) ({now} or on ({on}) {tried})"
-    word = _shown_to_the_end(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
+    word = latest(own("sglang_tuning_recommended_setting_info", is_not("arg", "")))
     setting = f'label_replace(max by ({on}, value) ({word}), "suggested", "$1", "value", "(.*)")'
     more = flagged(f"({figure} or on ({on}) {setting})")
     return _in_words(f"({_recommended()} or on ({ON}, diagnosis, flag) {more})")

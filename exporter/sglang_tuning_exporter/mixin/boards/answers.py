@@ -18,6 +18,7 @@ from sglang_tuning_exporter.mixin.panels import (
     NEUTRAL,
     NOT_REPORTED,
     WATCH,
+    WRAPPED,
     Json,
     Query,
     painted,
@@ -30,6 +31,7 @@ from sglang_tuning_exporter.mixin.queries import (
     alerts,
     every_advice,
     known,
+    latest,
     own,
     ranked,
     retractions,
@@ -109,8 +111,8 @@ def _alerts() -> Json:
 def _advice() -> Json:
     # the verdict comes before the other findings
     limits = f'label_replace({verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
-    holds = while_there(f"({shown(own('sglang_tuning_diagnosis_active'))} == 1)")
-    found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) {holds})"
+    holds = f"{shown(own('sglang_tuning_diagnosis_active'))} == 1"
+    found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) ({holds}))"
     # Without a flag, `advice` is the diagnosis; the column's mapping has its words.
     in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
     because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
@@ -129,7 +131,7 @@ def _advice() -> Json:
             "advice": {
                 "displayName": "Change",
                 "mappings": texts(changes()),
-                "custom.cellOptions": {"type": "auto", "wrapText": True},
+                **WRAPPED,
             },
         },
     )
@@ -137,8 +139,8 @@ def _advice() -> Json:
 
 def server() -> Json:
     """Return version, model and profile of the server, and its data sources."""
-    info = f"group by (version, model_name, profile) ({shown(own('sglang_tuning_server_info'))})"
-    sources = f"group by (metrics, log) ({shown(own('sglang_tuning_sources_info'))})"
+    info = f"group by (version, model_name, profile) ({latest(own('sglang_tuning_server_info'))})"
+    sources = f"group by (metrics, log) ({latest(own('sglang_tuning_sources_info'))})"
     labels: dict[str, tuple[str, str | None]] = {
         "version": ("SGLang", None),
         "model_name": ("Model", None),
@@ -256,7 +258,7 @@ def _graphs() -> Json:
     return _figure(
         "CUDA graphs used",
         words(
-            while_there(f"avg({shown(ratio)})", ""),
+            f"avg({shown(ratio)})",
             (f"{covered} >= {lower} and on () {decoded}", "covered"),
             *((was(state), STATE_WORDS[state][0]) for state in ("disabled", "unsupported")),
             (f"{covered} < {lower} and on () {decoded}", "not covered"),
@@ -279,7 +281,7 @@ def _memory() -> Json:
     return _figure(
         "GPU memory left",
         words(
-            while_there(f"min({shown(available)})", ""),
+            f"min({shown(available)})",
             (f"{memory} < {low}", "too little"),
             (f"{memory} > {high}", "more than needed"),
             (f"{memory} >= {low}", "as it should be"),

@@ -39,7 +39,7 @@ def _quantiles(
     ]
     if objective:
         # no line without latencies: the panel then shows its words for no value
-        objective_line = f"{threshold(objective, 'upper')} and on () ({buckets(*metric)})"
+        objective_line = f"{threshold(objective, 'upper')} and on () ({quantile('0.5', *metric)})"
         queries.insert(0, Query(objective_line, "objective", bound_line(WATCH)))
     return timeseries(title, *queries, unit=unit, metric=metric[0], description=says, no_value=no_value)
 

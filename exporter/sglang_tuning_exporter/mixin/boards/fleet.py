@@ -23,10 +23,10 @@ from sglang_tuning_exporter.mixin.boards.words import LEVELS, changes, verdicts
 from sglang_tuning_exporter.mixin.panels import (
     COLOURS,
     GOOD,
-    NEUTRAL,
     NOT_REPORTED,
     QUIET,
     WATCH,
+    WRAPPED,
     Json,
     Query,
     Style,
@@ -78,7 +78,7 @@ def board() -> Json:
         TITLES[FLEET],
         description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
         chapters=(
-            Chapter("", (_summary(), Shelf(18, (_servers(),)), Shelf(11, (_since(),)))),
+            Chapter("", (_summary(), Shelf(20, (_servers(),)), Shelf(11, (_since(),)))),
             Chapter("The five largest of each", (_load(),)),
         ),
         variables=variables(fleet=True),
@@ -176,7 +176,7 @@ def _columns() -> dict[str, Style]:
         },
         "Value #A": {
             "displayName": "State",
-            "custom.width": 120,
+            "custom.width": 128,
             "mappings": ranges(LEVELS),
             "custom.cellOptions": {"type": "color-background", "mode": "basic"},
         },
@@ -188,20 +188,11 @@ def _columns() -> dict[str, Style]:
         "advice": {
             "displayName": "What to change",
             "mappings": texts(changes()),
-            "custom.cellOptions": {"type": "auto", "wrapText": True},
+            **WRAPPED,
         },
         "Value #B": {"displayName": "Waiting", "custom.width": 74, "unit": "locale", "decimals": 0},
         "Value #C": {"displayName": "Running", "custom.width": 74, "unit": "locale", "decimals": 0},
-        "Value #D": {
-            "displayName": "Usage",
-            "custom.width": 90,
-            "unit": "percentunit",
-            "min": 0,
-            "max": 1,
-            "decimals": 0,
-            "custom.cellOptions": {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"},
-            "color": {"mode": "fixed", "fixedColor": NEUTRAL},
-        },
+        "Value #D": {"displayName": "Usage", "custom.width": 74, "unit": "percentunit", "decimals": 0},
         "Value #E": {"displayName": "TTFT p95", "custom.width": 78, "unit": "suffix: s", "decimals": 2},
         "Value #H": {"displayName": "ITL p95", "custom.width": 76, "unit": "suffix: ms", "decimals": 0},
         "Value #F": {

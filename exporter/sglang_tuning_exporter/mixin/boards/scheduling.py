@@ -1,4 +1,4 @@
-"""The board of one server's scheduler: admission, GPU memory, queues, prefill, DP ranks, speculative decoding."""
+"""The board of one server's scheduler: admission, GPU memory, queues, prefill, speculative decoding."""
 
 from __future__ import annotations
 
@@ -32,17 +32,14 @@ from sglang_tuning_exporter.mixin.panels import (
     timeseries,
 )
 from sglang_tuning_exporter.mixin.queries import (
-    is_not,
     known,
     own,
     per_rank,
-    prompt_tokens,
     ranked,
     rate,
 )
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
-NO_RANKS = "No DP ranks here"
 AMBERS = (WATCH, "#f0a36b", "#8f3f08", "#e8c39e", "#d98032", "#6b3410", "#b98a5e", "#ffd9b3")
 QUEUES = {
     "grammar": "grammar",
@@ -60,12 +57,11 @@ def board() -> Json:
     return layout.board(
         SCHEDULING,
         TITLES[SCHEDULING],
-        description="Why requests wait: admission, GPU memory, other queues, prefill, DP ranks, speculative decoding.",
+        description="Why requests wait: admission, GPU memory, other queues, prefill, speculative decoding.",
         chapters=(
             Chapter("", (_shares(),)),
             Chapter("Admission", (_admission(),)),
             Chapter("Prefill", (_prefill(),)),
-            Chapter("Balance of the DP ranks", (_balance(),), closed=True),
             details.speculation(),
         ),
         variables=variables(),
@@ -151,16 +147,19 @@ def _admission() -> Shelf:
         " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
         " last one, it holds requests back.",
     )
+    waiting = ranked("sglang_tuning_waiting_requests")
+    ever = f"(sum by (queue) (max_over_time({waiting}[$__range])) > 0)"  # no legend for queues that were always empty
     others = timeseries(
         "Other queues",
-        Query(f"sum by (queue) ({ranked('sglang_tuning_waiting_requests')})", "{{queue}}"),
+        Query(f"sum by (queue) ({waiting}) and on (queue) {ever}", "{{queue}}"),
         names={queue: named(said, colour) for (queue, said), colour in zip(QUEUES.items(), COLOURS, strict=True)},
         fill=0,
         unit="short",
         metric="sglang_tuning_waiting_requests",
-        no_value=NOT_REPORTED,
+        no_value="None waited elsewhere, or not reported",
         description="Requests that wait although the KV cache has room: their grammar is being compiled, or, on a disaggregated"
-        " server, the other side or the transfer holds them. The guide's flags of this server do not help them.",
+        " server, the other side or the transfer holds them. Only queues that held some in the time shown. The guide's flags of this server"
+        " do not help them.",
     )
     return Shelf(7, (estimate, others))
 
@@ -178,16 +177,6 @@ def _prefill() -> Shelf:
         description="Tokens of the prompts in the queue. High with few decode batches, the server is bound by prompts:"
         " the guide raises --chunked-prefill-size, memory allowing.",
     )
-    prompts = timeseries(
-        "Prompt tokens per second",
-        Query(prompt_tokens("computed"), "computed", painted(NEUTRAL)),
-        Query(prompt_tokens("cached"), "from the prefix cache", painted("light-blue")),
-        unit="short",
-        metric="sglang_tuning_prompt_tokens_total",
-        no_value=NOT_REPORTED,
-        description="Prompt tokens that were computed and that were found in the prefix cache. Where prompts share"
-        " prefixes, the guide's --schedule-policy lpm moves tokens from the one line to the other.",
-    )
     batches = ranked("sglang_tuning_decode_batches_total")
     decode = timeseries(
         "Decode batches per second",
@@ -202,45 +191,4 @@ def _prefill() -> Shelf:
         description="Decode batches with and without a captured CUDA graph; where the server does not count them, one in"
         " 40. Few of them beside a long backlog mean that prompts take the time; the guide cares for both.",
     )
-    return Shelf(7, (backlog, prompts, decode))
-
-
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
-
-def _balance() -> Shelf:
-    def each(title: str, metric: str, says: str, unit: str = "short", ceiling: float | None = None) -> Json:
-        return timeseries(
-            title,
-            Query(f"max by (dp_rank) ({ranked(metric, is_not('dp_rank', ''))})", "rank {{dp_rank}}"),
-            unit=unit,
-            ceiling=ceiling,
-            metric=metric,
-            description=says,
-            no_value=NO_RANKS,
-            fill=0,
-        )
-
-    return Shelf(
-        7,
-        (
-            each(
-                "Queue of each rank",
-                "sglang_tuning_queued_requests",
-                "One rank that queues beside others with room is a matter of routing. The guide prefers the router to"
-                " --dp-size for that reason.",
-            ),
-            each(
-                "Running on each rank",
-                "sglang_tuning_running_requests",
-                "Each rank has its share of --max-running-requests. The guide wants batches close to it under load.",
-            ),
-            each(
-                "Token usage of each rank",
-                "sglang_tuning_token_usage_ratio",
-                "Each rank has its own KV cache. The guide's figures hold for each of them alone.",
-                "percentunit",
-                1,
-            ),
-        ),
-    )
+    return Shelf(7, (backlog, decode))
