@@ -70,16 +70,19 @@ class Files(RuleBasedStateMachine):
         names=st.sampled_from(["number", "date", "kubelet"]),
         regime=st.sampled_from(["rename", "copytruncate"]),
         keeps_times=st.booleans(),
+        olddir=st.booleans(),
         budget=st.sampled_from([(256 << 10, 8 << 20), (97, 300), (300, 300)]),
     )
-    def begin(self, names: str, regime: str, *, keeps_times: bool, budget: tuple[int, int]) -> None:
-        """An empty log, a writer that has it open, and a follower."""
+    def begin(self, names: str, regime: str, *, keeps_times: bool, olddir: bool, budget: tuple[int, int]) -> None:
+        """An empty log, a writer that has it open, and a follower; `olddir`: rotated files go to a directory beside it."""
+        self.rotated_to = self.folder / "old" if olddir else self.folder
+        self.rotated_to.mkdir(exist_ok=True)
         self.names, self.regime = names, regime
         # Numbered files are compressed by logrotate or gzip, which keep times.
         self.keeps_times = keeps_times or names == "number"
         stream.CHUNK, stream.BUDGET = budget
         self._open()
-        self._touched(self.folder)
+        self._touched_folders()
         self.start()
         self.older = self.saved  # before the first save there is no past
 
@@ -95,6 +98,10 @@ class Files(RuleBasedStateMachine):
 
     def _touched(self, path: Path) -> None:
         os.utime(path, ns=(self.now * SECOND, self.now * SECOND))
+
+    def _touched_folders(self) -> None:
+        for folder in {self.folder, self.rotated_to}:
+            self._touched(folder)
 
     def _put(self, text: bytes) -> None:
         self.writer.write(text)
@@ -159,8 +166,8 @@ class Files(RuleBasedStateMachine):
             for path in self._rotated():
                 _, _, number, *packed = path.name.split(".")
                 self._move(path, path.with_name(".".join(["server.log", str(int(number) + 1), *packed])))
-            return self.folder / "server.log.1"
-        return self.folder / (f"server.log-{stamp}" if self.names == "date" else f"server.log.20260318-{stamp}")
+            return self.rotated_to / "server.log.1"
+        return self.rotated_to / (f"server.log-{stamp}" if self.names == "date" else f"server.log.20260318-{stamp}")
 
     @rule(compress=st.sampled_from(["no", "no", "others", "now"]), at_once=st.booleans())
     def rotate(self, compress: str, *, at_once: bool) -> None:
@@ -295,7 +302,7 @@ class Files(RuleBasedStateMachine):
         ran["look"] += 1
         self._passes(seconds)
         assert self.follower is not None
-        self._touched(self.folder)
+        self._touched_folders()
         for number, block in enumerate(self.follower.poll()):
             if not block.historical:
                 self.told += block.data.splitlines(keepends=True)
@@ -360,6 +367,10 @@ class Files(RuleBasedStateMachine):
         lost = self.lost + sum(status.lost for status in self.follower.status())
         told, written = set(self.told), set(self.lines)
         missing = [number for number, line in enumerate(self.lines) if line not in told]
+        if self.rotated_to != self.folder and (self.gone or self.empty):
+            # A directory beside the log is recognised by a file that was read before, with text, and is still in it.
+            self.risky |= set(missing)
+            self.unknowable |= set(missing)
         assert set(missing) <= self.risky, ("missing", [self.lines[n] for n in missing if n not in self.risky])
         # If a copy was deleted before the next poll, nothing shows that it existed.
         known = self.regime == "rename"

@@ -239,15 +239,88 @@ def test_a_compressed_file_that_goes_before_the_next_look_at_it_is_said(log: Log
     assert (read(follower), lost(follower)) == ([6], 1)
 
 
-def test_a_file_that_was_rotated_into_another_directory_while_nobody_read_is_said(log: Log, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_files_that_were_rotated_into_a_directory_beside_the_log_while_nobody_read_are_read(
+    log: Log, tmp_path: Path, *, packed: bool
+) -> None:
     """As logrotate's `olddir` does."""
+    old = Path(tmp_path / "old")
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    positions = saved(follower)
+    old.mkdir()
+    for number in (2, 1):
+        log.write(1)
+        log.path.rename(old / f"server.log.{number}")
+        if packed:
+            log.pack(old / f"server.log.{number}")
+    log.write(2)
+    (tmp_path / "gpu1").mkdir()  # of another server
+    (tmp_path / "gpu1" / "server.log.1").write_bytes(b"[2026-03-18 11:22:05] line 999999 of a server\n")
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == ([4, 5, 6, 7], 0)
+
+
+def test_files_of_a_server_with_its_own_log_in_a_directory_beside_this_one_are_left_alone(
+    log: Log, tmp_path: Path
+) -> None:
+    log.write(3)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1, 2, 3]
+    other = tmp_path / "gpu1"
+    other.mkdir()
+    shutil.copy(log.path, other / "server.log.2")
+    (other / "server.log.1").write_bytes(b"[2026-03-18 11:22:05] line 999999 of a server\n")
+    (other / "server.log").touch()
+    positions = saved(follower)
+    log.path.unlink()
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == ([4], 1)
+
+
+@pytest.mark.parametrize("rotations", [1, 3])
+def test_a_copy_in_a_directory_beside_the_log_is_read_where_the_log_ended(
+    log: Log, tmp_path: Path, rotations: int
+) -> None:
+    (tmp_path / "old").mkdir()
+    follower = LogFollower([str(log.path)])
+    log.write(3)
+    assert read(follower) == [1, 2, 3]
+    for number in range(rotations):
+        log.write(2)
+        copy = tmp_path / "old" / f"server.log-2026031{number}"
+        shutil.copyfile(log.path, copy)
+        log.touch(copy)
+        os.truncate(log.path, 0)
+    log.write(1)
+    assert (read(follower), lost(follower)) == (log.numbers(4, 4 + 2 * rotations), 0)
+
+
+def test_a_glob_that_matches_rotated_files_in_a_directory_beside_the_log_reads_them_once(
+    log: Log, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    follower = LogFollower([str(tmp_path / "**" / "server.log*")], from_start=True)
+    log.write(2)
+    assert read(follower) == [1, 2]
+    for number in (1, 2):
+        log.write(1)
+        log.path.rename(tmp_path / "old" / f"server.log-2026031{number}")
+    log.write(1)
+    follower._next_glob = 0.0
+    assert sorted(read(follower)) == [3, 4, 5]
+
+
+def test_a_file_that_was_rotated_to_another_place_while_nobody_read_is_said(log: Log, tmp_path: Path) -> None:
     log.write(3)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1, 2, 3]
     positions = saved(follower)
     log.write(1)
-    (tmp_path / "old").mkdir()
-    log.path.rename(tmp_path / "old" / "server.log.1")
+    (tmp_path / "a" / "old").mkdir(parents=True)
+    log.path.rename(tmp_path / "a" / "old" / "server.log.1")
     log.write(2)
     follower = LogFollower([str(log.path)], positions=positions)
     assert (read(follower), lost(follower)) == ([5, 6], 1)
@@ -337,10 +410,10 @@ def test_numbered_files_are_in_the_order_of_most_of_their_times(log: Log) -> Non
     for number in (3, 4, 1, 2):
         names[number].write_bytes(b"a line\n")
         log.touch(names[number])
-    assert [place.count for place in rotation.beside(str(log.path))] == [4, 3, 2, 1]
+    assert [place.count for place in rotation.Folders(str(log.path)).beside([])] == [4, 3, 2, 1]
     for number in (1, 2, 3, 4):
         log.touch(names[number])
-    assert [place.count for place in rotation.beside(str(log.path))] == [1, 2, 3, 4]
+    assert [place.count for place in rotation.Folders(str(log.path)).beside([])] == [1, 2, 3, 4]
 
 
 def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
@@ -361,7 +434,7 @@ def test_what_a_log_was_before_it_was_followed_is_not_read(log: Log) -> None:
 def test_the_log_of_another_server_is_not_a_rotated_file(tmp_path: Path, log: Log) -> None:
     for name in ("server-1.log", "server.log.old", "server.log.bak.1", "other.log.1", "server.logs.1", "server.log.1x"):
         (tmp_path / name).write_bytes(b"another\n")
-    assert rotation.beside(str(log.path)) == []
+    assert rotation.Folders(str(log.path)).beside([]) == []
 
 
 def test_a_date_before_the_extension_is_read_beside_a_file_of_the_log(log: Log) -> None:
@@ -396,7 +469,7 @@ def test_a_rotated_file_without_text_keeps_its_place(log: Log, names: tuple[str,
     log.write(1)
     log.rename(names[0])
     empty = log.rename(names[1])
-    assert [place.path for place in rotation.beside(str(log.path))] == [f"{log.path}{names[0]}", str(empty)]
+    assert [place.path for place in rotation.Folders(str(log.path)).beside([])] == [f"{log.path}{names[0]}", str(empty)]
 
 
 def test_empty_files_neither_decide_the_order_nor_displace_files_with_text(
@@ -409,9 +482,9 @@ def test_empty_files_neither_decide_the_order_nor_displace_files_with_text(
     for number in range(4, 30):
         Path(f"{log.path}.{number}").touch()
         log.touch(Path(f"{log.path}.{number}"))
-    found = [place.count for place in rotation.beside(str(log.path)) if place.size]
+    found = [place.count for place in rotation.Folders(str(log.path)).beside([]) if place.size]
     assert found == [3, 2, 1]
-    assert len(rotation.beside(str(log.path))) == 4
+    assert len(rotation.Folders(str(log.path)).beside([])) == 4
 
 
 @pytest.mark.parametrize("packing", [gzip.compress, bz2.compress, lzma.compress])
@@ -419,7 +492,7 @@ def test_a_packed_file_without_text_is_an_empty_one(log: Log, packing: Callable[
     end = {gzip.compress: ".gz", bz2.compress: ".bz2", lzma.compress: ".xz"}[packing]
     for name, text in (("-20260318", b""), ("-20260319", b"a line\n")):
         Path(f"{log.path}{name}{end}").write_bytes(packing(text))
-    assert [place.size > 0 for place in rotation.beside(str(log.path))] == [False, True]
+    assert [place.size > 0 for place in rotation.Folders(str(log.path)).beside([])] == [False, True]
 
 
 def test_no_line_continues_after_a_packed_file_without_text(log: Log) -> None:

@@ -49,11 +49,11 @@ class Chain:
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
     lost_last: str = ""  # the last of them, and why
     looked_at: float = 0.0
-    folder: int = 0  # last change of the directory, in nanoseconds
+    folders: rotation.Folders = field(init=False)
 
     def __post_init__(self) -> None:
         """Note the state of the directory."""
-        self.folder = rotation.folder_modified(self.path)
+        self.folders = rotation.Folders(self.path)
 
     @property
     def is_glob_match(self) -> bool:
@@ -94,7 +94,7 @@ class Chain:
         if not self.links and not self.done:
             return True
         marks = [*self.done, *(link.mark_of_text() for link in self.links if link.seekable)]
-        beside = self._beside(following)
+        beside = self._beside(marks, following)
         found = rotation.assign(marks, beside)
         self.done = [mark for at, mark in enumerate(self.done) if at in found or mark is self.done[-1]]
         fresh = self._unread(marks, found, beside)
@@ -114,13 +114,12 @@ class Chain:
         """
         if link is not self.current or not link.seekable or link.position >= places.SURE_BYTES:
             return
-        before, self.folder = self.folder, rotation.folder_modified(self.path)
-        if before == self.folder:
+        if not self.folders.changed():
             return
         link.rewritten = True
         if link.position:
             marks = [*self.done, link.mark_of_text()]
-            beside = self._beside(None)
+            beside = self._beside(marks)
             copy = rotation.assign(marks, beside).get(len(marks) - 1)
             link.rewritten = (
                 copy is not None and beside[copy].inode != link.key[1] and beside[copy].modified > link.modified
@@ -155,7 +154,7 @@ class Chain:
         before, after = self.links[: self.links.index(link) + 1], self.links[self.links.index(link) + 1 :]
         marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
         present = [places.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
-        beside = self._beside(None)
+        beside = self._beside(marks)
         everywhere = rotation.assign([*marks, *present], beside)
         found = {at: to for at, to in everywhere.items() if at < len(marks)}
         copy = found.get(len(marks) - 1) if link.position else None
@@ -168,7 +167,7 @@ class Chain:
 
     def resume_after(self, marks: Sequence[Mark], following: Stream | None, now: float) -> None:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
-        beside = self._beside(None)
+        beside = self._beside(marks)
         files = beside + ([self._place_of(following)] if following is not None else [])
         found = rotation.assign_saved(marks, files)
         here, last = len(beside), len(marks) - 1
@@ -259,9 +258,9 @@ class Chain:
         self.lost += 1
         self.lost_last = what
 
-    def _beside(self, following: Stream | None) -> list[Place]:
+    def _beside(self, marks: Sequence[Mark], following: Stream | None = None) -> list[Place]:
         taken = following.key if following is not None else None
-        return [place for place in rotation.beside(self.path) if (place.device, place.inode) != taken]
+        return [place for place in self.folders.beside(marks) if (place.device, place.inode) != taken]
 
     def _place_of(self, link: Stream) -> Place:
         return rotation.Place(self.path, link.key[1], link.key[0], link.size, link.modified, "")

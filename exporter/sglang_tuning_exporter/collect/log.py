@@ -185,7 +185,7 @@ class Logbook:
             if status.lost > (known.lost if known is not None else 0):
                 logger.warning(
                     "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; "
-                    "keep rotated files beside the log (no olddir), uncompressed for one rotation (delaycompress) "
+                    "keep rotated files beside the log or in a directory beside it, uncompressed for one rotation (delaycompress) "
                     "or as %s",
                     status.path,
                     status.lost,

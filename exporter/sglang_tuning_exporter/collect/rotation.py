@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 MOST_FILES = 512
 """The newest rotated files of a log that are considered; a directory may hold thousands."""
+MOST_FOLDERS = 64
+"""Directories beside a log that are searched for rotated files; those that changed last."""
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Exceptions that a truncated or damaged compressed file raises."""
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
@@ -107,37 +109,77 @@ def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
 
 
 def bases(path: str) -> Iterator[str]:
-    """Yield the log names that `path` may belong to: server.log for server.log.1 and server.log-20260131.gz."""
+    """Yield the log names that `path` may belong to: server.log for server.log.1, server.log-20260131.gz and old/server.log.1."""
     plain = path.removesuffix(packing(path))
-    start = plain.rfind("/") + 1
-    for at in range(start + 1, len(plain)):
-        if plain[at] in ".-" and _SUFFIX.fullmatch(plain, at):
-            yield plain[:at]
+    folder, slash, name = plain.rpartition("/")
+    above = folder[: folder.rfind("/") + 1]
+    for at in range(1, len(name)):
+        if name[at] in ".-" and _SUFFIX.fullmatch(name, at):
+            yield folder + slash + name[:at]
+            yield above + name[:at]
 
 
-def folder_modified(path: str) -> int:
-    """Return when the log's directory was last changed, in nanoseconds; 0 if unknown."""
+class Folders:
+    """The directory of a log and those directly in it, to one of which rotated files may be moved (logrotate's `olddir`)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._below: list[str] = []
+        self._modified: list[int] = []
+        self.changed()
+
+    def changed(self) -> bool:
+        """Return whether a file was created, renamed or deleted in one of them since the last call."""
+        try:
+            folder = os.path.dirname(os.path.realpath(self._path))  # noqa: PTH120 -- ten times a second
+            modified = os.stat(folder).st_mtime_ns  # noqa: PTH116
+            if self._modified[:1] != [modified]:
+                self._below = _directories(folder)
+        except (OSError, ValueError):  # a name with a NUL byte
+            self._below, modified = [], 0
+        before, self._modified = self._modified, [modified, *map(_modified, self._below)]
+        return before != self._modified
+
+    def beside(self, marks: Sequence[Marked]) -> list[Place]:
+        """Return the rotated files of the log, oldest first, also of a directory in which one of the marked files is.
+
+        Directories are searched if the newest marked file is not beside the log.
+        """
+        folder, base = os.path.split(os.path.realpath(self._path))
+        found = _rotated(folder, base)
+        if not marks or not assign(marks[-1:], found):
+            self.changed()
+            for below in self._below:
+                # A directory with a log of this name has the files of another server.
+                there = [] if os.path.lexists(os.path.join(below, base)) else _rotated(below, base)  # noqa: PTH118
+                if assign(marks, there):
+                    found += there
+        return _newest(found)
+
+
+def _modified(folder: str) -> int:
     try:
-        return os.stat(os.path.dirname(os.path.realpath(path))).st_mtime_ns  # noqa: PTH116, PTH120 -- ten times a second
-    except (OSError, ValueError):  # a name with a NUL byte
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116 -- ten times a second
+    except OSError:
         return 0
 
 
-def beside(path: str) -> list[Place]:
-    """Return the rotated files of the log at `path`, oldest first."""
-    folder, base = os.path.split(os.path.realpath(path))
+def _directories(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(found, key=_modified, reverse=True)[:MOST_FOLDERS]
+
+
+def _rotated(folder: str, base: str) -> list[Place]:
+    """Return the files of one directory that belong to the log of this name."""
     found: dict[str, Place] = {}
-    try:
-        with os.scandir(folder) as entries:
-            names = [(entry.name, *_added(entry.name, base)) for entry in entries]
-        for name, suffix, inside in names:
+    with suppress(OSError, ValueError), os.scandir(folder) as entries:
+        for name, suffix, inside in [(entry.name, *_added(entry.name, base)) for entry in entries]:
             if suffix and (packing(name) == "" or suffix not in found):  # both exist while a file is being compressed
                 with suppress(OSError):
                     path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
                     found[suffix] = _place(path, suffix, inside=inside)
-    except (OSError, ValueError):
-        return []
-    return _newest(list(found.values()))
+    return list(found.values())
 
 
 def _place(path: str, suffix: str, *, inside: bool) -> Place:
