@@ -176,6 +176,8 @@ class Files(RuleBasedStateMachine):
             return
         ran[f"rotate by {self.regime}"] += 1
         self._passes()
+        if self.rotated_to != self.folder and not min(self.saved[1], self.older[1]):
+            self.empty = True  # nothing was read that could be found again
         if compress == "others":
             self._pack([path for path in self._rotated() if path != self.at])
         name = self._next_name()

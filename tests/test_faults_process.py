@@ -270,7 +270,10 @@ def test_a_directory_where_the_state_file_may_not_be_written_is_reported_and_it_
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     with following(*of(server), *with_state(closed / "state.json"), before=AS_ANY_OWNER) as exporter:
-        assert "cannot be used: Permission denied; continuing without it" in "".join(exporter.said)
+        assert (
+            "cannot be used: Permission denied; let this user read and write it and its directory; continuing without it"
+            in "".join(exporter.said)
+        )
         assert exporter.page().value(STATE_FILE_UP) == 0
         server.write(2)
         counted(exporter, 2)

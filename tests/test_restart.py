@@ -269,7 +269,8 @@ def test_a_state_file_that_cannot_be_written_is_said_and_the_exporter_goes_on(lo
     (tmp_path / "state.json.lock").mkdir()
     with exporter(log, tmp_path / "state.json") as one:
         assert any(
-            "cannot be used: state.json.lock is not a regular file; continuing without it" in line for line in one.said
+            "cannot be used: state.json.lock is not a regular file; give another path; continuing without it" in line
+            for line in one.said
         )
         assert one.page().value(STATE_FILE_UP) == 0
         log.write(DECODE, retraction(1))

@@ -280,12 +280,12 @@ def test_a_killed_exporter_does_not_keep_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("missing/state.json", "cannot be used: No such file or directory"),
-        ("a-file/state.json", "cannot be used: Not a directory"),
-        ("a-directory", "cannot be used: a-directory is not a regular file"),
-        ("a-pipe", "cannot be used: a-pipe is not a regular file"),
-        ("x" * 300, "cannot be used: File name too long"),
-        ("nul\0byte", "cannot be used: no file has a name with a NUL byte in it"),
+        ("missing/state.json", "cannot be used: No such file or directory; create its directory, or give another path"),
+        ("a-file/state.json", "cannot be used: Not a directory; give another path"),
+        ("a-directory", "cannot be used: a-directory is not a regular file; give another path"),
+        ("a-pipe", "cannot be used: a-pipe is not a regular file; give another path"),
+        ("x" * 300, "cannot be used: File name too long; give another path"),
+        ("nul\0byte", "cannot be used: no file has a name with a NUL byte in it; give another path"),
     ],
 )
 def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, problem: str) -> None:
@@ -299,7 +299,7 @@ def test_a_path_that_cannot_be_a_state_file_is_said(tmp_path: Path, name: str, p
 
 def test_a_device_is_not_replaced_by_a_file() -> None:
     file = taken(Path("/dev/null"))
-    assert (file.held, file.problem) == (False, "cannot be used: null is not a regular file")
+    assert (file.held, file.problem) == (False, "cannot be used: null is not a regular file; give another path")
     assert Path("/dev/null").is_char_device()
     assert not Path("/dev/null.lock").exists()
 
@@ -324,7 +324,7 @@ def test_a_directory_that_may_not_be_written_is_said(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     file = taken(tmp_path / "state.json")
     tmp_path.chmod(0o700)
-    assert file.problem == "cannot be used: Permission denied"
+    assert file.problem == "cannot be used: Permission denied; let this user read and write it and its directory"
 
 
 @pytest.mark.skipif(AS_ROOT, reason="root may read anything")
@@ -332,14 +332,14 @@ def test_a_file_that_may_not_be_read_is_said(file: StateFile, path: Path) -> Non
     path.write_text("{}")
     path.chmod(0)
     assert file.load() == {}
-    assert file.problem == "cannot be read: Permission denied"
+    assert file.problem == "cannot be read: Permission denied; let this user read and write it and its directory"
 
 
 def test_what_is_in_the_way_of_the_new_document_is_said_and_the_old_one_stays(file: StateFile, path: Path) -> None:
     file.save({"old": 1})
     Path(f"{path}.new").mkdir()
     assert not file.save({"new": 1})
-    assert file.problem == "cannot be written: state.json.new is not a regular file"
+    assert file.problem == "cannot be written: state.json.new is not a regular file; give another path"
     assert file.load() == {"schema": 1, "old": 1}
     Path(f"{path}.new").rmdir()
     assert file.save({"new": 1})
@@ -355,7 +355,7 @@ def test_a_full_disk_is_said_and_the_old_document_stays_whole(file: StateFile, p
         saved = file.save({"new": "x" * 100_000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (saved, file.problem) == (False, "cannot be written: File too large")
+    assert (saved, file.problem) == (False, "cannot be written: File too large; give another path")
     assert file.load() == {"schema": 1, "old": 1}
     assert not Path(f"{path}.new").exists()
     assert file.save({"new": 1})

@@ -43,6 +43,7 @@ STDIN = "-"  # its path; all of its lines are new
 logger = logging.getLogger("sglang_tuning_exporter")
 # Remedies for a log that is not followed, by `FileStatus.reason`.
 _REMEDIES = {
+    "missing": "waiting for it",
     "permission denied": "let this user read it (chmod, or a group of the exporter's) and enter its directories",
     "is a directory": "name the file in it, or a pattern such as DIR/*.log",
     "is a device": "give a regular file, or - for standard input",
@@ -174,7 +175,7 @@ class Logbook:
         for status in statuses:
             known = before.get(status.path)
             if known is None or (known.up, known.reason) != (status.up, status.reason):
-                level = logging.WARNING if status.reason in _REMEDIES else logging.INFO
+                level = logging.INFO if status.reason in ("", "missing", "ended") else logging.WARNING
                 logger.log(level, "log %s: %s", status.path, _described(status))
             if status.unread and not (known is not None and known.unread):
                 logger.warning(
@@ -368,7 +369,9 @@ def _described(status: FileStatus) -> str:
     """Return whether a log is followed, if not why, and the remedy."""
     if status.up:
         return "following"
-    remedy = _REMEDIES.get(status.reason, "waiting for it" if status.reason == "missing" else "")
+    remedy = _REMEDIES.get(status.reason)
+    if status.reason.startswith("unreadable"):
+        remedy = "give a path to a file on a disk that can be read"
     return f"{status.reason}; {remedy}" if remedy else status.reason
 
 

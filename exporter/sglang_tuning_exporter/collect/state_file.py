@@ -6,6 +6,7 @@ followed, and only a regular file of ours is opened for writing or replaced: an 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,16 @@ _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ = os.O_RDONLY | _SAFELY
 _LOCK = os.O_RDWR | os.O_CREAT | _SAFELY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+
+_MAY_NOT = "let this user read and write it and its directory"
+_REMEDIES = {
+    errno.EACCES: _MAY_NOT,
+    errno.EPERM: _MAY_NOT,
+    errno.EROFS: "give a path on a file system that can be written",
+    errno.ENOSPC: "free space on its disk",
+    errno.EDQUOT: "free space on its disk",
+    errno.ENOENT: "create its directory, or give another path",
+}
 
 
 class _NotOursError(Exception):
@@ -60,12 +71,10 @@ class StateFile:
                 self._lock = _locked(f"{self.path.name}.lock", directory)
         except BlockingIOError:
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
-        except _NotOursError as error:
-            self.problem = f"cannot be used: {error}"
-        except OSError as error:
+        except (OSError, _NotOursError) as error:
             self.problem = f"cannot be used: {_words(error)}"
         except ValueError:  # its message differs between Python versions
-            self.problem = "cannot be used: no file has a name with a NUL byte in it"
+            self.problem = "cannot be used: no file has a name with a NUL byte in it; give another path"
         return self.held
 
     def load(self) -> dict[str, Any]:
@@ -155,7 +164,7 @@ def _check_kind(name: str, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise _NotOursError(f"{name} is a symbolic link; give the path of the file itself")
     if not stat.S_ISREG(found.st_mode):
-        raise _NotOursError(f"{name} is not a regular file")
+        raise _NotOursError(f"{name} is not a regular file; give another path")
     if found.st_uid != os.geteuid():
         raise _NotOursError(f"{name} belongs to another user; give another path")
 
@@ -197,4 +206,7 @@ def _replace(name: str, text: bytes, directory: int) -> None:
 
 
 def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    """Return what is wrong and what to do."""
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.strerror or error}; {_REMEDIES.get(error.errno or 0, 'give another path')}"
