@@ -25,7 +25,8 @@ from conftest import config, wait_for
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Address
 from sglang_tuning_exporter.serve.app import make_app
-from sglang_tuning_exporter.serve.run import bind, uvicorn_config
+from sglang_tuning_exporter.serve.listener import bind
+from sglang_tuning_exporter.serve.run import uvicorn_config
 from sglang_tuning_exporter.serve.security import uvicorn_server as wire
 from sglang_tuning_exporter.serve.security.active_config import Door
 

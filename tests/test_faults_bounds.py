@@ -11,7 +11,7 @@ import pytest
 from sglang_tuning_exporter.collect import chain, scrape, selection, sidecar, stream, tail
 from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect import state_file as statefile
-from sglang_tuning_exporter.serve import connections
+from sglang_tuning_exporter.serve import connections, listener
 from sglang_tuning_exporter.serve import run as serving
 from sglang_tuning_exporter.serve.metrics import families
 from sglang_tuning_exporter.sglang import events
@@ -67,7 +67,7 @@ LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].de
         ),
         ("the page's history", f"{history.LENGTH_SECONDS:.0f} s, every {history.STEP_SECONDS:.0f} s"),
         ("requests in progress", f"{serving.uvicorn_config(None).limit_concurrency}"),
-        ("connections waiting to be accepted", f"{serving.BACKLOG}"),
+        ("connections waiting to be accepted", f"{listener.BACKLOG}"),
         ("an idle connection between two requests", f"{serving.uvicorn_config(None).timeout_keep_alive} s"),
         ("requests in progress at shutdown", f"{serving.GRACE_SECONDS} s"),
         ("its threads at shutdown", f"{sidecar.STOP_SECONDS:.0f} s together"),

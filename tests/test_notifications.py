@@ -12,7 +12,8 @@ import pytest
 import requests
 
 from sglang_tuning_exporter.config import Address, UsageError
-from sglang_tuning_exporter.recordings.notifications import MOST_BYTES, Receiver, as_text
+from sglang_tuning_exporter.recordings.http_server import MOST_BODY_BYTES
+from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +168,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
     assert received == [{}]
 
 
-@pytest.mark.parametrize("length", [b"-5", b"many", str(MOST_BYTES * 1000).encode()])
+@pytest.mark.parametrize("length", [b"-5", b"many", str(MOST_BODY_BYTES * 1000).encode()])
 def test_a_length_that_lies_is_refused(length: bytes) -> None:
     received: list[Any] = []
     with receiver(received, threading.Event()) as webhook:

@@ -6,14 +6,14 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from sglang_tuning_exporter.config import Address, UsageError, parse_address
+from sglang_tuning_exporter.config import Address, parse_address
 from sglang_tuning_exporter.diagnosis.table import MOST_SEVERE_FIRST
+from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
+from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 from sglang_tuning_exporter.sglang.clean import clean
 
-MOST_BYTES = 4 << 20
 _PLACES = {row.alert: place for place, row in enumerate(MOST_SEVERE_FIRST)}
 
 
@@ -73,44 +73,13 @@ class Receiver:
     """A webhook server that passes on every message as Python objects."""
 
     def __init__(self, address: Address, on_message: Callable[[Any], None]) -> None:
-        class WebhookHandler(BaseHTTPRequestHandler):
-            timeout = 10
-
-            def do_POST(self) -> None:
-                try:
-                    length = min(int(self.headers.get("Content-Length", "0")), MOST_BYTES)
-                    payload = json.loads(self.rfile.read(max(length, 0)))
-                except (ValueError, RecursionError):
-                    self.send_error(400)
-                    return
-                on_message(payload)
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def do_GET(self) -> None:
-                body = b"waiting for Alertmanager\n"
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Log nothing: the receiver prints the messages."""
-
-        try:
-            self._server = ThreadingHTTPServer((address.host, address.port), WebhookHandler)
-        except OSError as error:
-            raise UsageError(
-                f"--listen-address={address}: {error.strerror or error}; give another port or address"
-            ) from None
-        self._server.daemon_threads = True
+        self._on_message = on_message
+        self._server = HTTPServer(address, self._answer)
 
     @property
     def url(self) -> str:
         """The URL of the webhook."""
-        return f"http://{Address(*self._server.server_address[:2])}/"  # type: ignore[arg-type]  # a TCP address is host and port
+        return f"{self._server.url}/"
 
     def start(self) -> None:
         """Listen in a thread."""
@@ -120,6 +89,16 @@ class Receiver:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
+
+    def _answer(self, _path: str, body: bytes | None) -> Answer:
+        if body is None:
+            return 200, "text/plain", b"waiting for Alertmanager\n"
+        try:
+            payload = json.loads(body)
+        except (ValueError, RecursionError):
+            return 400, "text/plain", b"not JSON\n"
+        self._on_message(payload)
+        return 200, "text/plain", b""
 
 
 def run(listen_address: str) -> int:
@@ -131,14 +110,9 @@ def run(listen_address: str) -> int:
         sys.stdout.flush()
 
     receiver = Receiver(parse_address("--listen-address", listen_address), show)
-    receiver.start()
-    print(f"waiting for Alertmanager at {receiver.url}", flush=True)
-    import signal  # noqa: PLC0415 - only this command ends by it
-
-    signal.signal(signal.SIGTERM, lambda *_: done.set())
-    try:
+    with stopped_by_signal(done.set):
+        receiver.start()
+        print(f"waiting for Alertmanager at {receiver.url}", flush=True)
         done.wait()
-    except KeyboardInterrupt:
-        pass
-    receiver.stop()
+        receiver.stop()
     return 0

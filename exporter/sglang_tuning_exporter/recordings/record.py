@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -23,6 +22,7 @@ from sglang_tuning_exporter.collect.tail import LogFollower
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
+from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 from sglang_tuning_exporter.sglang.log.forms import find
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known
@@ -30,7 +30,6 @@ from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import FrameType
 
 SCRAPE_SECONDS = 2.0
 POLL_SECONDS = 0.1
@@ -289,16 +288,8 @@ def run(recorder: Recorder, output: Path, seconds: float | None) -> int:
 
     For the main thread only: it handles the signals. Raises `UsageError`.
     """
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        recorder.stop()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stopped_by_signal(recorder.stop):
         told = recorder.run(seconds)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     ended = "; it ended because no more fits" if told.full else ""
     sys.stderr.write(
         f"{output}: {told.lines} lines ({told.left_out} left out), {told.scrapes} scrapes{ended}."

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.config import UsageError, parse_address
+from sglang_tuning_exporter.config import Address, UsageError, parse_address
+from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.recording import Recording, load
+from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
 MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
@@ -67,7 +65,7 @@ class ReplayServer:
             raise UsageError(f"speed={speed}: give recorded seconds per second, above 0 and at most {MAX_SPEED:.0f}")
         self._recording = recording
         self._log_path = log_path
-        self._address = (host, port)
+        self._address = Address(host, port)
         self._speed = speed
         self._loop = loop
         self._on_tick = on_tick
@@ -75,7 +73,7 @@ class ReplayServer:
         self._written = 0
         self._stopping = threading.Event()
         self._ended = threading.Event()
-        self._http: _HttpServer | None = None
+        self._http: HTTPServer | None = None
         self._log: IO[bytes] | None = None
         self._threads: list[threading.Thread] = []
         self._failure: OSError | None = None
@@ -85,11 +83,7 @@ class ReplayServer:
         """`http://host:port` without a slash at the end. Only after `start`."""
         if self._http is None:
             raise RuntimeError("a replay has its address after start()")
-        host, port = self._http.server_address[:2]
-        name = host.decode() if isinstance(host, bytes) else str(host)
-        # A wildcard address is for listening, not for connecting.
-        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104 - translated away, not bound
-        return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+        return self._http.url
 
     @property
     def finished(self) -> bool:
@@ -118,13 +112,10 @@ class ReplayServer:
         except OSError as error:
             raise UsageError(f"log_file={self._log_path}: cannot be written: {error.strerror or error}") from error
         try:
-            self._http = _HttpServer(self._address, self._answer)
-        except (OSError, OverflowError) as error:
+            self._http = HTTPServer(self._address, self._answer, "listen_address")
+        except UsageError:
             self._log.close()
-            host, port = self._address
-            raise UsageError(
-                f"listen_address={host}:{port}: cannot listen there: {error}; give a free HOST:PORT"
-            ) from error
+            raise
         self._advance(0.0)
         self._threads = [
             threading.Thread(
@@ -188,8 +179,8 @@ class ReplayServer:
         if self._log.tell() > _LONGEST_LOG_BYTES:
             self._log.truncate(0)
 
-    def _answer(self, path: str) -> tuple[int, str, bytes] | None:
-        """Return status, content type and body of a GET; None while the server was down."""
+    def _answer(self, path: str, _body: bytes | None) -> Answer | None:
+        """Return the recorded server's answer; None while it was down."""
         condition = self._recording.condition_at(self._position)
         if condition == "away":
             return None
@@ -208,7 +199,7 @@ class ReplayServer:
                 return _not_found()
 
 
-def _not_found() -> tuple[int, str, bytes]:
+def _not_found() -> Answer:
     return (404, _JSON, b'{"detail":"Not Found"}')
 
 
@@ -217,59 +208,6 @@ def _models(recording: Recording) -> bytes:
     name = info.get("served_model_name") or info.get("model_path")
     models = [] if name is None else [{"id": name, "object": "model", "owned_by": "sglang"}]
     return json.dumps({"object": "list", "data": models}).encode()
-
-
-class _HttpServer(ThreadingHTTPServer):
-    def __init__(self, address: tuple[str, int], answer: Callable[[str], tuple[int, str, bytes] | None]) -> None:
-        self.answer = answer
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        # The base class asks DNS for the host's full name, which takes seconds on a machine without one.
-        socket_address = self.server_address
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(socket_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that disconnected; report other errors as the base class does."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _HttpServer
-    # One connection per request: a stopped replay must not answer on an open connection.
-    protocol_version = "HTTP/1.0"
-    timeout = 10
-    server_version = "sglang-replay"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        self._reply(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._reply(with_body=False)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Log nothing: the terminal shows the progress line."""
-
-    def _reply(self, *, with_body: bool) -> None:
-        answer = self.server.answer(self.path.partition("?")[0])
-        if answer is None:
-            # Like a refused connection, but the port stays ours: close it without an answer.
-            self.close_connection = True
-            return
-        status, content_type, body = answer
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
 
 
 def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | None, loop: bool) -> int:
@@ -285,26 +223,20 @@ def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | 
     log_path = log_file if own_directory is None else own_directory / "server.log"
     assert log_path is not None
     asked_to_stop = threading.Event()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        asked_to_stop.set()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server = ReplayServer(
             recording, log_path=log_path, host=address.host, port=address.port, speed=speed, loop=loop
         )
-        try:
-            server.start()
-            print(f"--sglang-url {server.url} --log-file {log_path}", flush=True)  # noqa: T201 - the command's output
-            _watch(server, recording, asked_to_stop)
-        finally:
-            server.stop()
+        with stopped_by_signal(asked_to_stop.set):
+            try:
+                server.start()
+                print(f"--sglang-url {server.url} --log-file {log_path}", flush=True)  # noqa: T201 - the command's output
+                _watch(server, recording, asked_to_stop)
+            finally:
+                server.stop()
         if server.failure is not None:
             raise UsageError(f"log_file={log_path}: cannot be written: {server.failure.strerror or server.failure}")
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         if own_directory is not None:
             shutil.rmtree(own_directory, ignore_errors=True)
     return 0

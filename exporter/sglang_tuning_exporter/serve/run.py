@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import time
 from contextlib import suppress
 from functools import partial
@@ -18,19 +17,20 @@ import anyio._backends._asyncio  # noqa: F401 - else loaded at the first request
 import uvicorn
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import Address, Config, UsageError
+from sglang_tuning_exporter.config import Address, Config
 from sglang_tuning_exporter.serve import allocator
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.connections import MOST_CONNECTIONS, Connection
+from sglang_tuning_exporter.serve.listener import BACKLOG, bind
 from sglang_tuning_exporter.serve.security import uvicorn_server as wire
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from types import FrameType
 
     from sglang_tuning_exporter.serve.security.active_config import Door
 
-BACKLOG = 128
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 1  # for running responses at the end
@@ -38,24 +38,6 @@ TROUBLE_SECONDS = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("sglang_tuning_exporter")
-
-
-def bind(address: Address, key: str = "--listen-address") -> socket.socket:
-    """Return a listening TCP socket. Raises `UsageError`, such as for a port in use."""
-    try:
-        listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:  # a kernel without IPv6
-        raise UsageError(f"{key}={address}: {error.strerror or error}; give another address") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((address.host, address.port))
-        listener.listen(BACKLOG)  # before listen(), another process can bind the same port
-    except (OSError, ValueError) as error:  # ValueError: not a host name
-        listener.close()
-        raise UsageError(
-            f"{key}={address}: {getattr(error, 'strerror', None) or error}; give another port or address"
-        ) from None
-    return listener
 
 
 def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:

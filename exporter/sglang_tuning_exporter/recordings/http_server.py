@@ -1,0 +1,81 @@
+"""The HTTP server of replayed servers and of Alertmanager's webhook: one function answers every request."""
+
+from __future__ import annotations
+
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.serve.listener import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_BODY_BYTES = 4 << 20
+Answer: TypeAlias = "tuple[int, str, bytes]"  # status, content type, body
+# A wildcard address is for listening, not for connecting.
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated away, not bound
+
+
+class HTTPServer(ThreadingHTTPServer):
+    """Listens from the start, and answers after `serve_forever`. Raises `UsageError` that begins with `key`.
+
+    `answer` gets the path without its query, and the body of a POST, else None. Where it returns None the connection is closed
+    without an answer.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, address: Address, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
+    ) -> None:
+        listener = bind(address, key)
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.answer = listener, answer
+
+    @property
+    def url(self) -> str:
+        """`http://host:port` without a slash at the end."""
+        host, port = self.socket.getsockname()[:2]
+        return f"http://{Address(_REACHED_AT.get(host, host), port)}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that disconnected; report other errors as the base class does."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HTTPServer
+    # One connection per request: a stopped replay must not answer on an open connection.
+    protocol_version = "HTTP/1.0"
+    timeout = 10
+    server_version = "sglang-replay"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._reply(None)
+
+    do_HEAD = do_GET  # noqa: N815 - the base class looks for this name
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "0")[:9]  # int() accepts at most 4,300 digits
+        self._reply(self.rfile.read(min(int(length), MOST_BODY_BYTES)) if length.isdecimal() else b"")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing: the terminal shows the progress or the notifications."""
+
+    def _reply(self, body: bytes | None) -> None:
+        answer = self.server.answer(self.path.partition("?")[0], body)
+        if answer is None:  # like a refused connection, but the port stays ours
+            self.close_connection = True
+            return
+        status, content_type, content = answer
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)

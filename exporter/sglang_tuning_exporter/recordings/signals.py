@@ -1,0 +1,21 @@
+"""Commands that run until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@contextmanager
+def stopped_by_signal(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` on SIGINT and SIGTERM while the block runs. For the main thread only."""
+    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
