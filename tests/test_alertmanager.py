@@ -454,3 +454,20 @@ def test_findings_that_do_not_explain_each_other_are_reported_together(manager: 
     manager.send(alert("SGLangRetractingTooOften", "both:1"), alert("SGLangLogSilent", "both:1"))
     wait_until(lambda: manager.names("both:1"), "the message")
     assert manager.names("both:1") == [["SGLangLogSilent", "SGLangRetractingTooOften"]]
+
+
+def test_a_resolved_group_is_titled_by_its_most_severe_alert_with_how_long_it_lasted(configuration: Path) -> None:
+    times = {"startsAt": "2026-09-05T10:00:00Z", "endsAt": "2026-09-05T10:12:30Z"}
+    names = ("SGLangClientTooSlow", "SGLangRetractingTooOften")
+    group = [{**alert(name, "over:9741", {}), **times} for name in names]
+    title = rendered(configuration, "title", "resolved", *group).strip()
+    assert title == "[resolved] over: retracting 4/min, lasted 12m30s (1 of 2 alerts)"
+
+
+def test_advice_in_words_is_short_in_the_title_and_whole_in_the_text(configuration: Path) -> None:
+    words = {"flag": "--max-running-requests", "current": "48", "direction": "lower", "suggested": "three quarters"}
+    shown = alert("SGLangOutOfMemoryDecode", "words:9741", words)
+    title = rendered(configuration, "title", "firing", shown).strip()
+    assert title.endswith("words: out of GPU memory in decode → lower --max-running-requests")
+    text = rendered(configuration, "text", "firing", shown)
+    assert "Lower --max-running-requests (now 48): three quarters." in text

@@ -54,11 +54,12 @@ def test_a_firing_alert_says_which_flag_to_turn_from_what_to_what_and_why() -> N
 
 def test_runbook_and_dashboard_are_linked_where_the_rule_has_them() -> None:
     links = {"runbook_url": "http://gpu1:9741/runbooks/A", "dashboard_url": "http://localhost:3000/d/x"}
-    assert as_text(message(notes(**links))).endswith(
-        "  It will not help if it is above 1.43.\n"
+    assert (
+        "try 1.3.\n"
         "  Runbook: http://gpu1:9741/runbooks/A\n"
         "  Dashboard: http://localhost:3000/d/x\n"
-    )
+        "  Why: The pool is full.\n"
+    ) in as_text(message(notes(**links)))
     assert "Runbook" not in as_text(message(FIRING))
 
 
@@ -72,6 +73,20 @@ def test_advice_to_people_names_no_flag() -> None:
     text = as_text(message(notes(flag="", current="", suggested="fewer requests at once")))
     assert "  Do: fewer requests at once.\n" in text
     assert "Turn" not in text
+
+
+def test_advice_without_a_figure_says_which_way_to_turn_and_the_value_now() -> None:
+    words = {"direction": "raise", "suggested": "as far as usage stays below 0.9"}
+    text = as_text(message(notes(**words)))
+    assert "  Raise --schedule-conservativeness (now 0.1): as far as usage stays below 0.9.\n" in text
+    assert "  Change --enable-metrics: add it.\n" in as_text(
+        message(notes(flag="--enable-metrics", current="", suggested="add it"))
+    )
+
+
+def test_a_resolved_alert_says_how_long_it_lasted() -> None:
+    times = {"startsAt": "2026-09-05T10:00:00.123Z", "endsAt": "2026-09-05T10:12:30.456Z"}
+    assert as_text(message({**FIRING, **times, "status": "resolved"})).endswith("\n  It lasted 0:12:30.\n")
 
 
 def test_a_resolved_alert_takes_two_lines() -> None:

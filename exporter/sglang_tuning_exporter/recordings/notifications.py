@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from sglang_tuning_exporter.config import Address, parse_address
@@ -45,28 +46,46 @@ def _place(alert: dict[str, Any]) -> int:
 
 def _alert(alert: dict[str, Any]) -> str:
     labels, notes = _strings(alert.get("labels")), _strings(alert.get("annotations"))
-    state = "resolved" if alert.get("status") == "resolved" else labels.get("severity", "firing")
+    is_over = alert.get("status") == "resolved"
+    state = "resolved" if is_over else labels.get("severity", "firing")
     lines = [f"[{state}] {labels.get('alertname', '?')} on {labels.get('instance', '?')}"]
-    said = [notes.get("summary")]
-    if state != "resolved":
-        said.append(notes.get("description"))
-        if notes.get("flag"):
-            now = f"now {notes['current']}, try " if notes.get("current") else ""
-            said.append(f"Change {notes['flag']}: {now}{notes.get('suggested', '?')}.")
-        elif notes.get("suggested"):
-            said.append(f"Do: {notes['suggested']}.")
-        # an alert that is not ours has fewer annotations
-        for words, end, name in (
-            ("Expected:", "", "expected"),
-            ("Why:", "", "why"),
-            ("It costs:", "", "cost"),
-            ("It will not help if", ".", "will_not_help_if"),
-        ):
-            said.append(f"{words} {notes[name]}{end}" if notes.get(name) else None)
-        links = (("Runbook", notes.get("runbook_url")), ("Dashboard", notes.get("dashboard_url")))
-        said += [f"{name}: {url}" for name, url in links if url]
-    lines += [f"  {each}" for each in said if each]
+    lines += [f"  {each}" for each in (_past(alert, notes) if is_over else _present(notes)) if each]
     return "\n".join(lines) + "\n"
+
+
+def _past(alert: dict[str, Any], notes: dict[str, str]) -> list[str]:
+    try:
+        began, ended = (datetime.fromisoformat(str(alert[at])[:19]) for at in ("startsAt", "endsAt"))
+    except (KeyError, ValueError):
+        return [notes.get("summary", "")]
+    return [notes.get("summary", ""), f"It lasted {ended - began}."]
+
+
+def _present(notes: dict[str, str]) -> list[str]:
+    """Return what is seen, what to do, links, then the reasons; an alert that is not ours has fewer annotations."""
+    said = [notes.get("summary", ""), notes.get("description", ""), _advice(notes)]
+    for words, end, name in (
+        ("Runbook:", "", "runbook_url"),
+        ("Dashboard:", "", "dashboard_url"),
+        ("Expected:", "", "expected"),
+        ("Why:", "", "why"),
+        ("It costs:", "", "cost"),
+        ("It will not help if", ".", "will_not_help_if"),
+    ):
+        said.append(f"{words} {notes[name]}{end}" if notes.get(name) else "")
+    return said
+
+
+def _advice(notes: dict[str, str]) -> str:
+    """Return the sentence of the notification template's `sglang_tuning.advice`."""
+    flag, now, suggested = notes.get("flag"), notes.get("current"), notes.get("suggested", "?")
+    if not flag:
+        return f"Do: {suggested}." if "suggested" in notes else ""
+    if not now:
+        return f"Change {flag}: {suggested}."
+    if " " in suggested:
+        return f"{notes.get('direction', 'change').capitalize()} {flag} (now {now}): {suggested}."
+    return f"Change {flag}: now {now}, try {suggested}."
 
 
 class Receiver:
