@@ -1,4 +1,4 @@
-"""The door: web configuration files with the PEM texts they hold, and the headers that ask to be let in.
+"""Access: web configuration files with the PEM texts they hold, and the headers that ask to be let in.
 
 Keys, certificates and hashes are made anew by every process.
 """
@@ -19,7 +19,7 @@ import bcrypt
 import trustme
 import yaml
 
-from sglang_tuning_exporter.serve.security.active_config import Door, read
+from sglang_tuning_exporter.serve.security.active_config import ActiveConfig, read
 from sglang_tuning_exporter.serve.security.guard import METHODS, Guard
 from sglang_tuning_exporter.serve.security.web_config import HEADERS, SUITES, Refused, parse
 
@@ -179,7 +179,7 @@ def _basic(name: str, password: str) -> bytes:
 def _guard() -> Guard:
     path = _directory() / "users.yml"
     path.write_text("basic_auth_users:\n" + "".join(f"  '{name}': {_hash(name)}\n" for name in _PASSWORDS))
-    return Guard(_let_in, Door(path))
+    return Guard(_let_in, ActiveConfig(path))
 
 
 async def _let_in(_scope: Scope, _receive: Receive, send: Send) -> None:

@@ -18,13 +18,13 @@ import requests
 
 from conftest import DECODE, RETRACTION, SERVING, FakeSGLang, environment, reply, running_exporter, wait_for, web
 from conftest import config as settings
-from doors import ask, basic, hashed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import OPTIONS
 from sglang_tuning_exporter.serve.run import MOST_HEAD_BYTES
 from sglang_tuning_exporter.serve.security.guard import MOST_BODY_BYTES, SAFE_HEADERS
+from web_access import ask, basic, hashed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -451,7 +451,7 @@ def test_a_request_in_the_clear_to_a_guarded_port_gives_nothing_away(tmp_path: P
     (tmp_path / "server.log").write_bytes(lines_of_a_night())
     file = tmp_path / "web.yml"
     file.write_text(f"basic_auth_users: {{a: '{hashed('b')}'}}")
-    from doors import ours  # noqa: PLC0415 - here alone
+    from web_access import ours  # noqa: PLC0415 - here alone
 
     with ours(file) as running:
         bodies = {

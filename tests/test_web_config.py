@@ -19,14 +19,26 @@ import requests
 import yaml
 
 from conftest import Exporter, Page, environment, running_exporter, wait_for
-from doors import Certificates, Met, NodeExporter, Ours, ask, basic, certificates, hashed, limited, node_exporter, ours
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security import uvicorn_server as wire
-from sglang_tuning_exporter.serve.security.active_config import Door
+from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 from sglang_tuning_exporter.serve.security.guard import TokenBucket
 from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords
 from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, Refused, parse
+from web_access import (
+    Certificates,
+    Met,
+    NodeExporter,
+    Ours,
+    ask,
+    basic,
+    certificates,
+    hashed,
+    limited,
+    node_exporter,
+    ours,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +154,7 @@ def serving(file: Path) -> Iterator[Exporter]:
 
 def accepted(file: Path) -> bool:
     try:
-        Door(file)
+        ActiveConfig(file)
     except UsageError:
         return False
     return True
@@ -200,7 +212,7 @@ SLIPS = (
 @pytest.mark.parametrize("slip", SLIPS)
 def test_no_slip_has_a_secret_repeated(slip: str, certified: Certificates) -> None:
     with pytest.raises(UsageError) as error:
-        Door(certified.write(slip, "slip.yml"))
+        ActiveConfig(certified.write(slip, "slip.yml"))
     assert CANARY not in str(error.value)
 
 
@@ -227,7 +239,7 @@ def test_a_hash_or_a_key_in_another_place_than_its_own_is_not_repeated_either(
     first_line = pem.splitlines()[1]
     for secret, piece in ((HASH, HASH[:30]), (pem, first_line), (first_line, first_line)):
         with pytest.raises(UsageError) as error:
-            Door(certified.write(text.replace(SECRET, json.dumps(secret)), "misplaced.yml"))
+            ActiveConfig(certified.write(text.replace(SECRET, json.dumps(secret)), "misplaced.yml"))
         assert piece not in str(error.value)
         assert "\n" not in str(error.value)
 
@@ -235,7 +247,9 @@ def test_a_hash_or_a_key_in_another_place_than_its_own_is_not_repeated_either(
 def test_a_pem_text_for_a_path_is_refused_with_its_right_place(certified: Certificates) -> None:
     text = json.dumps((certified.directory / "server.key").read_text())
     with pytest.raises(UsageError, match=r"key_file: give the path of a file; a PEM text belongs under key$"):
-        Door(certified.write(f"tls_server_config: {{cert_file: server.pem, key_file: {text}}}", "misplaced.yml"))
+        ActiveConfig(
+            certified.write(f"tls_server_config: {{cert_file: server.pem, key_file: {text}}}", "misplaced.yml")
+        )
 
 
 def test_serve_ends_with_status_2_and_one_line(certified: Certificates) -> None:
@@ -258,7 +272,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it_on_the_term
     )  # fmt: skip
     file = certified.write("tls_server_config: {cert_file: server.pem, key_file: locked.key}", "locked.yml")
     with pytest.raises(UsageError, match="the key has a password"):
-        Door(file)
+        ActiveConfig(file)
 
 
 GUARDED = f"tls_server_config: {{{PAIR}}}\nbasic_auth_users: {{prometheus: '{HASH}', other: '{hashed('its own')}'}}\n"
@@ -476,12 +490,12 @@ def test_a_file_emptied_while_it_is_written_lets_nobody_in_where_node_exporter_d
 def test_what_was_missing_is_taken_over_when_it_comes(tmp_path: Path) -> None:
     own = certificates(tmp_path)
     file = own.write(GUARDED)
-    door = Door(file)
+    web_config = ActiveConfig(file)
     own.write(GUARDED.replace("server.", "later."))
-    assert [door.renew(), door.renew()] == [False, False]
+    assert [web_config.renew(), web_config.renew()] == [False, False]
     own.issue("later", own.authority, "localhost")
-    assert door.renew()
-    assert not door.renew()
+    assert web_config.renew()
+    assert not web_config.renew()
 
 
 def test_a_prometheus_scrapes_over_tls_with_a_password(certified: Certificates, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
     from sglang_tuning_exporter.collect.sidecar import Sidecar
-    from sglang_tuning_exporter.serve.security.active_config import Door
+    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Kept of the scraper's timeout for rendering and the way back.
@@ -49,18 +49,18 @@ def exposition(sidecar: Sidecar, families: CollectorRegistry, timeout: float) ->
     return own_page(families) + native
 
 
-def make_app(sidecar: Sidecar, door: Door | None = None) -> FastAPI:
-    """Return the application; a `door` adds authentication and rate limits.
+def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAPI:
+    """Return the application; a `web_config` adds authentication and rate limits.
 
     Handlers that wait for a scrape or for the state are plain functions and run in a thread; health runs in the event loop.
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(sidecar)
-    families.register(WebCollector(sidecar.config.external_url, lambda: door is not None and door.is_tls))
+    families.register(WebCollector(sidecar.config.external_url, lambda: web_config is not None and web_config.is_tls))
     ProcessCollector(registry=families)
-    if door is not None:
-        families.register(door)
-    app.add_middleware(Guard, door=door)
+    if web_config is not None:
+        families.register(web_config)
+    app.add_middleware(Guard, web_config=web_config)
 
     @reading(app, "/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:

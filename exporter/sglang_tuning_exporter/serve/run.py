@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from sglang_tuning_exporter.serve.security.active_config import Door
+    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 TICK_SECONDS = 1.0
@@ -40,8 +40,8 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
-def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
-    """Return a uvicorn configuration with limits, without its logging set-up, and with the `door`'s TLS."""
+def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvicorn.Config:
+    """Return a uvicorn configuration with limits, without its logging set-up, and with `web_config`'s TLS."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
         http=Connection,
@@ -58,16 +58,16 @@ def uvicorn_config(app: object, door: Door | None = None) -> uvicorn.Config:
         limit_concurrency=2 * MOST_CONNECTIONS,  # running requests, those of closed connections included
     )
     config.load()
-    wire.set_headers(config, door)
-    config.ssl = None if door is None else door.listener_context()
+    wire.set_headers(config, web_config)
+    config.ssl = None if web_config is None else web_config.listener_context()
     return config
 
 
 class _ExporterServer(wire.GuardedServer):
     """Wakes up once a second, for the Date header; uvicorn does so ten times a second to see whether to end."""
 
-    def __init__(self, config: uvicorn.Config, sidecar: Sidecar, door: Door | None) -> None:
-        super().__init__(config, door)
+    def __init__(self, config: uvicorn.Config, sidecar: Sidecar, web_config: ActiveConfig | None) -> None:
+        super().__init__(config, web_config)
         self._sidecar = sidecar
         self._wake: Callable[[], object] = lambda: None
         self._troubled_at = -math.inf
@@ -123,12 +123,12 @@ class _ExporterServer(wire.GuardedServer):
         await super().shutdown(sockets)
 
 
-def _door(config: Config) -> Door | None:
+def _web_config(config: Config) -> ActiveConfig | None:
     if config.web_config is None:
         return None
-    from sglang_tuning_exporter.serve.security.active_config import Door  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
+    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
 
-    return Door(config.web_config)
+    return ActiveConfig(config.web_config)
 
 
 def _has_terminal() -> bool:
@@ -141,18 +141,18 @@ def _has_terminal() -> bool:
 
 def serve(config: Config) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
-    door = _door(config)
+    web_config = _web_config(config)
     listener = bind(config.listen_address)
     allocator.give_back()
     sidecar = Sidecar(config)
-    server = _ExporterServer(uvicorn_config(make_app(sidecar, door), door), sidecar, door)
+    server = _ExporterServer(uvicorn_config(make_app(sidecar, web_config), web_config), sidecar, web_config)
     # uvicorn handles signals while it runs, then raises them again for the handler set before it.
     signal.signal(signal.SIGTERM, server.end)
     sidecar.threads.give_up = server.end
     sidecar.start()
     host, port = listener.getsockname()[:2]
     sources = " and ".join(filter(None, ["metrics" if config.sglang_url else "", "log" if config.log_file else ""]))
-    scheme = "https" if door is not None and door.is_tls else "http"
+    scheme = "https" if web_config is not None and web_config.is_tls else "http"
     logger.info("listening on %s://%s, watching %s, profile %s", scheme, Address(host, port), sources, config.profile)
     try:
         asyncio.run(server.serve(sockets=[listener]))

@@ -85,7 +85,7 @@ def _need_bcrypt() -> None:
         raise Refused("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
 
 
-class Door(Collector):
+class ActiveConfig(Collector):
     """Holds the `rules` in force. `start` looks for changes once a second, and calls `on_change` after one."""
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ class Door(Collector):
 
     def listener_context(self) -> ssl.SSLContext | None:
         """Return the listener's context, which follows each change; None without TLS."""
-        return tls.Renewed(self._context) if self.is_tls else None
+        return tls.ReloadingContext(self._context) if self.is_tls else None
 
     def start(self, on_change: Callable[[], object]) -> None:
         """Look for changes in a thread, so that no request reads or waits for a file."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from sglang_tuning_exporter.serve.security.active_config import Door
+    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
     from sglang_tuning_exporter.serve.security.web_config import RateLimit
 
 METHODS = ("GET", "HEAD")
@@ -43,10 +43,12 @@ def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 class Guard:
-    """ASGI middleware. Without a `door` there is no authentication and no rate limit."""
+    """ASGI middleware. Without a `web_config` there is no authentication and no rate limit."""
 
-    def __init__(self, app: ASGIApp, door: Door | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app, self._door, self._clock = app, door, clock
+    def __init__(
+        self, app: ASGIApp, web_config: ActiveConfig | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app, self._web_config, self._clock = app, web_config, clock
         self._passwords = Passwords()
         self._bucket = TokenBucket()
         # A thread of its own: guessing passwords delays only other guesses.
@@ -64,8 +66,8 @@ class Guard:
     async def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         given = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
         closing = {"Connection": "close"} if _is_heavy(given) else {}
-        if self._door is not None:
-            config = self._door.rules.config
+        if self._web_config is not None:
+            config = self._web_config.rules.config
             if config.rate_limit is not None and not self._bucket.gives(config.rate_limit, self._clock()):
                 return PlainTextResponse("Too Many Requests\n", 429, headers=closing)
             if config.users and not await self._is_known(config.users, given.get(b"authorization")):

@@ -42,12 +42,12 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
     return made
 
 
-class Renewed(ssl.SSLContext):
+class ReloadingContext(ssl.SSLContext):
     """A listener's context; each new handshake uses the context that `current` returns at that time."""
 
     current: Callable[[], ssl.SSLContext]
 
-    def __new__(cls, current: Callable[[], ssl.SSLContext]) -> Renewed:  # noqa: PYI034 - Self came with Python 3.11
+    def __new__(cls, current: Callable[[], ssl.SSLContext]) -> ReloadingContext:  # noqa: PYI034 - Self came with Python 3.11
         """Create it; the base class's own settings are never used."""
         made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
         made.current = current

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.serve.security.guard import headers
 if TYPE_CHECKING:
     import socket
 
-    from sglang_tuning_exporter.serve.security.active_config import Door
+    from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
 HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
@@ -39,11 +39,11 @@ class Protocol(H11Protocol):
 
 
 class GuardedServer(uvicorn.Server):
-    """uvicorn's server, with a handshake timeout and with the configuration that the `door` reloads."""
+    """uvicorn's server, with a handshake timeout and with the configuration that `web_config` reloads."""
 
-    def __init__(self, config: uvicorn.Config, door: Door | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, web_config: ActiveConfig | None = None) -> None:
         super().__init__(config)
-        self._door = door
+        self._web_config = web_config
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
@@ -53,18 +53,18 @@ class GuardedServer(uvicorn.Server):
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
             loop.create_server = create  # type: ignore[method-assign]
         await super().startup(sockets)
-        if self._door is not None:
-            self._door.start(lambda: loop.call_soon_threadsafe(self._renewed))
+        if self._web_config is not None:
+            self._web_config.start(lambda: loop.call_soon_threadsafe(self._renewed))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish running requests and accept no new ones."""
-        if self._door is not None:
-            self._door.stop()
+        if self._web_config is not None:
+            self._web_config.stop()
         await super().shutdown(sockets)
 
     def _renewed(self) -> None:
         """Apply a new configuration: older connections are closed after their running response."""
-        set_headers(self.config, self._door)
+        set_headers(self.config, self._web_config)
         if self.config.ssl is not None:
             loop = asyncio.get_running_loop()
             for connection in list(self.server_state.connections):
@@ -77,7 +77,7 @@ class GuardedServer(uvicorn.Server):
             connection.shutdown()
 
 
-def set_headers(config: uvicorn.Config, door: Door | None) -> None:
+def set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> None:
     """Set our headers on every response, uvicorn's own 400 and 503 too."""
-    own = {} if door is None else door.rules.config.http.headers
+    own = {} if web_config is None else web_config.rules.config.http.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]

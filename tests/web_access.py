@@ -28,7 +28,7 @@ from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.listener import bind
 from sglang_tuning_exporter.serve.run import uvicorn_config
 from sglang_tuning_exporter.serve.security import uvicorn_server as wire
-from sglang_tuning_exporter.serve.security.active_config import Door
+from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,12 +187,14 @@ class Ours(logging.Handler):
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.said: list[str] = []
-        self.door = Door(file)
+        self.web_config = ActiveConfig(file)
         sidecar = Sidecar(config(log_file=(str(file.parent / "server.log"),)))
-        self._server = wire.GuardedServer(uvicorn_config(make_app(sidecar, self.door), self.door), self.door)
+        self._server = wire.GuardedServer(
+            uvicorn_config(make_app(sidecar, self.web_config), self.web_config), self.web_config
+        )
         self._listener = bind(Address("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.url = f"{'https' if self.door.is_tls else 'http'}://127.0.0.1:{self.port}"
+        self.url = f"{'https' if self.web_config.is_tls else 'http'}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
 
     def emit(self, record: logging.LogRecord) -> None:
