@@ -5,16 +5,16 @@ from __future__ import annotations
 import queue
 import random
 import statistics
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bench import server
 from bench.table import Table
-from sglang_tuning_exporter.recordings.stack import LOOPBACK, Stack, program
+from sglang_tuning_exporter.recordings.stack import Stack, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,35 +37,12 @@ Try to allocate {} tokens.
 """
 
 
-class _Flag:
-    """A page with one gauge, which is set by hand."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        flag = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = f"# TYPE condition gauge\ncondition {flag.value}\n".encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
 class _Minimal(Stack):
     """The shortest chain: the gauge instead of the exporter, and one rule; intervals and grouping are those of the real chain."""
 
-    def __init__(self, directory: Path, flag: _Flag, **settings: Any) -> None:
+    def __init__(self, directory: Path, url: str, **settings: Any) -> None:
         super().__init__(directory, sglang_url=None, log_file=None, profile="online", **settings)
-        self.exporter_url = f"http://{LOOPBACK}:{flag.server.server_address[1]}"
+        self.exporter_url = url
         self._folder = directory
 
     def _start_exporter(self) -> None:
@@ -134,36 +111,31 @@ def _trials(directory: Path) -> Iterator[tuple[float, float]]:
     """Return the seconds until each webhook received the alert, ours first."""
     for name in ("ours", "shortest"):
         (directory / name).mkdir()
-    log, flag = directory / "chain.log", _Flag()
+    log, flag = directory / "chain.log", [0]
     log.touch()
     ours, shortest = _Heard(ALERT), _Heard(MINIMAL)
     settings: dict[str, Any] = {"time_scale": TIME_SCALE, "scrape_interval": INTERVAL}
-    chains = (
-        Stack(directory / "ours", sglang_url=None, log_file=log, profile="online", on_message=ours.take, **settings),
-        _Minimal(directory / "shortest", flag, on_message=shortest.take, **settings),
-    )
     choose = random.Random(1)
-    try:
-        for chain in chains:
+    with server.answering(lambda: b"# TYPE condition gauge\ncondition %d\n" % flag[0]) as url, ExitStack() as running:
+        real = Stack(
+            directory / "ours", sglang_url=None, log_file=log, profile="online", on_message=ours.take, **settings
+        )
+        for chain in (real, _Minimal(directory / "shortest", url, on_message=shortest.take, **settings)):
+            running.callback(chain.stop)
             chain.start()
         # An increase needs a sample before it, and Prometheus takes about five seconds to begin.
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not chains[0].query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
+        while not real.query("sglang_tuning_out_of_memory_total") and time.monotonic() < deadline:
             time.sleep(0.2)
         time.sleep(2)
         for number in range(TRIALS):
             time.sleep(choose.uniform(0, 1))
             begin = time.monotonic()
-            flag.value = 1
+            flag[0] = 1
             with log.open("a", encoding="utf-8") as file:
                 file.write(FAILURE.format(number, 100 + number))
             yield ours.wait("firing") - begin, shortest.wait("firing") - begin
-            flag.value = 0
+            flag[0] = 0
             ours.wait("resolved")
             shortest.wait("resolved")
             time.sleep(3)  # until Alertmanager has forgotten the group, so that the next alert waits for `group_wait`
-    finally:
-        for chain in chains:
-            chain.stop()
-        flag.server.shutdown()
-        flag.server.server_close()

@@ -7,7 +7,6 @@ import random
 import re
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -145,23 +144,3 @@ class Server:
         page = _TOKENS.sub(rf"\g<1> {99_521 + self.tokens}", PAGE)
         page = _RETRACTED.sub(rf"\g<1> {10 + self.retracted}", page)
         return f'{page}sglang:soak{{number="{self.lines % 100_000}"}} 1\n'.encode()
-
-
-def serve(server: Server) -> ThreadingHTTPServer:
-    """Return a listening HTTP server that answers with the page of `server`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        disable_nagle_algorithm = True  # head and body are two packets
-
-        def do_GET(self) -> None:
-            body = server.page()
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""An imitated SGLang that answers at a constant cost, in a process of its own: `python -m bench.server RANKS`."""
+"""Imitated servers: any page from this process, and an SGLang that answers at a constant cost from its own (`python -m bench.server RANKS`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,42 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from bench.exposition import RECORDED, page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LOOPBACK = "127.0.0.1"
 _COUNTERS = re.compile(r"^(sglang:(?:generation_tokens|realtime_tokens)_total\S* )(\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def answering(page: Callable[[], bytes]) -> Iterator[str]:
+    """Answer with a page at `/metrics` of a free port; return its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # head and body are two packets
+
+        def do_GET(self) -> None:
+            body = page()
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{LOOPBACK}:{server.server_address[1]}"
+        server.shutdown()
 
 
 def _answer(body: bytes, content_type: str, status: str = "200 OK") -> bytes:

@@ -18,10 +18,12 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from bench.reference import Server, serve
+from bench.reference import Server
+from bench.server import answering
 from sglang_tuning_exporter.state.retraction_account import BASE_SECONDS
 
 GROWTH_KIB = 2 << 10
@@ -207,11 +209,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long (default an hour)")
     parser.add_argument("--seed", type=int, default=1, help="other lines")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         server = Server(Path(directory) / "server.log", arguments.seed)
-        http_server = serve(server)
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        exporter = Exporter(server.path, f"http://127.0.0.1:{http_server.server_port}")
+        exporter = Exporter(server.path, stack.enter_context(answering(server.page)))
         begin = time.monotonic()
         try:
             soak = Soak(exporter, server, arguments)
@@ -225,7 +225,6 @@ def main() -> int:
         finally:
             exporter.process.terminate()
             exporter.process.wait(timeout=HANG_SECONDS)
-            http_server.shutdown()
     return status
 
 

@@ -199,7 +199,7 @@ def fits(folder: Path) -> dict[str, Any]:
                 if (reading := Counters.of(load)) is not None:
                     readings.take(reading)
     state.observe_all(LogReader().feed(gzip.decompress((folder / "server.log.gz").read_bytes())))
-    lines = [sample for rank in state.schedulers for sample in rank.decode_samples(-inf)]
+    lines = [sample for rank in state.schedulers for sample in rank.samples.since(-inf)]
     moments = [Moments.of_line(batch, batch / speed) for batch, speed in lines]
     return {
         "name": folder.name,

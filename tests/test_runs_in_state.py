@@ -77,7 +77,7 @@ def told(state: ServerState) -> dict[str, Any]:
                 "prompts told": rank.prompts.are_logged,
                 "wait": rank.queue_wait_seconds(now),
                 "full": rank.pool.can_be_full(state.facts, dp, now),
-                "samples": rank.decode_samples(-inf),
+                "samples": rank.samples.since(-inf),
                 "coverage": rank.window.recent(now, rank.totals).coverage,
             }
             for dp, rank in state.ranks.items()
@@ -220,7 +220,7 @@ def samples_of(*lines: tuple[int, bytes]) -> list[tuple[float, float]]:
     """The decode samples after these lines: seconds, and what was printed in them. Both ways of reading give the same."""
     text = b"".join(b"[2025-11-20 01:00:%02d] %b" % line for line in lines)
     alone, together = (
-        fed(events, "online").ranks[None].decode_samples(-inf)
+        fed(events, "online").ranks[None].samples.since(-inf)
         for events in (LogReader().feed(text), LogReader().feed_runs(text))
     )
     assert together == alone

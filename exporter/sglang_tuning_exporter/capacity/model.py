@@ -185,9 +185,9 @@ def logged(rank: RankState, facts: ServerFacts, now: float) -> StepTime | None:
     """
     if facts.args.get("speculative_algorithm"):
         return None
-    if not rank.decode_samples(now - STALE_SECONDS):
+    if not rank.samples.since(now - STALE_SECONDS):
         return None
-    return _fit_of_lines(tuple(rank.decode_samples(now - rank.window.length)))
+    return _fit_of_lines(tuple(rank.samples.since(now - rank.window.length)))
 
 
 @lru_cache(maxsize=MOST_FITS)

@@ -28,13 +28,13 @@ from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendatio
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
+from sglang_tuning_exporter.report.given import check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.prefix import FIRST_DATED_SECOND, day_seconds
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -194,14 +194,13 @@ def run(
 
     Prints where `board`, the address of a server's board in Grafana, shows them.
     """
-    if profile not in PROFILES:
-        raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
+    judged = profile_of(profile, own_thresholds)
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
     read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs, most=most)
-    _check_output(output, read)
-    night = Night(read, PROFILES[profile].with_thresholds(own_thresholds or {}), _shift(read, date))
+    check_output(output, read, replaced=True)
+    night = Night(read, judged, _shift(read, date))
     begin: float | None = None
     end = 0.0
     try:
@@ -239,18 +238,6 @@ def _shift(logs: Logs, date: str | None) -> float:
     if day is None:
         raise UsageError(f"--date={shown(date)}: give the day of the log's first line as YYYY-MM-DD")
     return float(day)
-
-
-def _check_output(output: Path, logs: Logs) -> None:
-    name = f"--output={shown(str(output))}"
-    if output.is_dir():
-        raise UsageError(f"{name}: is a directory; give a file")
-    if output.exists() and not output.is_file():
-        raise UsageError(f"{name}: is no ordinary file; give one that can be written anew")
-    if not output.parent.is_dir():
-        raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
-    if logs.read_from(output):
-        raise UsageError(f"{name}: is one of the logs; give another file")
 
 
 def _progress(moments: Iterator[tuple[float, list[Metric]]], logs: Logs) -> Iterator[tuple[float, list[Metric]]]:

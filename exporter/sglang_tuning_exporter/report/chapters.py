@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.alarms import Span
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
-    from sglang_tuning_exporter.report.phases import MemoryTrail, Phase, Run
+    from sglang_tuning_exporter.report.phases import Phase, Run
     from sglang_tuning_exporter.report.runs import JudgedRun
+    from sglang_tuning_exporter.state.facts import ServerFacts
 
 
 def phases_document(analysis: Analysis) -> list[Document]:
@@ -101,7 +102,7 @@ def _start(run: Run, begin: float | None) -> Document:
         if run.ready is None or run.start is None
         else number(round(run.ready - run.start, 3)),
         "ending": run.ending,
-        "memory": _memory(run.memory, cpu=run.is_cpu),
+        "memory": run.memory,
         "verdict": run.verdict,
         "figures": None if run.figures is None else figures_document(run.figures),
         "changed_args": [_changed(change) for change in run.changed],
@@ -109,22 +110,23 @@ def _start(run: Run, begin: float | None) -> Document:
     }
 
 
-def _memory(trail: MemoryTrail, *, cpu: bool) -> Document | None:
-    """Write the memory trail, GB; a figure below 0 comes from rounding and is written as 0."""
-    if not trail.is_known:
-        return None
-    return {
-        "device": "cpu" if cpu else "gpu",
-        "before_weights_gb": _gb(trail.before_weights),
-        "weights_gb": _gb(trail.weights),
-        "kv_pool_gb": _gb(trail.kv_pool),
-        "graphs_gb": _gb(trail.graphs),
-        "left_gb": _gb(trail.left),
+def memory_document(facts: ServerFacts) -> Document | None:
+    """Write the GPU memory of a start by use (on a CPU: host memory), in GB, of one rank, as far as its lines show it.
+
+    A figure below 0 comes from rounding and is written as 0.
+    """
+    left = min((facts.available_gb or facts.left_gb).values(), default=None)
+    used = {
+        "before_weights_gb": facts.memory_before_weights_gb,
+        "weights_gb": facts.rank_weights_gb,
+        "kv_pool_gb": facts.pools_gb,
+        "graphs_gb": facts.graph_gb,
+        "left_gb": left,
     }
-
-
-def _gb(figure: float | None) -> float | None:
-    return None if figure is None else number(max(figure, 0.0))
+    if all(figure is None for name, figure in used.items() if name != "graphs_gb"):
+        return None
+    written = {name: None if figure is None else number(max(figure, 0.0)) for name, figure in used.items()}
+    return {"device": "cpu" if facts.is_cpu else "gpu", **written}
 
 
 def figures_document(figures: RunFigures) -> Document:

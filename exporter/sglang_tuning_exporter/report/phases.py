@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from sglang_tuning_exporter.report.comparison import Arguments
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
-    from sglang_tuning_exporter.state.facts import ServerFacts
 
 # A shorter pause between two bursts is part of the load (docs/decisions.md, "Reports").
 IDLE_SECONDS = 60.0
@@ -51,30 +50,6 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTrail:
-    """The GPU memory of a start by use, GB as SGLang prints it, of one rank, draft model included; None where not printed. On a CPU: host memory."""
-
-    before_weights: float | None = None
-    weights: float | None = None
-    kv_pool: float | None = None
-    graphs: float | None = None
-    left: float | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether anything is known."""
-        return any(figure is not None for figure in (self.before_weights, self.weights, self.kv_pool, self.left))
-
-
-def memory_trail(facts: ServerFacts) -> MemoryTrail:
-    """Return a start's memory as far as its lines show it."""
-    left = min(facts.available_gb.values(), default=None)
-    if left is None:
-        left = min(facts.left_gb.values(), default=None)
-    return MemoryTrail(facts.memory_before_weights_gb, facts.rank_weights_gb, facts.pools_gb, facts.graph_gb, left)
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """A diagnosis that limited a run, and the arguments that its advice sets."""
 
@@ -93,8 +68,7 @@ class Run:
     ready: float | None = None
     end: float = 0.0
     ending: Ending = "log_ends"
-    is_cpu: bool = False
-    memory: MemoryTrail = field(default_factory=MemoryTrail)
+    memory: dict[str, Any] | None = None  # as `chapters.memory_document` writes it
     served: float = 0.0  # seconds of serving time
     figures: RunFigures | None = None
     verdict: str = ""

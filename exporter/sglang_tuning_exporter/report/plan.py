@@ -15,8 +15,8 @@ from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.json_findings import number
 from sglang_tuning_exporter.report.analysis import Analysis
+from sglang_tuning_exporter.report.given import check, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ BROKEN = {
 
 def live(config: Config, *, seconds: float, format: str) -> int:  # noqa: A002 - the flag's name
     """Watch a server for `seconds` and print its table; 0, or 1 where its step time is not known. Raises `UsageError`."""
-    _check(format)
+    check("--format", format, FORMATS)
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise UsageError(f"--seconds={seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
     sidecar = Sidecar(config, self_scrape_seconds=ASK_SECONDS)
@@ -60,21 +60,14 @@ def of_logs(
     format: str,  # noqa: A002 - the flag's name
 ) -> int:
     """Print the table of the last ten minutes of logs; 0, or 1 where the step time is not known. Raises `UsageError`."""
-    _check(format)
-    if profile not in PROFILES:
-        raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
-    read, analysis, last = Logs(logs), Analysis(PROFILES[profile].with_thresholds(own_thresholds)), 0.0
+    check("--format", format, FORMATS)
+    analysis, read, last = Analysis(profile_of(profile, own_thresholds)), Logs(logs), 0.0
     with closing(read.events()) as events:
         for moment, event in events:
             analysis.take(moment, event)
             last = max(last, moment)
     analysis.state.advance(last)
     return _print(past_of(analysis.state, last), format)
-
-
-def _check(format: str) -> None:  # noqa: A002 - the flag's name
-    if format not in FORMATS:
-        raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
 
 
 def _print(past: Past, format: str) -> int:  # noqa: A002 - the flag's name

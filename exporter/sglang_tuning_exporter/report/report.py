@@ -17,11 +17,11 @@ from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
 from sglang_tuning_exporter.report.document import Against, Input, build
 from sglang_tuning_exporter.report.files import shown
+from sglang_tuning_exporter.report.given import check, check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.progress import Progress
 from sglang_tuning_exporter.report.terminal import Style, render
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
-from sglang_tuning_exporter.state.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,15 +45,12 @@ def run(
     most: int | None = None,
 ) -> int:
     """Write the report of `logs`; 0 when nothing is to be changed, 1 when something is. Raises `UsageError`."""
-    if format not in FORMATS:
-        raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
-    if profile not in PROFILES:
-        raise UsageError(f"--profile={profile}: give one of {', '.join(PROFILES)}")
+    check("--format", format, FORMATS)
+    judged = profile_of(profile, own_thresholds)
     read = Logs(logs, jobs=jobs, most=most)
     others = Logs(against, jobs=jobs, most=most) if against else None
     if output is not None:
-        _check_output(output, *(part for part in (read, others) if part is not None))
-    judged = PROFILES[profile].with_thresholds(own_thresholds or {})
+        check_output(output, *(part for part in (read, others) if part is not None))
     night = ReadLogs(read, judged)
     before = None if others is None else _compared(ReadLogs(others, judged), night)
     document = cleaned(build(night.input, night.analysis, before))
@@ -128,16 +125,6 @@ def _style() -> Style:
         return Style()
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return Style(colour, shutil.get_terminal_size().columns)
-
-
-def _check_output(output: Path, *logs: Logs) -> None:
-    name = f"--output={shown(str(output))}"
-    if output.is_dir():
-        raise UsageError(f"{name}: is a directory; give a file")
-    if not output.parent.is_dir():
-        raise UsageError(f"{name}: there is no such directory; give a file in one that exists")
-    if any(each.read_from(output) for each in logs):
-        raise UsageError(f"{name}: is one of the logs; give another file")
 
 
 def _write(data: bytes, output: Path | None) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.capacity.model import capacities
 from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Past, ended
 from sglang_tuning_exporter.diagnosis.findings import judge
+from sglang_tuning_exporter.report.chapters import memory_document
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
-from sglang_tuning_exporter.report.phases import Course, Found, Run, memory_trail
+from sglang_tuning_exporter.report.phases import Course, Found, Run
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.journal import START
 from sglang_tuning_exporter.state.totals import Totals
@@ -97,8 +98,7 @@ class Runs:
             return
         judged = self._judge(run, last, served, sightings, restarted=restarted)
         facts = judged.facts
-        run.memory = memory_trail(facts)
-        run.is_cpu = facts.is_cpu
+        run.memory = memory_document(facts)
         run.args = Arguments.of(facts)
         run.served, run.figures, run.verdict = judged.served, judged.figures, judged.judgement.verdict
         run.found = tuple(

@@ -37,7 +37,7 @@ class DecodeSamples:
             return
         first: float | bytes | None = None
         if isinstance(lines, BatchRun):
-            first = lines.first_decode_of(int(self.batch))
+            first = None if not lines.decodes else lines.first_decode_of(int(self.batch))
         elif isinstance(lines, DecodeBatch) and lines.running == self.batch:
             first = lines.generation_throughput
         if first:

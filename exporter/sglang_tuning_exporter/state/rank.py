@@ -18,7 +18,7 @@ from sglang_tuning_exporter.state.timeline import IDLE, NOTHING, Timeline
 from sglang_tuning_exporter.state.totals import HELD_BACK, AdmissionRate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sglang_tuning_exporter.sglang.events import Event
     from sglang_tuning_exporter.state.counters import Gained
@@ -38,7 +38,9 @@ class RankState(Gauges):
         profile: Profile,
         facts: ServerFacts,
         now: float,
-        others: AttentionRanks | None = None,
+        *,
+        others: AttentionRanks,
+        on_first_work: Callable[[], None],
     ) -> None:
         self.dp = dp
         self.alone = False  # without DP rank, and counts although there are DP ranks
@@ -50,20 +52,17 @@ class RankState(Gauges):
         self.counters = SchedulerCounters(dp, self.totals)
         self.pool = PoolMemory()
         self._others = others if dp is not None else None  # where batches of other ranks decide with this one's
-        self._samples = DecodeSamples()
+        self.samples = DecodeSamples()
         self._cadence = Cadence()
         self._seen_in_log = False  # a batch line, not a scrape, was seen last
         self._scraped_at = -inf
         self.served = False  # it was seen at work since the server started
+        self._on_first_work = on_first_work
 
     @property
     def states(self) -> dict[Signal, str]:
         """What it does now: one state for each signal."""
         return named(self.time.held[0])
-
-    def decode_samples(self, begin: float) -> list[tuple[float, float]]:
-        """Return batch and tokens per second of the decode samples from `begin` on."""
-        return self._samples.since(begin)
 
     def queue_wait_seconds(self, now: float) -> float | None:
         """Estimate the wait of the last request in the queue from the present rate of admission; inf where none is admitted."""
@@ -82,7 +81,7 @@ class RankState(Gauges):
         self._forget_gauges()
         self.time.admission = AdmissionRate()
         self._cadence = Cadence()
-        self._samples = DecodeSamples()
+        self.samples = DecodeSamples()
         self.counters.reset()
 
     def retract(self, requests: int, ratio: float | None, now: float) -> None:
@@ -162,8 +161,8 @@ class RankState(Gauges):
             self._cadence.delivered(now, printed)
         if self.time.held[0][0] != "serving":
             self._cadence.woke(now)
-        if now != self._samples.at:
-            self._samples.begin(lines, now)
+        if now != self.samples.at:
+            self.samples.begin(lines, now)
         if self.thresholds.revision != self.thresholds.facts.revision:
             self._renew()
         self.pool.see(lines, now, decodes=decodes)
@@ -215,7 +214,7 @@ class RankState(Gauges):
     def _end_batch(self, now: float, joined: int, tokens: int, lines: int, *, serving: bool = True) -> None:
         """Set what holds after batch lines: `joined` and `tokens` are those of the last one, 0 of a decode line."""
         self._joined = joined
-        self._samples.batch = 0.0 if joined or tokens else self.running or 0.0
+        self.samples.batch = 0.0 if joined or tokens else self.running or 0.0
         if now == self.prompts.pending_at and self.queued is not None:
             self.prompts.pending_of = self.queued
         if tokens or self._cadence.full:
@@ -287,8 +286,7 @@ class RankState(Gauges):
         if not self.time.serves:
             states = self.thresholds.classifier.serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)
             self.time.see_before((states, 0.0, None, None), now)
-            self.totals.counts["observations"] += 1
-            self.served = True
+            self._observe(1)
 
     @property
     def overdue_seconds(self) -> float:
@@ -316,14 +314,20 @@ class RankState(Gauges):
         is_full = self._cadence.full
         states = ALL_IDLE
         if observations:
-            self.totals.counts["observations"] += observations
-            self.served = True
+            self._observe(observations)
             states = self._serving(now, is_full)
         else:
             self.rest()
         held = (states, self.queued, self.usage, self.running)
         # The next line nearly always comes within this time: until then nothing else is looked at.
         self.time.see(held, now, now + LEAST_SECONDS if observations and not is_full else -inf)
+
+    def _observe(self, observations: int) -> None:
+        """Count observations of work."""
+        self.totals.counts["observations"] += observations
+        if not self.served:
+            self.served = True
+            self._on_first_work()
 
     def _serving(self, now: float, prefill_full: bool) -> States:
         """Return the states while something runs or waits."""

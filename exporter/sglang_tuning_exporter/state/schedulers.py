@@ -29,6 +29,9 @@ class Schedulers:
         self._window = Window(profile.window_seconds)
         self._profile, self._facts, self._capped = profile, facts, capped
         self._attention = AttentionRanks()
+        self._counting: list[RankState] | None = (
+            None  # what `counting` returned, until a scheduler comes or works again
+        )
         self._beyond: RankState | None = None
         self._served_by: dict[int | None, float] = {}  # serving seconds of each scheduler that are in `served_seconds`
 
@@ -44,7 +47,11 @@ class Schedulers:
         return self._beyond
 
     def _new(self, dp: int | None, now: float) -> RankState:
-        return RankState(dp, self._profile, self._facts, now, self._attention)
+        self._counting = None
+        return RankState(dp, self._profile, self._facts, now, others=self._attention, on_first_work=self._recount)
+
+    def _recount(self) -> None:
+        self._counting = None
 
     def has_room(self, dp: int | None) -> bool:
         """Whether this DP rank has, or may have, a scheduler of its own; where not, that is counted."""
@@ -67,16 +74,17 @@ class Schedulers:
         for rank in self.ranks.values():
             rank.reset()
         self._attention.forget()
+        self._counting = None
 
     def counting(self) -> list[RankState]:
         """Return the schedulers that count.
 
         Where there are DP ranks, lines and figures without a rank belong to none of them; unless a start had none.
         """
-        if len(self.ranks) < 2:
-            return list(self.ranks.values())
-        has_dp_ranks = self.has_dp_ranks
-        return [rank for rank in self.ranks.values() if rank.dp is not None or rank.alone or not has_dp_ranks]
+        if self._counting is None:
+            ranks, ranked = self.ranks.values(), self.has_dp_ranks and len(self.ranks) > 1
+            self._counting = [rank for rank in ranks if rank.dp is not None or rank.alone or not ranked]
+        return self._counting
 
     @property
     def has_dp_ranks(self) -> bool:

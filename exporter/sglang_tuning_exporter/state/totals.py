@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
+from sglang_tuning_exporter.state.signals import ALL_UNKNOWN, IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,14 +79,19 @@ class Totals:
             self._add_up(self.pending)
             self.pending.clear()
 
-    def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901 - one loop: all seconds of a log
+    def _add_up(self, pending: list[tuple[float, Held]]) -> None:  # noqa: C901, PLR0912 - one loop: all seconds of a log
         held_for: dict[States, float] = {}
         sizes: dict[float, float] = {}
         of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
-        held_back_usage = held_back_running = held_back_for = 0.0
+        held_back_usage = held_back_running = held_back_for = held = 0.0
+        last: States = ALL_UNKNOWN
+        serves = is_held_back = False
         for seconds, (states, queued, usage, running) in pending:
-            held_for[states] = held_for.get(states, 0.0) + seconds
-            if states[0] != "serving":
+            if states is not last and states != last:  # most often they are those of before
+                held_for[last] = held_for.get(last, 0.0) + held
+                last, held, serves, is_held_back = states, 0.0, states[0] == "serving", states[3] == HELD_BACK
+            held += seconds
+            if not serves:
                 continue
             if queued is not None:
                 of_queued += queued * seconds
@@ -99,10 +104,11 @@ class Totals:
                 running_for += seconds
                 if running:
                     sizes[running] = sizes.get(running, 0.0) + seconds
-                if states[3] == HELD_BACK and usage is not None:
+                if is_held_back and usage is not None:
                     held_back_for += seconds
                     held_back_usage += usage * seconds
                     held_back_running += running * seconds
+        held_for[last] = held_for.get(last, 0.0) + held
         for size, seconds in sizes.items():
             self._running_seconds[batch_size_bucket(size)] += seconds
         for states, seconds in held_for.items():
