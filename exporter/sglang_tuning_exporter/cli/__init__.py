@@ -22,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. A user's mistake is one line on stderr and status 2."""
     _open_standard_streams()
     try:
-        arguments = make_parser().parse_known(argv)
-        status: int = arguments.run(arguments)
+        given = vars(make_parser().parse_known(argv))
+        del given["command"]
+        status: int = given.pop("run")(**given)
         sys.stdout.flush()
     except UsageError as error:
         with suppress(OSError):  # a full disk or a broken pipe sets the status too

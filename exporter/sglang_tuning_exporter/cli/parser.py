@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.cli import commands as run
@@ -14,10 +13,9 @@ from sglang_tuning_exporter.config import UsageError, add_arguments, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 PROGRAM = "sglang-tuning-exporter"
-_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # noqa: SLF001 - argparse has no other name for it
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,6 +32,15 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             commands_of(self)[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
+
+    def flag(self, flag_and_metavar: str, help: str, **more: Any) -> None:  # noqa: A002 - argparse's name
+        """Add a flag such as `--output FILE`, a switch such as `--loop`, or a positional argument such as `log LOG`."""
+        name, _, metavar = flag_and_metavar.partition(" ")
+        if metavar:
+            more["metavar"] = metavar
+        elif name.startswith("-"):
+            more["action"] = "store_true"
+        self.add_argument(name, help=help, **more)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -55,244 +62,142 @@ def make_parser() -> _Parser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
-    for add in (
-        _add_serve,
-        _add_report,
-        _add_backfill,
-        _add_plan,
-        _add_replay,
-        _add_record,
-        _add_notify,
-        _add_generate,
-        _add_demo,
-        _add_completion,
-    ):
-        add(commands)
+
+    def add(run: Callable[..., int], help: str, description: str | None = None) -> _Parser:  # noqa: A002 - argparse's name
+        command: _Parser = commands.add_parser(run.__name__, help=help, description=description)
+        command.set_defaults(run=run)
+        return command
+
+    add_arguments(add(run.serve, "watch a server and serve /metrics", "Watch a server and serve /metrics and a page."))
+    _add_of_old_logs(add)
+    _add_recordings(add)
+    generate = add(run.generate, "write the rules and dashboards from the table of diagnoses")
+    generate.flag("--check", "write nothing; fail when a file is not what would be written")
+    generate.flag("--output DIR", "where alerts/ and dashboards/ lie (default: here)", type=Path, default=Path())
+    generate.flag(
+        "--time-scale TIMES", "divide every duration in the rules, for a replay at that speed", type=float, default=1.0
+    )
+    generate.flag(
+        "--runbook-url BASE",
+        "where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: the exporter that saw it)",
+    )
+    generate.flag("--grafana-url BASE", "where notifications find Grafana (default http://localhost:3000)")
+    completion = add(
+        run.completion,
+        "print a script that completes this command line in a shell",
+        "Print a completion script. bash: source <(sglang-tuning-exporter completion bash)",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write it for")
+    completion.set_defaults(program=PROGRAM, flags={name: words(each) for name, each in commands.choices.items()})
     return parser
 
 
-def _add_serve(commands: _Commands) -> None:
-    serve = commands.add_parser(
-        "serve", help="watch a server and serve /metrics", description="Watch a server and serve /metrics and a page."
-    )
-    add_arguments(serve)
-    serve.set_defaults(run=run.serve)
-
-
-def _add_report(commands: _Commands) -> None:
-    report = commands.add_parser(
-        "report",
-        help="what limited a server, read from its log",
-        description="Read a log; say what limited the server and which flag to change. Status 0: nothing to change;"
+def _add_of_old_logs(add: Callable[..., _Parser]) -> None:
+    report = add(
+        run.report,
+        "what limited a server, read from its log",
+        "Read a log; say what limited the server and which flag to change. Status 0: nothing to change;"
         " 1: findings; 2: not a log.",
     )
-    report.add_argument(
-        "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
-    )
-    report.add_argument(
-        "--format",
+    _add_logs(report, nargs="+")
+    report.flag(
+        "--format text|json|html",
+        "default text; html is one self-contained page [SGLANG_TUNING_FORMAT]",
         default=run.variable("FORMAT", "text"),
-        metavar="text|json|html",
-        help="default text; html is one self-contained page [SGLANG_TUNING_FORMAT]",
     )
-    report.add_argument("--output", type=Path, metavar="FILE", help="where to write it (default: standard output)")
-    report.add_argument(
-        "--against",
+    report.flag("--output FILE", "where to write it (default: standard output)", type=Path)
+    report.flag(
+        "--against LOG",
+        "logs from before: say what got better or worse since, and whether the change of arguments is the likely cause",
         action="extend",
         nargs="+",
         default=[],
-        metavar="LOG",
-        help="logs from before: say what got better or worse since, and whether the change of arguments is the likely cause",
     )
-    _add_jobs(report)
-    _add_judging(report)
-    report.set_defaults(run=run.report)
-
-
-def _add_replay(commands: _Commands) -> None:
-    replay = commands.add_parser("replay", help="serve a recorded SGLang as if it were live")
-    replay.add_argument("directory", metavar="DIR", help="a recording, or the name of a packaged one: retract, steady")
-    replay.add_argument("--speed", type=float, default=1.0, metavar="TIMES", help="how many times as fast (default 1)")
-    replay.add_argument(
-        "--listen-address",
-        default="127.0.0.1:30001",
-        metavar="HOST:PORT",
-        help="where /metrics is served (default 127.0.0.1:30001)",
-    )
-    replay.add_argument(
-        "--log-file", type=Path, metavar="PATH", help="where the log grows (default: a new temporary file)"
-    )
-    replay.add_argument("--loop", action="store_true", help="start over at the end, as a restarted server would")
-    replay.set_defaults(run=run.replay)
-
-
-def _add_notify(commands: _Commands) -> None:
-    notify = commands.add_parser(
-        "notify", help="print Alertmanager's notifications as text", description="A webhook receiver that prints."
-    )
-    notify.add_argument(
-        "--listen-address",
-        default="127.0.0.1:9742",
-        metavar="HOST:PORT",
-        help="where Alertmanager posts to (default 127.0.0.1:9742)",
-    )
-    notify.set_defaults(run=run.notify)
-
-
-def _add_generate(commands: _Commands) -> None:
-    generate = commands.add_parser("generate", help="write the rules and dashboards from the table of diagnoses")
-    generate.add_argument(
-        "--check", action="store_true", help="write nothing; fail when a file is not what would be written"
-    )
-    generate.add_argument(
-        "--output", type=Path, default=Path(), metavar="DIR", help="where alerts/ and dashboards/ lie (default: here)"
-    )
-    generate.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        metavar="TIMES",
-        help="divide every duration in the rules, for a replay at that speed",
-    )
-    generate.add_argument(
-        "--runbook-url",
-        metavar="BASE",
-        help="where notifications find the runbooks: BASE/<Alert>, or BASE with {alert} in it (default: the exporter that saw it)",
-    )
-    generate.add_argument(
-        "--grafana-url", metavar="BASE", help="where notifications find Grafana (default http://localhost:3000)"
-    )
-    generate.set_defaults(run=run.generate)
-
-
-def _add_demo(commands: _Commands) -> None:
-    demo = commands.add_parser(
-        "demo", help="a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives"
-    )
-    demo.add_argument("--recording", default="retract", metavar="DIR", help="what to replay (default retract)")
-    demo.add_argument(
-        "--profile",
-        default=DEFAULT_PROFILE,
-        metavar="PROFILE",
-        help=f"the exporter's profile (default {DEFAULT_PROFILE})",
-    )
-    demo.add_argument("--speed", type=float, default=25.0, metavar="TIMES", help="how many times as fast (default 25)")
-    demo.add_argument(
-        "--seconds", type=float, default=0.0, metavar="SECONDS", help="end after this long (default: on Ctrl-C)"
-    )
-    demo.set_defaults(run=run.demo)
-
-
-def _add_completion(commands: _Commands) -> None:
-    completion = commands.add_parser(
-        "completion",
-        help="print a script that completes this command line in a shell",
-        description="Print a completion script. bash: source <(sglang-tuning-exporter completion bash)",
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to write it for")
-    completion.set_defaults(run=_completion)
-
-
-def _add_backfill(commands: _Commands) -> None:
-    backfill = commands.add_parser(
-        "backfill",
-        help="a server's log as metrics, for a Prometheus that was not there",
-        description="Write what the exporter would have exposed over a log as OpenMetrics with times, for"
+    backfill = add(
+        run.backfill,
+        "a server's log as metrics, for a Prometheus that was not there",
+        "Write what the exporter would have exposed over a log as OpenMetrics with times, for"
         " `promtool tsdb create-blocks-from openmetrics`.",
     )
-    backfill.add_argument(
-        "logs", nargs="+", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input; in any order"
-    )
-    backfill.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write it")
-    _add_jobs(backfill)
-    _add_judging(backfill)
-    backfill.add_argument("--job", default="sglang", metavar="NAME", help="the series' job (default sglang)")
-    backfill.add_argument(
-        "--instance", default="backfill", metavar="NAME", help="the series' instance (default backfill)"
-    )
-    backfill.add_argument(
-        "--grafana-url", metavar="BASE", help="Grafana's address in the printed link (default http://localhost:3000)"
-    )
-    backfill.add_argument("--date", metavar="YYYY-MM-DD", help="the day of the first line, of a log without dates")
-    backfill.set_defaults(run=run.backfill)
-
-
-def _add_plan(commands: _Commands) -> None:
-    plan = commands.add_parser(
-        "plan",
-        help="what a server would do with more or fewer requests at once",
-        description="Print throughput, inter-token latency, KV cache use and the wait for a first token at 1, 2, 4 … requests at once, by"
+    _add_logs(backfill, nargs="+")
+    backfill.flag("--output FILE", "where to write it", type=Path, required=True)
+    backfill.flag("--job NAME", "the series' job (default sglang)", default="sglang")
+    backfill.flag("--instance NAME", "the series' instance (default backfill)", default="backfill")
+    backfill.flag("--grafana-url BASE", "Grafana's address in the printed link (default http://localhost:3000)")
+    backfill.flag("--date YYYY-MM-DD", "the day of the first line, of a log without dates")
+    for command in (report, backfill):
+        command.flag(
+            "--jobs N",
+            "most processes: beside this one, one reads each large log (default: one for each core)",
+            type=int,
+        )
+    plan = add(
+        run.plan,
+        "what a server would do with more or fewer requests at once",
+        "Print throughput, inter-token latency, KV cache use and the wait for a first token at 1, 2, 4 … requests at once, by"
         " measured step times: of a live server (0.5.18 on), or of its log. Status 1: the step time is not known.",
     )
-    plan.add_argument("logs", nargs="*", metavar="LOG", help="a log, a glob, a .gz file, or - for standard input")
-    plan.add_argument("--sglang-url", metavar="URL", help="SGLang's address, in place of logs")
-    plan.add_argument(
-        "--seconds", type=float, default=120.0, metavar="SECONDS", help="how long to watch it (default 120)"
-    )
-    plan.add_argument(
-        "--api-key-file", metavar="FILE", help="file with SGLang's --api-key [SGLANG_TUNING_API_KEY_FILE]"
-    )
-    plan.add_argument("--format", default="text", metavar="text|json", help="default text")
-    _add_judging(plan)
-    plan.set_defaults(run=run.plan)
+    _add_logs(plan, nargs="*")
+    plan.flag("--sglang-url URL", "SGLang's address, in place of logs")
+    plan.flag("--seconds SECONDS", "how long to watch it (default 120)", type=float, default=120.0)
+    _add_key(plan)
+    plan.flag("--format text|json", "default text", default="text")
 
 
-def _add_record(commands: _Commands) -> None:
-    record = commands.add_parser(
-        "record",
-        help="record a live server for a bug report",
-        description="Write a live server's log and metrics into a directory that `replay` serves: without secrets, paths,"
+def _add_recordings(add: Callable[..., _Parser]) -> None:
+    replay = add(run.replay, "serve a recorded SGLang as if it were live")
+    replay.flag("directory DIR", "a recording, or the name of a packaged one: retract, steady")
+    replay.flag("--speed TIMES", "how many times as fast (default 1)", type=float, default=1.0)
+    replay.flag(
+        "--listen-address HOST:PORT", "where /metrics is served (default 127.0.0.1:30001)", default="127.0.0.1:30001"
+    )
+    replay.flag("--log-file PATH", "where the log grows (default: a new temporary file)", type=Path)
+    replay.flag("--loop", "start over at the end, as a restarted server would")
+    record = add(
+        run.record,
+        "record a live server for a bug report",
+        "Write a live server's log and metrics into a directory that `replay` serves: without secrets, paths,"
         " hosts, addresses, models' names and requests.",
     )
-    record.add_argument("--sglang-url", required=True, metavar="URL", help="SGLang's address")
-    record.add_argument("--log-file", required=True, metavar="PATH", help="SGLang's log")
-    record.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new directory")
-    record.add_argument("--seconds", type=float, metavar="SECONDS", help="how long (default: until Ctrl-C)")
-    record.add_argument(
-        "--api-key-file", metavar="FILE", help="file with SGLang's --api-key [SGLANG_TUNING_API_KEY_FILE]"
-    )
-    record.add_argument(
+    record.flag("--sglang-url URL", "SGLang's address", required=True)
+    record.flag("--log-file PATH", "SGLang's log", required=True)
+    record.flag("--output DIR", "a new directory", type=Path, required=True)
+    record.flag("--seconds SECONDS", "how long (default: until Ctrl-C)", type=float)
+    _add_key(record)
+    record.flag(
         "--keep-request-text",
-        action="store_true",
-        help="keep lines that may hold the text of requests (--log-requests, exceptions), their secrets taken out",
+        "keep lines that may hold the text of requests (--log-requests, exceptions), their secrets taken out",
     )
-    record.set_defaults(run=run.record)
+    notify = add(run.notify, "print Alertmanager's notifications as text", "A webhook receiver that prints.")
+    notify.flag(
+        "--listen-address HOST:PORT", "where Alertmanager posts to (default 127.0.0.1:9742)", default="127.0.0.1:9742"
+    )
+    demo = add(run.demo, "a recorded server, the exporter, Prometheus and Alertmanager, until a notification arrives")
+    demo.flag("--recording DIR", "what to replay (default retract)", default="retract")
+    demo.flag("--profile PROFILE", f"the exporter's profile (default {DEFAULT_PROFILE})", default=DEFAULT_PROFILE)
+    demo.flag("--speed TIMES", "how many times as fast (default 25)", type=float, default=25.0)
+    demo.flag("--seconds SECONDS", "end after this long (default: on Ctrl-C)", type=float, default=0.0)
 
 
-def _add_judging(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of profile and thresholds to a command that reads old logs."""
-    parser.add_argument(
-        "--profile",
+def _add_key(command: _Parser) -> None:
+    command.flag("--api-key-file FILE", "file with SGLang's --api-key [SGLANG_TUNING_API_KEY_FILE]")
+
+
+def _add_logs(command: _Parser, nargs: str) -> None:
+    """Add the logs, and the settings by which they are read and judged."""
+    command.flag("logs LOG", "a log, a glob, a .gz file, or - for standard input; in any order", nargs=nargs)
+    command.flag(
+        "--profile PROFILE",
+        f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
         default=run.variable("PROFILE", DEFAULT_PROFILE),
-        metavar="PROFILE",
-        help=f"what the server was for (default {DEFAULT_PROFILE}) [SGLANG_TUNING_PROFILE]",
     )
-    parser.add_argument(
-        "--threshold",
+    command.flag(
+        "--threshold NAME=VALUE",
+        "a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
         action="append",
-        metavar="NAME=VALUE",
-        help="a figure of your own in place of the profile's, as with serve [SGLANG_TUNING_THRESHOLD]",
     )
-    parser.add_argument(
-        "--max-gb",
+    command.flag(
+        "--max-gb GB",
+        "read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)",
         type=float,
-        metavar="GB",
-        help="read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)",
     )
-
-
-def _add_jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="most processes: beside this one, one reads each large log (default: one for each core)",
-    )
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from sglang_tuning_exporter.cli.completion import script
-
-    flags = {name: words(command) for name, command in commands_of(make_parser()).items()}
-    sys.stdout.write(script(PROGRAM, arguments.shell, flags))
-    return 0

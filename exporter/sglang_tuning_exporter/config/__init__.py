@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.config import values
@@ -18,6 +17,7 @@ from sglang_tuning_exporter.config.values import (
     Address,
     UsageError,
     agreeing,
+    check,
     key_in,
     parse_address,
     suggestion,
@@ -27,7 +27,7 @@ from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THR
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "DEFAULT_PORT",
@@ -37,6 +37,7 @@ __all__ = [
     "UsageError",
     "add_arguments",
     "agreeing",
+    "check",
     "key_in",
     "parse_address",
     "resolve",
@@ -49,48 +50,26 @@ API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """The effective settings, checked once; nothing reads the environment after this."""
-
-    sglang_url: str | None
-    log_file: tuple[str, ...]
-    profile: str
-    listen_address: Address
-    scrape_timeout: float
-    metrics_path: str
-    passthrough: bool
-    from_start: bool
-    api_key_file: Path | None
-    state_file: Path | None
-    threshold: Mapping[str, float] = field(default_factory=dict)
-    web_config: Path | None = None
-    external_url: str | None = None
-    # From a file or the environment, never from a flag: any user can read the arguments of a process.
-    api_key: str | None = field(default=None, repr=False)
-
-    @property
-    def metrics_url(self) -> str | None:
-        """Where SGLang's exposition is, or None without `--sglang-url`."""
-        return None if self.sglang_url is None else self.sglang_url + self.metrics_path
-
-
-@dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. `check(key, value)` converts the value of a source, or raises `UsageError`."""
+    """One setting. `convert` checks the value of a source; `repeatable`: the flag may be given again."""
 
     name: str
-    check: Callable[[str, Any], Any]
+    convert: Callable[[Any], Any]
     default: Any
     help: str
     metavar: str = ""
     repeatable: bool = False
-    switch: bool = False
     aliases: tuple[str, ...] = ()
+
+    @property
+    def switch(self) -> bool:
+        """Whether the flag has no value."""
+        return isinstance(self.default, bool)
 
     @property
     def flag(self) -> str:
         """The flag, as `--sglang-url`; a switch that is on by default has `--no-…`."""
-        return ("--no-" if self.switch and self.default else "--") + self.name.replace("_", "-")
+        return ("--no-" if self.default is True else "--") + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -100,109 +79,97 @@ class Option:
     @property
     def default_text(self) -> str:
         """The default as a user would write it, empty if there is none."""
-        return (
-            ""
-            if self.switch or not self.default
-            else f"{self.default:g}"
-            if isinstance(self.default, float)
-            else str(self.default)
-        )
+        if self.switch or not self.default:
+            return ""
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        "sglang_url",
+def _setting(convert: Callable[[Any], Any], default: Any, metavar: str, help: str, **more: Any) -> Any:  # noqa: A002 - argparse's name
+    return field(
+        default_factory=lambda: default,
+        metadata={"convert": convert, "default": default, "metavar": metavar, "help": help, **more},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The effective settings, checked once; nothing reads the environment after this."""
+
+    sglang_url: str | None = _setting(
         values.server_url,
-        default=None,
-        metavar="URL",
-        help="the SGLang server, such as http://127.0.0.1:30000; without it only the log is read",
-    ),
-    Option(
-        "log_file",
-        values.paths,
-        default=(),
-        metavar="PATH|GLOB|-",
-        help="the server's log; may be given again; - is standard input",
-        repeatable=True,
-    ),
-    Option(
-        "profile",
+        None,
+        "URL",
+        "the SGLang server, such as http://127.0.0.1:30000; without it only the log is read",
+    )
+    log_file: tuple[str, ...] = _setting(
+        values.paths, (), "PATH|GLOB|-", "the server's log; may be given again; - is standard input", repeatable=True
+    )
+    profile: str = _setting(
         values.profile_name,
-        default=DEFAULT_PROFILE,
-        metavar="|".join(PROFILES),
-        help="what this server is for: the same figure means different things",
-    ),
-    Option(
-        "listen_address",
-        values.parse_address,
-        default=Address("0.0.0.0", DEFAULT_PORT),  # noqa: S104 - as every exporter
-        metavar="HOST:PORT",
-        help="where to serve /metrics and the page",
+        DEFAULT_PROFILE,
+        "|".join(PROFILES),
+        "what this server is for: the same figure means different things",
+    )
+    listen_address: Address = _setting(
+        values.address,
+        Address("0.0.0.0", DEFAULT_PORT),  # noqa: S104 - as every exporter
+        "HOST:PORT",
+        "where to serve /metrics and the page",
         aliases=("--web.listen-address",),
-    ),
-    Option(
-        "scrape_timeout",
-        values.seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="longest wait for SGLang; the timeout that the scraper announces shortens it",
-    ),
-    Option(
-        "metrics_path",
-        values.path_of_metrics,
-        default="/metrics",
-        metavar="PATH",
-        help="where SGLang's exposition lies under its address",
-    ),
-    Option(
-        "passthrough", values.switch, default=True, help="leave SGLang's own series out of our /metrics", switch=True
-    ),
-    Option(
-        "from_start",
-        values.switch,
-        default=False,
-        help="read existing logs from their start instead of their end",
-        switch=True,
-    ),
-    Option(
-        "api_key_file",
-        values.key_file,
-        default=None,
-        metavar="FILE",
-        help="file with SGLang's --api-key, sent as a bearer token; the key itself may stand in SGLANG_TUNING_API_KEY",
-    ),
-    Option(
-        "state_file",
-        values.state_file,
-        default=None,
-        metavar="PATH",
-        help="where positions in the log and counters outlive a restart of the exporter",
-    ),
-    Option(
-        "threshold",
+    )
+    scrape_timeout: float = _setting(
+        values.seconds, 10.0, "SECONDS", "longest wait for SGLang; the timeout that the scraper announces shortens it"
+    )
+    metrics_path: str = _setting(
+        values.path_of_metrics, "/metrics", "PATH", "where SGLang's exposition lies under its address"
+    )
+    passthrough: bool = _setting(values.switch, True, "", "leave SGLang's own series out of our /metrics")
+    from_start: bool = _setting(values.switch, False, "", "read existing logs from their start instead of their end")
+    api_key_file: Path | None = _setting(
+        values.path("give a file that holds the key as one line of text and that this user may read", key_in),
+        None,
+        "FILE",
+        "file with SGLang's --api-key, sent as a bearer token; the key itself may stand in SGLANG_TUNING_API_KEY",
+    )
+    state_file: Path | None = _setting(
+        values.path(
+            "give a path for a file in a directory that exists",
+            lambda path: path.name and not path.is_dir() and path.parent.is_dir(),
+        ),
+        None,
+        "PATH",
+        "where positions in the log and counters outlive a restart of the exporter",
+    )
+    threshold: Mapping[str, float] = _setting(
         values.thresholds,
-        default=MappingProxyType({}),
-        metavar="NAME=VALUE",
-        help=f"a figure of your own in place of the profile's, may be given again: {', '.join(THRESHOLDS)}",
+        {},
+        "NAME=VALUE",
+        f"a figure of your own in place of the profile's, may be given again: {', '.join(THRESHOLDS)}",
         repeatable=True,
-    ),
-    Option(
-        "web_config",
-        values.web_config,
-        default=None,
-        metavar="FILE",
-        help="TLS, passwords and headers, in the format of every exporter's --web.config.file; read again when it changes",
+    )
+    web_config: Path | None = _setting(
+        values.path("give a web configuration file, such as Prometheus's exporters have", Path.is_file),
+        None,
+        "FILE",
+        "TLS, passwords and headers, in the format of every exporter's --web.config.file; read again when it changes",
         aliases=("--web.config.file",),
-    ),
-    Option(
-        "external_url",
+    )
+    external_url: str | None = _setting(
         values.url,
-        default=None,
-        metavar="URL",
-        help="this exporter's address as people reach it, for the links in notifications (default: the address that Prometheus scrapes)",
-    ),
-)
-assert (*(option.name for option in OPTIONS), "api_key") == tuple(each.name for each in fields(Config))
+        None,
+        "URL",
+        "this exporter's address as people reach it, for the links in notifications (default: the address that Prometheus scrapes)",
+    )
+    # From a file or the environment, never from a flag: any user can read the arguments of a process.
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where SGLang's exposition is, or None without `--sglang-url`."""
+        return None if self.sglang_url is None else self.sglang_url + self.metrics_path
+
+
+OPTIONS = tuple(Option(each.name, **each.metadata) for each in fields(Config) if each.metadata)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -229,22 +196,22 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
     stored = _read_file(path or "") if path or arguments.config is not None else {}
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        given = getattr(arguments, option.name)
-        if given is not None:
-            values[option.name] = option.check(option.flag, given)
-        elif environment.get(option.variable, "") != "":
-            values[option.name] = option.check(option.variable, environment[option.variable])
-        elif stored.get(option.name) is not None:
-            try:
-                values[option.name] = option.check(f"{path}: {option.name}", stored[option.name])
-            except (
-                ValueError,
-                OverflowError,
-            ):  # Python neither prints an integer of 5,000 digits nor converts it to a float
-                raise UsageError(f"{path}: {option.name}: too large a figure; give a smaller one") from None
-        else:
-            values[option.name] = option.default
-    config = Config(**values, api_key=_api_key(values["api_key_file"], environment.get(API_KEY_VARIABLE)))
+        sources = (
+            (option.flag, getattr(arguments, option.name)),
+            (option.variable, environment.get(option.variable) or None),
+            (f"{path}: {option.name}", stored.get(option.name)),
+        )
+        key, given = next((source for source in sources if source[1] is not None), ("", None))
+        if given is None:
+            continue
+        try:
+            values[option.name] = check(option.convert, key, given)
+        except (
+            ValueError,
+            OverflowError,
+        ):  # Python neither prints an integer of 5,000 digits nor converts it to a float
+            raise UsageError(f"{key}: too large a figure; give a smaller one") from None
+    config = Config(**values, api_key=_api_key(values.get("api_key_file"), environment.get(API_KEY_VARIABLE)))
     if config.sglang_url is None and not config.log_file:
         raise UsageError("nothing to watch: give --sglang-url http://HOST:PORT, --log-file PATH, or both")
     agreeing(config.threshold, config.profile)
@@ -292,18 +259,14 @@ def _read_file(path: str) -> dict[str, Any]:
     return keys
 
 
-def environment_names() -> Sequence[str]:
-    """Every environment variable that is read."""
-    return [option.variable for option in OPTIONS] + [ENVIRONMENT_PREFIX + "CONFIG", API_KEY_VARIABLE]
-
-
 # Kubernetes sets these in every pod if a service is called sglang-tuning.
 _SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(?:SERVICE_(?:HOST|PORT.*)|PORT(?:_.*)?)")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable with our prefix that is unknown."""
-    known = [*environment_names(), ENVIRONMENT_PREFIX + "FORMAT"]  # the last one is for `report`
+    known = [*(option.variable for option in OPTIONS), API_KEY_VARIABLE]
+    known += [ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "FORMAT"]  # the last one is for `report`
     return [
         f"{name}: unknown variable, ignored{suggestion(name, known)}"
         for name in sorted(environment)

@@ -6,18 +6,20 @@ A wrong value is a `UsageError`: one line that names the key, the value and the 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.state.profiles import PROFILES, THRESHOLDS, threshold_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 DEFAULT_PORT = 9741
+_T = TypeVar("_T")
 
 
 class UsageError(Exception):
@@ -42,81 +44,98 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class RefusedError(ValueError):
+    """The remedy for a wrong value; `shown` stands for the value in the error line where that must not be repeated."""
+
+    def __init__(self, remedy: str, shown: str | None = None) -> None:
+        super().__init__(remedy)
+        self.shown = shown
+
+
+def check(convert: Callable[[Any], _T], key: str, value: Any) -> _T:
+    """Return the converted value of a source. Raise `UsageError`."""
+    try:
+        return convert(value)
+    except RefusedError as error:
+        raise UsageError(f"{key}={value if error.shown is None else error.shown}: {error}") from None
+
+
 def parse_address(key: str, value: Any) -> Address:
     """`host:port`, `:port` or `[v6]:port` as an `Address`. Raise `UsageError`."""
+    return check(address, key, value)
+
+
+# Each of the following converts a flag, a variable or a value of YAML, or raises `RefusedError`.
+
+
+def address(value: Any) -> Address:
+    """Check `host:port`, `:port` or `[v6]:port`."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", _word(value))
     if match is None or int(match["port"]) > 65535:
-        raise UsageError(f"{key}={value}: give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
+        raise RefusedError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
     return Address(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
 
 
-def url(key: str, value: Any) -> str:
-    """Check an HTTP address without a password. Raise `UsageError`."""
+def url(value: Any) -> str:
+    """Check an HTTP address without a password."""
     text = _word(value).rstrip("/")
     if "@" in text:
-        raise UsageError(
-            f"{key}=…@{text.rpartition('@')[2]}: a password does not belong in an address; use --api-key-file"
-        )
+        shown = f"…@{text.rpartition('@')[2]}"
+        raise RefusedError("a password does not belong in an address; use --api-key-file", shown)
     try:
         parts = urlsplit(text)
         is_right = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         is_right = False
-    if not is_right or any(c in "?#" or c.isspace() or not c.isprintable() for c in text):
-        raise UsageError(f"{key}={value}: give an address, such as http://127.0.0.1:30000")
+    if not is_right or not _is_plain(text, "?#"):
+        raise RefusedError("give an address, such as http://127.0.0.1:30000")
     return text
 
 
-def server_url(key: str, value: Any) -> str:
-    """Check SGLang's address; a copied `/metrics` at its end is removed. Raise `UsageError`."""
-    return url(key, value).removesuffix("/metrics")
+def server_url(value: Any) -> str:
+    """Check SGLang's address; a copied `/metrics` at its end is removed."""
+    return url(value).removesuffix("/metrics")
 
 
-def paths(key: str, value: Any) -> tuple[str, ...]:
-    """Check the paths of logs. Raise `UsageError`."""
-    values = value if isinstance(value, (list, tuple)) else _word(value).split(",")
-    paths = tuple(_word(item) for item in values)
-    if not paths or "" in paths:
-        raise UsageError(f"{key}={value}: give a path, a glob, or - for standard input")
-    if paths.count("-") > 1:
-        raise UsageError(f"{key}={value}: standard input can be read only once")
-    return paths
+def paths(value: Any) -> tuple[str, ...]:
+    """Check the paths of logs."""
+    found = tuple(map(_word, _several(value)))
+    if not found or "" in found:
+        raise RefusedError("give a path, a glob, or - for standard input")
+    if found.count("-") > 1:
+        raise RefusedError("standard input can be read only once")
+    return found
 
 
-def profile_name(key: str, value: Any) -> str:
-    """Check the name of a profile. Raise `UsageError`."""
+def profile_name(value: Any) -> str:
+    """Check the name of a profile."""
     if _word(value) not in PROFILES:
-        raise UsageError(f"{key}={value}: give one of {', '.join(PROFILES)}{suggestion(_word(value), PROFILES)}")
+        raise RefusedError(f"give one of {', '.join(PROFILES)}{suggestion(_word(value), PROFILES)}")
     return _word(value)
 
 
-def seconds(key: str, value: Any) -> float:
-    """Check seconds above 0, up to 300. Raise `UsageError`."""
-    try:
-        seconds = float(_word(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= 300:
-        raise UsageError(f"{key}={value}: give seconds above 0 and up to 300")
-    return seconds
+def seconds(value: Any) -> float:
+    """Check seconds above 0, up to 300."""
+    with suppress(ValueError):
+        if 0 < (found := float(_word(value))) <= 300:
+            return found
+    raise RefusedError("give seconds above 0 and up to 300")
 
 
-def switch(key: str, value: Any) -> bool:
-    """Check true or false. Raise `UsageError`."""
-    if isinstance(value, bool):
-        return value
-    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    try:
-        return known[_word(value).lower()]
-    except KeyError:
-        raise UsageError(f"{key}={value}: give true or false") from None
+def switch(value: Any) -> bool:
+    """Check true or false."""
+    word = str(value).lower() if isinstance(value, bool) else _word(value).lower()
+    if word in {"true", "1", "yes", "on"}:
+        return True
+    if word in {"false", "0", "no", "off"}:
+        return False
+    raise RefusedError("give true or false")
 
 
-def path_of_metrics(key: str, value: Any) -> str:
-    """Check the path of an exposition. Raise `UsageError`."""
-    text = _word(value)
-    if not text.startswith("/") or any(c in "?#@" or c.isspace() or not c.isprintable() for c in text):
-        raise UsageError(f"{key}={value}: give a path that starts with /, such as /metrics")
+def path_of_metrics(value: Any) -> str:
+    """Check the path of an exposition."""
+    if not (text := _word(value)).startswith("/") or not _is_plain(text, "?#@"):
+        raise RefusedError("give a path that starts with /, such as /metrics")
     return text
 
 
@@ -129,14 +148,34 @@ def key_in(path: Path) -> str:
     return key if key.isprintable() else ""
 
 
-def key_file(key: str, value: Any) -> Path:
-    """Check a file that holds a key. Raise `UsageError`."""
-    path = Path(_word(value))
-    if not key_in(path):
-        raise UsageError(
-            f"{key}={value}: give a file that holds the key as one line of text and that this user may read"
-        )
-    return path
+def path(remedy: str, is_right: Callable[[Path], object]) -> Callable[[Any], Path]:
+    """Return a check of a path."""
+
+    def convert(value: Any) -> Path:
+        found = Path(_word(value))
+        if not is_right(found):
+            raise RefusedError(remedy)
+        return found
+
+    return convert
+
+
+def thresholds(value: Any) -> dict[str, float]:
+    """Return thresholds from one or more `NAME=VALUE`, or from a mapping."""
+    if isinstance(value, dict):
+        pairs = [(str(name), figure) for name, figure in value.items()]
+    else:
+        pairs = [(name.strip(), figure) for name, _, figure in (_word(item).partition("=") for item in _several(value))]
+    found: dict[str, float] = {}
+    for name, figure in pairs:
+        shown = f"{name}={figure}"
+        try:
+            found[name] = float(_word(figure))
+        except ValueError:
+            raise RefusedError("give a number, such as queue_upper=500", shown) from None
+        if problem := threshold_problem(name, found[name]):
+            raise RefusedError(problem + ("" if name in THRESHOLDS else suggestion(name, THRESHOLDS)), shown)
+    return found
 
 
 def _word(value: Any) -> str:
@@ -144,40 +183,12 @@ def _word(value: Any) -> str:
     return str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
-def state_file(key: str, value: Any) -> Path:
-    """Check the path of a file that can be written. Raise `UsageError`."""
-    path = Path(_word(value))
-    if not path.name or path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{key}={value}: give a path for a file in a directory that exists")
-    return path
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else _word(value).split(",")
 
 
-def web_config(key: str, value: Any) -> Path:
-    """Check a web configuration file. Raise `UsageError`."""
-    path = Path(_word(value))
-    if not path.is_file():
-        raise UsageError(f"{key}={value}: give a web configuration file, such as Prometheus's exporters have")
-    return path
-
-
-def thresholds(key: str, value: Any) -> dict[str, float]:
-    """Return thresholds from one or more `NAME=VALUE`, or from a mapping of a file. Raise `UsageError`."""
-    if isinstance(value, dict):
-        pairs = [(str(name), figure) for name, figure in value.items()]
-    else:
-        items = value if isinstance(value, (list, tuple)) else _word(value).split(",")
-        pairs = [(name.strip(), figure) for name, _, figure in (_word(item).partition("=") for item in items)]
-    found: dict[str, float] = {}
-    for name, figure in pairs:
-        try:
-            found[name] = float(_word(figure))
-        except ValueError:
-            raise UsageError(f"{key}={name}={figure}: give a number, such as queue_upper=500") from None
-        problem = threshold_problem(name, found[name])
-        if problem:
-            near = "" if name in THRESHOLDS else suggestion(name, THRESHOLDS)
-            raise UsageError(f"{key}={name}={figure}: {problem}{near}")
-    return found
+def _is_plain(text: str, without: str) -> bool:
+    return not any(c in without or c.isspace() or not c.isprintable() for c in text)
 
 
 def agreeing(values: Mapping[str, float], profile: str) -> dict[str, float]:
