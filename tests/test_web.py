@@ -262,14 +262,16 @@ def test_an_unknown_figure_is_not_judged(tmp_path: Path) -> None:
     assert {(judged, value) for judged, _, value in figures} == {("", "not reported")}
 
 
-def test_a_pool_with_room_is_not_called_good_while_requests_wait(tmp_path: Path) -> None:
+def test_a_kv_cache_is_green_only_while_nobody_waits_and_red_where_it_has_room_for_those_who_wait(
+    tmp_path: Path,
+) -> None:
     sidecar = watched_retractions(tmp_path)
     shown = []
     for queued, usage in ((0, 0.2), (5, 0.95), (5, 0.2)):
         line = DecodeBatch(None, Rank(), 2, queued, 1000, usage, graph_device="cpu")
         sidecar.state.observe(line, time.monotonic())
         shown += re.findall(r'<div(?: class="(\w+)")?><dt>Token usage</dt><dd class="value">([^<]*)<', page_of(sidecar))
-    assert shown[:2] == [("good", "0.20"), ("good", "0.95")]
+    assert shown[:2] == [("good", "0.20"), ("", "0.95")]  # full with a queue: what the guide wants, and requests wait
     assert shown[2] in {("", "0.20"), ("bad", "0.20")}  # the server recovers, or holds back
 
 
@@ -297,12 +299,14 @@ def test_the_page_of_a_dead_server_has_nothing_green_and_no_figure_of_before(tmp
     assert "Confidence" not in page
 
 
-def test_a_check_that_passed_shows_its_figure_or_no_and_never_what_is_seen_when_it_fails(address: str) -> None:
-    page = requests.get(address + "/", timeout=10).text
-    checks = re.findall(
-        r"<li><span class=\"mark\" aria-hidden=\"true\">✓</span>([^<]+): <span class=\"soft\">([^<]+)</span>", page
-    )
-    for name, figure in checks:
-        assert name == next(row.headline for row in BY_ID.values() if row.headline == name)
-        assert figure == "no" or ", healthy " in figure
-        assert "could not" not in figure
+def test_a_check_that_passed_shows_its_figure_with_its_limit_or_no_and_never_what_is_seen_when_it_fails(
+    tmp_path: Path,
+) -> None:
+    with lived(SCENES["healthy"](), tmp_path) as sidecar, web(sidecar) as address:
+        page = requests.get(address + "/?still", timeout=10).text
+    checks = dict(re.findall(r'✓</span>([^<]+): <span class="soft">([^<]+)</span>', page))
+    assert checks["Server down"] == "no"
+    assert checks["Out of memory"] == "none"
+    assert checks["Memory reserve too large"] == "9.9 GB (limit 10.0 GB)"
+    assert checks["Memory reserve too small"] == "9.9 GB (at least 5.0 GB)"
+    assert not [figure for figure in checks.values() if not re.fullmatch(r"no|none|.+ \((limit|at least) .+\)", figure)]

@@ -49,7 +49,6 @@ from sglang_tuning_exporter.mixin.queries import (
     advice,
     by_server,
     generated_tokens,
-    known,
     once,
     own,
     quantiles,
@@ -78,7 +77,7 @@ def board() -> Json:
         TITLES[FLEET],
         description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
         chapters=(
-            Chapter("", (_summary(), Shelf(20, (_servers(),)), Shelf(11, (_since(),)))),
+            Chapter("", (_summary(), Shelf(22, (_servers(),)), Shelf(11, (_since(),)))),
             Chapter("The five largest of each", (_load(),)),
         ),
         variables=variables(fleet=True),
@@ -121,7 +120,7 @@ def _summary() -> Shelf:
             _servers_by_level(),
             stat(
                 "Requests waiting",
-                Query(once(by_server(known(ranked("sglang_tuning_queued_requests")), "sum")), "waiting"),
+                Query(once(by_server(shown(ranked("sglang_tuning_queued_requests")), "sum")), "waiting"),
                 text="value",
                 unit="locale",
                 decimals=0,

@@ -147,8 +147,8 @@ def _usage(schedulers: list[RankState], profile: Profile, history: History) -> F
     judgement = ""
     if usage is not None and "held_back" in states:
         judgement = "bad"
-    elif usage is not None and states and (usage >= profile.token_usage_target or states == {"no_queue"}):
-        judgement = "good"
+    elif usage is not None and states and not states & {"pool_full", "hybrid_pool_full"}:
+        judgement = "good" if usage >= profile.token_usage_target or states == {"no_queue"} else ""
     healthy = f"{profile.token_usage_target:g} or more while requests wait"
     figure = Figure("Token usage", _ratio(usage), healthy, judgement)
     points = history.line(lambda moment: moment.usage)

@@ -183,7 +183,10 @@ def _figure(check: Check) -> str:
     evidence = check.evidence
     if evidence is None or not check.diagnosis.condition.has_figure or evidence.text:
         return "no"
-    return f"{evidence.words()}, healthy {healthy(evidence)}"
+    if evidence.unit == "count" and evidence.threshold == 0:
+        return "none"
+    limit = evidence.words(evidence.threshold)
+    return f"{evidence.words()} ({'at least' if evidence.below else 'limit'} {limit})"
 
 
 def render(sidecar: Sidecar, *, still: bool = False) -> str:
