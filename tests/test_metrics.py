@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -320,10 +321,10 @@ def test_any_label_and_figure_is_written_as_the_library_would(word: str, value: 
 class _Given(Collector):
     """These families, as a registry would give them."""
 
-    def __init__(self, families: list[Metric]) -> None:
+    def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> Sequence[Metric]:
         return self._families
 
 

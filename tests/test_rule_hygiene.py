@@ -43,7 +43,7 @@ def produced() -> dict[str, set[str]]:
         ]
     labels: dict[str, set[str]] = {"up": set()}
     for family in families:
-        told = {*getattr(family, "_labelnames", ()), *(name for each in family.samples for name in each.labels)}
+        told = {*family.names}
         labels[family.name + SUFFIXES.get(family.type, "")] = {*told, *TARGET, "dp_rank"}
     return labels
 

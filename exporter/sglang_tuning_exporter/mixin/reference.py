@@ -18,9 +18,8 @@ from sglang_tuning_exporter.serve.security.active_config import up_family
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from prometheus_client.core import Metric
-
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
+    from sglang_tuning_exporter.serve.metrics.families import Family
 
 _MADE = "Made by `sglang-tuning-exporter generate`"
 # The unit by the end of a name, as Prometheus's naming guide has it.
@@ -96,18 +95,16 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _families(title: str, families: Iterable[Metric]) -> list[str]:
+def _families(title: str, families: Iterable[Family]) -> list[str]:
     head = ["| name | type | labels | unit | meaning | source |", "|---|---|---|---|---|---|"]
     return head + [_family(title, family) for family in families]
 
 
-def _family(title: str, family: Metric) -> str:
-    name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-    names = getattr(family, "names", ()) or [label for sample in family.samples[:1] for label in sample.labels]
-    labels = ", ".join(f"`{label}`" for label in names)
+def _family(title: str, family: Family) -> str:
+    labels = ", ".join(f"`{label}`" for label in family.names)
     unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "-")
     meaning = family.documentation.replace("|", "\\|")
-    return f"| `{name}` | {family.type} | {labels or '-'} | {unit} | {meaning} | {_source(title, family.name)} |"
+    return f"| `{family.sample_name}` | {family.type} | {labels or '-'} | {unit} | {meaning} | {_source(title, family.name)} |"
 
 
 def _source(title: str, name: str) -> str:

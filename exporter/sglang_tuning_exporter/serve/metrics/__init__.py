@@ -16,8 +16,7 @@ from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prometheus_client.core import Metric
-
+    from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
@@ -36,7 +35,7 @@ OF_METRICS = frozenset(
 )
 
 
-def sections(sidecar: SidecarView, now: float) -> dict[str, list[Metric]]:
+def sections(sidecar: SidecarView, now: float) -> dict[str, list[Family]]:
     """Return every family by its heading in the reference, those without samples included."""
     return {
         "Data sources": [*sources(sidecar), *agreement(sidecar, now)],
@@ -59,7 +58,7 @@ class SidecarCollector(Collector):
     def __init__(self, sidecar: SidecarView) -> None:
         self._sidecar = sidecar
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Return all families at one moment; unknown figures are absent."""
         sidecar = self._sidecar
         with sidecar.view() as now:

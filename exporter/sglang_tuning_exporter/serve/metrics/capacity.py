@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.capacity.model import capacities
-from sglang_tuning_exporter.serve.metrics.families import counter, gauge
+from sglang_tuning_exporter.serve.metrics.families import PerRank, counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from prometheus_client.core import Metric
-
     from sglang_tuning_exporter.capacity.estimate import Estimate
     from sglang_tuning_exporter.capacity.model import RankCapacity
+    from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
@@ -46,57 +46,43 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 }
 
 
-def capacity(sidecar: SidecarView, now: float) -> Iterable[Metric]:
+def capacity(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    has_ranks = sidecar.state.has_dp_ranks
-    labels = ("dp_rank",) if has_ranks else ()
-    found = sorted(
-        capacities(sidecar.state, sidecar.measured, now), key=lambda each: -1 if each.dp is None else each.dp
-    )
+    of = PerRank(capacities(sidecar.state, sidecar.measured, now), has_dp_ranks=sidecar.state.has_dp_ranks)
     for name, (words, figure) in GAUGES.items():
-        family = gauge(name, words, *labels)
-        for each in found:
-            value = figure(each)
-            if value is not None:
-                family.add_metric(
-                    _rank(each, has_ranks=has_ranks), value if isinstance(value, (int, float)) else value.value
-                )
-        yield family
-    yield from _steps(found, labels, has_ranks=has_ranks)
-    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason")
-    if sidecar.loads.counts_steps:
-        for reason in sorted({"timeout", *sidecar.loads.failures}):
-            failures.add_metric([reason], sidecar.loads.failures[reason])
-    yield failures
-
-
-def _steps(found: list[RankCapacity], labels: tuple[str, ...], *, has_ranks: bool) -> Iterable[Metric]:
-    parts = gauge(
+        yield of.each(name, words, partial(_value, figure))
+    yield of.split(
+        gauge,
         "decode_step_seconds",
         "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
         " source: v1_loads (0.5.18 on), else the log's decode lines.",
-        "part",
-        "source",
-        *labels,
+        ("part", "source"),
+        lambda c: [((part, source), estimate.value) for part, source, estimate in _parts(c)],
     )
-    bounds = gauge(
+    yield of.split(
+        gauge,
         "decode_step_bound_seconds",
         "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife).",
-        "part",
-        "bound",
-        *labels,
+        ("part", "bound"),
+        lambda c: [
+            sample
+            for part, _, estimate in _parts(c)
+            for sample in (((part, "low"), estimate.low), ((part, "high"), estimate.high))
+        ],
     )
-    for each in found:
-        if each.step is None or each.step.line is None:
-            continue
-        own = _rank(each, has_ranks=has_ranks)
-        for part, estimate in (("fixed", each.step.line.fixed), ("per_request", each.step.line.per_request)):
-            parts.add_metric([part, each.step.source, *own], estimate.value)
-            bounds.add_metric([part, "low", *own], estimate.low)
-            bounds.add_metric([part, "high", *own], estimate.high)
-    yield parts
-    yield bounds
+    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason")
+    reasons = sorted({"timeout", *sidecar.loads.failures}) if sidecar.loads.counts_steps else ()
+    yield failures.filled((reason, sidecar.loads.failures[reason]) for reason in reasons)
 
 
-def _rank(each: RankCapacity, *, has_ranks: bool) -> list[str]:
-    return [str(each.dp)] if has_ranks else []
+def _value(figure: _Figure, scheduler: RankCapacity) -> float | None:
+    found = figure(scheduler)
+    return found if found is None or isinstance(found, (int, float)) else found.value
+
+
+def _parts(scheduler: RankCapacity) -> list[tuple[str, str, Estimate]]:
+    """Return name, source and estimate of both parts of the decode step's duration; none where it is not known."""
+    step = scheduler.step
+    if step is None or step.line is None:
+        return []
+    return [("fixed", step.source, step.line.fixed), ("per_request", step.source, step.line.per_request)]

@@ -5,40 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.scaling import DEMAND_SECONDS, capacity_ratio, demands, scale_out_helps
-from sglang_tuning_exporter.serve.metrics.families import brief, gauge
+from sglang_tuning_exporter.serve.metrics.families import brief, gauge, single
 from sglang_tuning_exporter.state.stages import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from prometheus_client.core import Metric
-
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
+    from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 
-def _end(judgement: Judgement, *, died: bool) -> Metric:
-    end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
-    if died and (how := judgement.past.words.get("server_down")):
-        end.add_metric([brief(how)], 1.0)
-    return end
-
-
-def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
-    """Give the verdict, and everything that it rests on."""
+def findings(sidecar: SidecarView, now: float) -> Iterable[Family]:
+    """Return the families of the verdict, and of everything that it rests on."""
     judgement = sidecar.judge(now)
-    verdict = gauge(
-        "verdict", "1 for what limits the server now: a diagnosis, or why there is none.", "verdict", "severity"
-    )
-    verdict.add_metric([judgement.verdict, judgement.severity], 1.0)
-    yield verdict
+    words = "1 for what limits the server now: a diagnosis, or why there is none."
+    yield gauge("verdict", words, "verdict", "severity").filled([(judgement.verdict, judgement.severity, 1.0)])
     yield from _scaling(judgement, sidecar.past(now, DEMAND_SECONDS))
     stuck = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
-    for stage in STAGES:
-        stuck.add_metric([stage], float(stage == judgement.past.stage))
-    yield stuck
-    yield _end(judgement, died=bool(sidecar.state.life.died))
+    yield stuck.filled((stage, float(stage == judgement.past.stage)) for stage in STAGES)
+    end = gauge("end_info", "How the log says that the server ended; absent while the server may run.", "how")
+    how = judgement.past.words.get("server_down") if sidecar.state.life.died else None
+    yield end.filled([(brief(how), 1.0)] if how else [])
     recommended = gauge(
         "recommendation_timestamp_seconds",
         "Since when the first advice of a diagnosis that holds has been the same, in unix seconds. Flag as typed for the running"
@@ -56,43 +45,44 @@ def findings(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     yield recommended
     active = gauge("diagnosis_active", "1 while this diagnosis holds over the last 10 minutes.", "diagnosis")
     found = {finding.diagnosis.id for finding in judgement.findings}
-    for check in judgement.checks:
-        if check.diagnosis.condition.is_measured:
-            active.add_metric([check.diagnosis.id], float(check.diagnosis.id in found))
-    yield active
-    yield _evidence(judgement)
-    yield _gains(judgement)
+    measured = [check.diagnosis.id for check in judgement.checks if check.diagnosis.condition.is_measured]
+    yield active.filled((diagnosis, float(diagnosis in found)) for diagnosis in measured)
+    yield from _figures(judgement)
     yield from _advised(judgement)
 
 
-def _evidence(judgement: Judgement) -> Metric:
-    family = gauge(
+def _figures(judgement: Judgement) -> Iterable[Family]:
+    """Return the families of the evidence for each finding, and of what its advice is expected to bring."""
+    evidence = gauge(
         "diagnosis_evidence",
         "The figure that decides a diagnosis that holds, in its unit: share (0-1), ratio, per_minute, GB, seconds or count.",
         "diagnosis",
         "unit",
     )
+    gains = gauge(
+        "expected_gain_ratio",
+        "Expected relative change of generation throughput (0.39: 39 % more) from a diagnosis's first advice, by the measured step times.",
+        "diagnosis",
+    )
     for finding in judgement.findings:
         first = finding.evidence[0]
         if finding.diagnosis.condition.has_figure and not first.text:
-            family.add_metric([finding.diagnosis.id, first.unit], first.value)
-    return family
+            evidence.add_metric([finding.diagnosis.id, first.unit], first.value)
+        predicted = (each.expected.gain for each in finding.advice if each.expected is not None)
+        gains.add_metric([finding.diagnosis.id], next(predicted, None))
+    return evidence, gains
 
 
-def _advised(judgement: Judgement) -> Iterable[Metric]:
-    """Give the values to try: numbers, words, and advice to people."""
+def _advised(judgement: Judgement) -> Iterable[Family]:
+    """Return the families of the values to try: numbers, words, and advice to people."""
     now_set = gauge(
         "recommended_arg_current",
         "What that argument is set to, as its flag (the printed conservativeness is 0.3 of the flag under DP attention).",
         "arg",
         "diagnosis",
     )
-    advised = gauge(
-        "recommended_arg",
-        "The value to try for an argument, while a diagnosis that sets it holds.",
-        "arg",
-        "diagnosis",
-    )
+    help_of_values = "The value to try for an argument, while a diagnosis that sets it holds."
+    advised = gauge("recommended_arg", help_of_values, "arg", "diagnosis")
     words = gauge(
         "recommended_setting_info",
         "The word to try for an argument that takes words; without `arg`, what people should do instead of setting a flag.",
@@ -114,38 +104,19 @@ def _advised(judgement: Judgement) -> Iterable[Metric]:
     return advised, now_set, words
 
 
-def _gains(judgement: Judgement) -> Metric:
-    family = gauge(
-        "expected_gain_ratio",
-        "Expected relative change of generation throughput (0.39: 39 % more) from a diagnosis's first advice, by the measured step times.",
-        "diagnosis",
-    )
-    for finding in judgement.findings:
-        predicted = [each.expected.gain for each in finding.advice if each.expected is not None]
-        if predicted:
-            family.add_metric([finding.diagnosis.id], predicted[0])
-    return family
-
-
-def _scaling(judgement: Judgement, lately: Past) -> Iterable[Metric]:
+def _scaling(judgement: Judgement, lately: Past) -> Iterable[Family]:
     """Return the families for autoscalers; without samples for a server that is down, stuck or starting."""
-    ratio = gauge(
+    yield single(
         "capacity_ratio",
         "Demand of the last 2 minutes over what this server can do within its objectives: the greatest of prefill backlog / first-token"
         " objective, inter-token time / its objective, KV cache asked for / KV cache.",
+        capacity_ratio(lately),
     )
     demanded = gauge("demand_ratio", "The parts of sglang_tuning_capacity_ratio, each where it is known.", "of")
-    for each in demands(lately):
-        demanded.add_metric([each.of], each.ratio)
-    greatest, helps = capacity_ratio(lately), scale_out_helps(judgement)
-    if greatest is not None:
-        ratio.add_metric([], greatest)
-    yield ratio
-    yield demanded
-    replica = gauge(
+    yield demanded.filled((each.of, each.ratio) for each in demands(lately))
+    helps = scale_out_helps(judgement)
+    yield single(
         "scale_out_helps",
         "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance).",
+        None if helps is None else float(helps),
     )
-    if helps is not None:
-        replica.add_metric([], float(helps))
-    yield replica

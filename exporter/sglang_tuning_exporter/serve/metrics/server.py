@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from sglang_tuning_exporter.serve.metrics.families import brief, by_label, counter, gauge, info, single
+from sglang_tuning_exporter.serve.metrics.families import brief, counter, gauge, info, single
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES, LivenessKind
 from sglang_tuning_exporter.state.latency import Latency
 from sglang_tuning_exporter.state.profiles import GIGABYTE
@@ -12,8 +12,7 @@ from sglang_tuning_exporter.state.profiles import GIGABYTE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from prometheus_client.core import Metric
-
+    from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
 
 JUDGED: tuple[Latency, ...] = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
@@ -24,7 +23,7 @@ _COUNTED = {
 }
 
 
-def server(sidecar: SidecarView, now: float) -> Iterable[Metric]:
+def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families about release, arguments, requests, liveness and latencies."""
     state, facts = sidecar.state, sidecar.state.facts
     yield info(
@@ -34,13 +33,13 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Metric]:
         | {"profile": sidecar.profile.name},
     )
     words = "A numeric argument of the running server, as resolved by it (switches are 0 or 1)."
-    yield by_label(gauge("server_arg", words, "arg"), sorted(facts.shown_args.items()))
-    yield by_label(counter("server_starts", "Starts of the server seen by this exporter."), [("", state.starts)])
+    yield gauge("server_arg", words, "arg").filled(sorted(facts.shown_args.items()))
+    yield counter("server_starts", "Starts of the server seen by this exporter.").filled([(state.starts,)])
     for name, words in _COUNTED.items():
-        yield by_label(counter(name, words), [("", state.server_count(name))])
+        yield counter(name, words).filled([(state.server_count(name),)])
     words = "Requests answered with 503, from the access log, where a rejected stream is a 200."
-    rejected = [("", state.server_totals.counts["rejected_requests"])] if sidecar.config.log_file else []
-    yield by_label(counter("rejected_requests", words), rejected)
+    rejected = [(state.server_totals.counts["rejected_requests"],)] if sidecar.config.log_file else []
+    yield counter("rejected_requests", words).filled(rejected)
     words = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."
     )
@@ -53,13 +52,13 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     )
     words = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", words, "latency")
-    yield by_label(seen, [(each, state.latency.observations(each)) for each in JUDGED])
+    yield seen.filled([(each, state.latency.observations(each)) for each in JUDGED])
     words = "Those above the profile's objective (estimated inside a histogram's bucket)."
     missed = counter("latency_breaches", words, "latency")
-    yield by_label(missed, [(each, state.latency.breaches(each)) for each in JUDGED])
+    yield missed.filled([(each, state.latency.breaches(each)) for each in JUDGED])
 
 
-def memory(sidecar: SidecarView) -> Iterable[Metric]:
+def memory(sidecar: SidecarView) -> Iterable[Family]:
     """Return the families about GPU memory, as reported at the start."""
     state, facts = sidecar.state, sidecar.state.facts
     left = gauge(
@@ -92,7 +91,7 @@ def memory(sidecar: SidecarView) -> Iterable[Metric]:
     )
 
 
-def failures(sidecar: SidecarView, now: float) -> Iterable[Metric]:
+def failures(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the families about out-of-memory failures in the log, by phase."""
     words = "Fatal out-of-memory failures in the log, by phase. A retraction is none."
     yield from _events(
@@ -104,21 +103,18 @@ def failures(sidecar: SidecarView, now: float) -> Iterable[Metric]:
     )
 
 
-def _events(sidecar: SidecarView, now: float, counts: Metric, ages: Metric, events: Sequence[str]) -> Iterable[Metric]:
+def _events(sidecar: SidecarView, now: float, counts: Family, ages: Family, events: Sequence[str]) -> Iterable[Family]:
     """Fill how often each event of the log happened, and how long ago the last one was.
 
     A counter that is first seen above 0 cannot show whether its events are recent.
     """
     state, names = sidecar.state, events if sidecar.config.log_file else ()
     counted = state.out_of_memory if events is OUT_OF_MEMORY_PHASES else state.liveness
-    yield by_label(counts, [(event, counted[event]) for event in names])
-    yield by_label(ages, [(event, state.journal.age(event, now)) for event in names])
+    yield counts.filled([(event, counted[event]) for event in names])
+    yield ages.filled([(event, state.journal.age(event, now)) for event in names])
 
 
-def thresholds(sidecar: SidecarView) -> Iterable[Metric]:
+def thresholds(sidecar: SidecarView) -> Iterable[Family]:
     """Return the family of the thresholds in force, for boards and rules."""
     profile = sidecar.profile.for_edition(first=sidecar.state.facts.is_first_edition)
-    family = gauge("threshold", "What the profile in force calls healthy.", "signal", "bound")
-    for signal, bound, value in profile.bounds:
-        family.add_metric([signal, bound], value)
-    yield family
+    yield gauge("threshold", "What the profile in force calls healthy.", "signal", "bound").filled(profile.bounds)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.serve.metrics.families import by_label, counter, gauge, info, single, sound
+from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, single, sound
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from prometheus_client.core import Metric
-
+    from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import LogView, SidecarView
 
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
@@ -20,7 +19,7 @@ CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines
 SUSPICIOUS_KINDS = ("batch", "retraction", "out_of_memory", "startup", "rejection")
 
 
-def sources(sidecar: SidecarView) -> Iterable[Metric]:
+def sources(sidecar: SidecarView) -> Iterable[Family]:
     """Return the families about where the figures come from, and whether those sources work."""
     health, config, is_scraped = sidecar.health, sidecar.config, sidecar.config.sglang_url is not None
     yield info("build", "The version of this exporter.", {"version": __version__})
@@ -33,23 +32,23 @@ def sources(sidecar: SidecarView) -> Iterable[Metric]:
     yield single("up", words, float(health.up is True) if is_scraped else None)
     words = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
     error = gauge("scrape_error_info", words, "reason")
-    yield by_label(error, [(health.reason, 1.0)] if is_scraped and health.up is False else [])
+    yield error.filled([(health.reason, 1.0)] if is_scraped and health.up is False else [])
     words = "Duration of the last scrape of SGLang in seconds."
     yield single("scrape_duration_seconds", words, health.scrape_seconds)
     words = "SGLang families on the last page that no known release has."
     yield single("metrics_unrecognised_families", words, health.unrecognised if health.up else None)
     words = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
-    yield by_label(counter("capped", words, "what"), [(what, sidecar.state.capped[what]) for what in CAPPED])
+    yield counter("capped", words, "what").filled([(what, sidecar.state.capped[what]) for what in CAPPED])
     words = "Unexpected errors in the exporter's own threads; each one was restarted."
-    yield by_label(counter("thread_errors", words, "thread"), sorted(sidecar.threads.errors.items()))
+    yield counter("thread_errors", words, "thread").filled(sorted(sidecar.threads.errors.items()))
     if sidecar.log is not None:
         yield from _files(sidecar.log)
         yield from _lines(sidecar, sidecar.log)
 
 
-def _files(log: LogView) -> Iterable[Metric]:
+def _files(log: LogView) -> Iterable[Family]:
     words = "Whether this log file is being followed."
-    yield by_label(gauge("log_up", words, "file"), [(sound(file.path), float(file.up)) for file in log.files])
+    yield gauge("log_up", words, "file").filled([(sound(file.path), float(file.up)) for file in log.files])
     words = (
         "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )
@@ -57,29 +56,29 @@ def _files(log: LogView) -> Iterable[Metric]:
     words = "Files that match --log-file and are not followed: there are too many."
     yield single("log_files_left_out", words, log.left_out)
     words = "Rotated or deleted files of the log that were gone, or may have been, before they were read to their end."
-    yield by_label(counter("log_files_lost", words), [("", log.files_lost)])
+    yield counter("log_files_lost", words).filled([(log.files_lost,)])
     words = "Lines of the log that were longer than 1 MiB, and not read."
-    yield by_label(counter("log_dropped_lines", words), [("", log.dropped_lines)])
+    yield counter("log_dropped_lines", words).filled([(log.dropped_lines,)])
     problem, words = log.state_file_problem, "Whether positions and counters can be saved in --state-file."
     yield single("state_file_up", words, None if problem is None else float(not problem))
 
 
-def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Metric]:
+def _lines(sidecar: SidecarView, log: LogView) -> Iterable[Family]:
     words = "When the last line of the log arrived, in unix seconds."
     yield single("log_last_line_timestamp_seconds", words, log.last_line_at)
     words = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
     yield single("log_silent_seconds", words, sidecar.log_silent_seconds)
     words = "Lines read from the log, by kind."
-    yield by_label(counter("log_lines", words, "kind"), [(kind, log.lines[kind]) for kind in LINE_KINDS])
+    yield counter("log_lines", words, "kind").filled([(kind, log.lines[kind]) for kind in LINE_KINDS])
     words = "Log lines of a known kind with words or keys that no known release prints: SGLang's format has changed."
     unknown = counter("log_unrecognised", words, "kind")
-    yield by_label(unknown, [(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
+    yield unknown.filled([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
     words = "Lines that looked like an event of the server and were not counted, because nothing else confirmed them."
     suspicious = sidecar.state.forgeries.suspicious
-    yield by_label(counter("log_suspicious", words, "kind"), [(kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS])
+    yield counter("log_suspicious", words, "kind").filled([(kind, suspicious[kind]) for kind in SUSPICIOUS_KINDS])
 
 
-def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
+def agreement(sidecar: SidecarView, now: float) -> Iterable[Family]:
     """Return the family of facts that log and metrics report differently."""
     state = sidecar.state
     facts = {
@@ -87,4 +86,4 @@ def agreement(sidecar: SidecarView, now: float) -> Iterable[Metric]:
         "retracted_requests": state.forgeries.disagrees(now) if state.log_is_read else None,
     }
     words = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
-    yield by_label(gauge("sources_disagree", words, "fact"), facts.items() if sidecar.log is not None else [])
+    yield gauge("sources_disagree", words, "fact").filled(facts.items() if sidecar.log is not None else [])

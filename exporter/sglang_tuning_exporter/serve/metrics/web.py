@@ -11,10 +11,10 @@ from sglang_tuning_exporter.serve.metrics.families import info, sound
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from prometheus_client.core import InfoMetricFamily
+    from sglang_tuning_exporter.serve.metrics.families import Family
 
 
-def web(external_url: str | None, *, is_tls: bool) -> InfoMetricFamily:
+def web(external_url: str | None, *, is_tls: bool) -> Family:
     """Return the family with its sample."""
     return info(
         "web",
@@ -29,6 +29,6 @@ class WebCollector(Collector):
     def __init__(self, external_url: str | None, is_tls: Callable[[], bool]) -> None:
         self._external_url, self._is_tls = external_url, is_tls
 
-    def collect(self) -> Iterator[InfoMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         """Return the one family."""
         yield web(self._external_url, is_tls=self._is_tls())

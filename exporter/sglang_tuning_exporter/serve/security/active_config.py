@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from prometheus_client.core import GaugeMetricFamily, Metric
+    from sglang_tuning_exporter.serve.metrics.families import Family
 
 LOOK_SECONDS = 1.0
 _Look: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
@@ -31,7 +31,7 @@ _Look: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
-def up_family() -> GaugeMetricFamily:
+def up_family() -> Family:
     """Return the family without a sample."""
     return gauge("web_config_up", "Whether the present --web-config is in force; 0 while the last valid one is.")
 
@@ -126,11 +126,9 @@ class ActiveConfig(Collector):
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Return whether the present file is in force."""
-        family = up_family()
-        family.add_metric([], float(not self._problem))
-        yield family
+        yield up_family().filled([(float(not self._problem),)])
 
     def renew(self) -> bool:
         """Reload when the files have not changed for one look; True when the rules are new.
