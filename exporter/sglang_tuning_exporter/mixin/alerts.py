@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
 from sglang_tuning_exporter.diagnosis.table import ALERTS, MOST_SEVERE_FIRST
-from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, AdviceAnnotations, Links, description, in_force
+from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
 from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
 
@@ -52,26 +52,8 @@ class Rule:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """The annotations by name; empty ones are left out."""
-        turn, advice = self.row.turn.filled(in_force()), AdviceAnnotations(self.row)
-        found = {
-            "summary": self.row.summary,
-            "description": description(self.row),
-            "flag": advice.flag,
-            "current": advice.current,
-            "suggested": advice.suggested,
-            "direction": advice.direction,
-            "expected": advice.expected,
-            "why": advice.of_own_flag(
-                turn.why, "The exporter's page gives the reason, the cost and the limits of this change."
-            ),
-            "cost": advice.of_own_flag(turn.cost),
-            "will_not_help_if": advice.of_own_flag(turn.will_not_help_if),
-            "guide": self.row.guide,
-            "runbook_url": self.links.runbook(self.row),
-            "dashboard_url": self.links.dashboard(self.row),
-        }
-        return {name: text for name, text in found.items() if text}
+        """The annotations by name."""
+        return alert_annotations(self.row, self.links)
 
 
 def scaled(text: str, time_scale: float) -> str:

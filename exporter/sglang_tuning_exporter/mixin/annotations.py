@@ -140,80 +140,53 @@ def _queue_limit() -> str:
     )
 
 
-def description(row: Diagnosis) -> str:
-    """Return the description: what is seen, with its figure."""
-    seen = row.sentence(row.condition.seen_as, in_force())
-    return f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}."
+def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
+    """Return the annotations of a row's alert by name; empty ones are left out.
 
-
-@dataclass(frozen=True, slots=True)
-class AdviceAnnotations:
-    """The annotations with advice: the exporter's, else the guide's words.
-
-    All of them come from one series, so that flag, present value and value to try belong together.
+    Advice is the exporter's, all of it from one series, so that flag, present value and value to try belong together. Without
+    that series it is the guide's.
     """
+    turn, is_computed = row.turn.filled(in_force()), not row.condition.is_advice_fixed
+    own_flag = f"--{turn.arg.replace('_', '-')}" if turn.arg else ""
+    has_flag = bool(own_flag or row.borrows)
+    # The newest series, where the advice changed within the last minutes.
+    series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=row.id)
 
-    row: Diagnosis
+    def advised(label: str, words: str) -> str:
+        return otherwise(series, f'{{{{ . | first | label "{label}" }}}}', words) if is_computed else words
 
-    @property
-    def flag(self) -> str:
-        """The flag to change, as the running release spells it; empty when the advice is to people."""
-        arg = self.row.turn.arg
-        if not arg and not self.row.borrows:
-            return ""
-        return self._advice("flag", "--" + arg.replace("_", "-") if arg else "")
-
-    @property
-    def current(self) -> str:
-        """The flag's present value."""
-        arg = self.row.turn.arg
-        if not self.flag or not self._computed:
-            return ""
-        return self._advice("current", self._set if arg and self.row.turn.direction not in _SWITCHED else "")
-
-    @property
-    def _set(self) -> str:
-        """The value of the row's own argument, or the one in force without it."""
-        arg, value = self.row.turn.arg, "{{ . | first | value }}"
-        default = "not set"
-        if arg in _IN_FORCE:
-            default = otherwise(asked(_IN_FORCE[arg]), value + " (default)", default)
-        return otherwise(asked("sglang_tuning_server_arg", arg=arg), value, default)
-
-    @property
-    def suggested(self) -> str:
-        """The value to try, or the advice to people."""
-        return self._advice("suggested", self.row.turn.filled(in_force()).fallback)
-
-    @property
-    def direction(self) -> str:
-        """Raise, lower, set, add or drop."""
-        return self._advice("direction", self.row.turn.direction)
-
-    def of_own_flag(self, words: str, else_words: str = "") -> str:
-        """Write words about the row's own flag: where the exporter advises another flag, `else_words`."""
-        if not self._computed or not words:
+    def of_own_flag(words: str, else_words: str = "") -> str:
+        """Return words about the row's own flag; where the exporter advises another flag, `else_words`."""
+        if not is_computed or not words:
             return words
-        arg = self.row.turn.arg
-        own = f"--{arg.replace('_', '-')}" if arg else ""
-        series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
         flag = f'{{{{ $flag := "" }}}}{{{{ with {series} }}}}{{{{ $flag = . | first | label "flag" }}}}{{{{ end }}}}'
-        is_own = f'match "^({own}.*)?$" $flag' if own else 'eq $flag ""'
+        is_own = f'match "^({own_flag}.*)?$" $flag' if own_flag else 'eq $flag ""'
         return f"{flag}{{{{ if {is_own} }}}}{words}{{{{ else }}}}{else_words}{{{{ end }}}}"
 
-    @property
-    def expected(self) -> str:
-        """What the change is expected to bring, by the measured step times; empty where that cannot be predicted."""
-        return self._advice("expected", "") if is_predictable(self.row) else ""
+    seen = row.sentence(row.condition.seen_as, in_force())
+    found = {
+        "summary": row.summary,
+        "description": f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}.",
+        "flag": advised("flag", own_flag) if has_flag else "",
+        "current": advised("current", _current(row)) if has_flag and is_computed else "",
+        "suggested": advised("suggested", turn.fallback),
+        "direction": advised("direction", turn.direction),
+        "expected": advised("expected", "") if is_predictable(row) else "",
+        "why": of_own_flag(turn.why, "The exporter's page gives the reason, the cost and the limits of this change."),
+        "cost": of_own_flag(turn.cost),
+        "will_not_help_if": of_own_flag(turn.will_not_help_if),
+        "guide": row.guide,
+        "runbook_url": links.runbook(row),
+        "dashboard_url": links.dashboard(row),
+    }
+    return {name: text for name, text in found.items() if text}
 
-    @property
-    def _computed(self) -> bool:
-        """Whether the exporter computes advice for the row."""
-        return not self.row.condition.is_advice_fixed
 
-    def _advice(self, label: str, words: str) -> str:
-        if not self._computed:
-            return words
-        # The newest series, where the advice changed within the last minutes.
-        series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=self.row.id)
-        return otherwise(series, f'{{{{ . | first | label "{label}" }}}}', words)
+def _current(row: Diagnosis) -> str:
+    """Write the value of the row's own argument, or the one in force without it; empty where it has no value."""
+    arg, value, default = row.turn.arg, "{{ . | first | value }}", "not set"
+    if not arg or row.turn.direction in _SWITCHED:
+        return ""
+    if arg in _IN_FORCE:
+        default = otherwise(asked(_IN_FORCE[arg]), value + " (default)", default)
+    return otherwise(asked("sglang_tuning_server_arg", arg=arg), value, default)
