@@ -511,6 +511,19 @@ def test_a_capped_pool_is_raised_before_anybody_is_asked_for_fewer_requests(prof
     assert advised[0].suggested == 800_000
 
 
+@pytest.mark.parametrize(
+    ("conservativeness", "every", "named"), [(3.0, 15.0, True), (1.3, 15.0, True), (3.0, inf, False)]
+)
+def test_a_capped_pool_is_named_where_requests_wait_and_are_retracted_with_the_flag_at_its_highest(
+    conservativeness: float, every: float, *, named: bool
+) -> None:
+    # As on a real engine: --max-total-tokens 3000 and --schedule-conservativeness 3, 4 % of the requests retracted.
+    story = decoding(0.0, END, running=12, queued=17, usage=0.74) + scrapes(first=3.0)
+    story += repeated(retraction(), every, end=END) if every < END else []
+    past = lived(story, prompt=90, max_total_tokens=400_000, schedule_conservativeness=conservativeness)
+    assert (first_flag(past, "latency_queue") == "--max-total-tokens") is named
+
+
 def test_a_pool_that_memory_limits_is_not_raised_by_its_cap() -> None:
     story = decoding(0.0, END, running=3, queued=2100, usage=0.95)
     advised = advice_of(lived(story, max_total_tokens=900_000), "queue_too_long")

@@ -33,6 +33,7 @@ PAGE_SIZES = (64, 32, 16, 1)
 AIR_ALLOWED = 0.1
 LARGE_BATCH = 32.0
 MOST_CONSERVATIVE = 1.3  # the guide's value against retractions
+CAUTIOUS = MOST_CONSERVATIVE - 0.01  # 4.33 x 0.3 under DP attention is 1.299
 
 _WANT_ROOM: frozenset[Trouble] = frozenset({"pool", "held", "retracting", "waiting"})
 _WAITING_ROWS = frozenset({"queue_too_long", "latency_queue"})
@@ -173,7 +174,11 @@ def _request_tokens(past: Past) -> float | None:
 def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
     """The KV cache is as large as the flag allows, and is full or reserved."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
-    is_full = "pool" in load.seen or ("held" in load.seen and _is_promised(load.past))
+    seen, past = load.seen, load.past
+    is_full = "pool" in seen or ("held" in seen and _is_promised(past))
+    # Some requests wait while others are retracted, and the flag is as high as it helps.
+    if "retracting" in seen and {"held", "waiting"} & seen and (past.facts.conservativeness or 0.0) > CAUTIOUS:
+        is_full = True
     if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
         return None
     return Named(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
