@@ -2,79 +2,65 @@
 
 from __future__ import annotations
 
-import inspect
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.collect import chain, scrape, selection, sidecar, stream, tail
-from sglang_tuning_exporter.collect import log as logbook
-from sglang_tuning_exporter.collect import state_file as statefile
-from sglang_tuning_exporter.serve import connections, listener
-from sglang_tuning_exporter.serve import run as serving
-from sglang_tuning_exporter.serve.metrics import families
 from sglang_tuning_exporter.sglang import events
-from sglang_tuning_exporter.sglang.log import fast_path as usual
-from sglang_tuning_exporter.sglang.log import wrappers
 from sglang_tuning_exporter.sglang.log.prefix import parse_rank
-from sglang_tuning_exporter.sglang.metrics import exposition, histograms
-from sglang_tuning_exporter.state import deduplication as ledgers
-from sglang_tuning_exporter.state import forgeries as credibility
-from sglang_tuning_exporter.state import history
-from sglang_tuning_exporter.state import schedulers as state
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = "sglang_tuning_exporter"
 TEXT = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-LINE_BYTES = inspect.signature(tail.LogFollower).parameters["max_line_bytes"].default
+# `collect/rotation.py` `MOST_FILES`, `_OTHER`: a module with the names in it
+NAMED = re.compile(r"`([\w/]+)\.py`((?:,? `\w+`)+)")
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("a line of the log", f"{LINE_BYTES >> 20} MiB"),
-        ("part of a line that is parsed", f"{wrappers.LONGEST_LINE} bytes"),
-        ("bytes read of one log before the next file", f"{stream.BUDGET >> 20} MiB"),
-        (
-            "searched backwards for the server's arguments",
-            f"{stream._LOOK_BACK >> 20} MiB, of which {stream._LOOK_BACK_TEXT >> 20} MiB of text are kept",
-        ),
-        ("files followed at once", f"{selection.MOST_FILES}, or half of `ulimit -n`"),
-        ("files not followed whose positions survive a restart", f"{selection.MOST_REMEMBERED}"),
-        ("the log's counters wait until its past is read", f"{logbook.FIRST_READ_SECONDS:.0f} s, some 70 GB"),
-        ("time spent searching a glob for new files", f"{100 / tail._GLOB_REST:.0f} % of a core"),
-        (
-            "a deleted or rotated file without new lines stays open",
-            f"{chain.DELETED_SECONDS:.0f} s, {chain.LINGER_SECONDS:.0f} s",
-        ),
-        ("ranks of a kind (DP, TP, PP)", f"{events.MOST_RANKS}"),
-        ("the state file", f"{statefile.MOST_BYTES >> 20} MiB"),
-        ("SGLang's page", f"{scrape.MOST_BYTES >> 20} MiB"),
-        ("SGLang's other answers", f"{scrape.MOST_JSON_BYTES >> 20} MiB"),
-        (
-            "lines read of a page; characters of each",
-            f"{exposition.MOST_LINES:,}; {exposition.LONGEST_LINE:,}",
-        ),
-        ("DP ranks with their own series", f"{state.MOST_SCHEDULERS}"),
-        ("a label with text from the server", f"{families.LONGEST_LABEL} characters"),
-        ("connections", f"{connections.MOST_CONNECTIONS}"),
-        ("buckets of a histogram", f"{histograms.MOST_BOUNDS}"),
-        ("suspicious events that wait for evidence", f"{credibility.MOST_PENDING}"),
-        ("retractions that may still be repeated", f"{ledgers._MOST_KEYS}"),
-        (
-            "label sets, line starts remembered",
-            f"{exposition.labels.cache_info().maxsize}, {usual._KEPT}",
-        ),
-        ("the page's history", f"{history.LENGTH_SECONDS:.0f} s, every {history.STEP_SECONDS:.0f} s"),
-        ("requests in progress", f"{serving.uvicorn_config(None).limit_concurrency}"),
-        ("connections waiting to be accepted", f"{listener.BACKLOG}"),
-        ("an idle connection between two requests", f"{serving.uvicorn_config(None).timeout_keep_alive} s"),
-        ("requests in progress at shutdown", f"{serving.GRACE_SECONDS} s"),
-        ("its threads at shutdown", f"{sidecar.STOP_SECONDS:.0f} s together"),
-    ],
-)
-def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str) -> None:
-    assert f"\n| {what} | {words} |" in TEXT
+def rows() -> list[tuple[str, str, str, str]]:
+    """Every constant that a row of the tables below "Bounds" names: the row's bound, the constant's module and its name."""
+    cells = [line.split(" | ") for line in TEXT.split("## Bounds")[1].splitlines() if line.startswith("| ")]
+    return [
+        (row[0].removeprefix("| "), row[1], module, name)
+        for row in cells
+        for module, names in NAMED.findall(row[2])
+        for name in re.findall(r"\w+", names)
+    ]
+
+
+def value(module: str, name: str) -> Any:
+    """The value of a constant, or of an argument that the module sets or has as default; None for a function."""
+    loaded = importlib.import_module(f"{PACKAGE}.{module.replace('/', '.')}")
+    if not hasattr(loaded, name):
+        source = (ROOT / "exporter" / PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+        found = re.search(rf"\b{name}(?:: int)? ?= ?([^,]+),", source)
+        assert found, (module, name)
+        return eval(found[1], vars(loaded))  # an expression in our own source
+    return None if callable(getattr(loaded, name)) else getattr(loaded, name)
+
+
+def written(figure: float) -> set[str]:
+    """Every way in which the document writes a figure."""
+    ways = {f"{figure:g}", f"{figure:,.0f}", f"{figure:.0f}", f"{100 / figure:g} %"}
+    return ways | ({f"{figure >> 20} MiB", f"{figure >> 30} GiB"} if isinstance(figure, int) else set())
+
+
+@pytest.mark.parametrize(("what", "words", "module", "name"), rows())
+def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str, module: str, name: str) -> None:
+    found = value(module, name)
+    for figure in found if isinstance(found, tuple) else [found] * (found is not None):
+        assert any(re.search(rf"(?<![\d.,]){re.escape(way)}(?![\d.]|,\d)", words) for way in written(figure)), what
+
+
+def test_a_bound_that_differs_from_the_code_is_found() -> None:
+    with pytest.raises(AssertionError):
+        test_a_bound_in_the_document_is_the_one_in_force("", "513; 64", "collect/rotation", "MOST_FILES")
+
+
+def test_the_tables_of_bounds_name_constants() -> None:
+    assert len(rows()) >= 40
 
 
 def test_every_test_that_a_row_names_exists() -> None:

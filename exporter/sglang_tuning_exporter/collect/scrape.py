@@ -8,17 +8,16 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-import requests
+import certifi
 import urllib3
-from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
 from sglang_tuning_exporter.config import key_in
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
@@ -43,6 +42,7 @@ MOST_JSON_BYTES = 4 << 20  # 64 ranks answer with 1 MB; JSON of empty lists take
 _STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
+_TIMEOUTS = (ConnectTimeoutError, ReadTimeoutError)  # not NewConnectionError, which is a ConnectTimeoutError
 _REDIRECTS = {301, 302, 303, 307, 308}
 # Continues "it answers HTTP 401", by whether a key was sent.
 _REFUSED = {
@@ -83,17 +83,13 @@ class Client:
         """Send `api_key`, or the content of `api_key_file`, which is read for each request because keys are rotated."""
         self._base_url, self._metrics_url = base_url, metrics_url
         self._api_key, self._api_key_file = api_key, api_key_file
-        self._session = requests.Session()
-        self._session.trust_env = False
-        # Stored cookies would be sent back, more of them at every scrape.
-        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self._session.headers.update(
-            {"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"}
+        # urllib3 reads no proxy, password or certificate from the environment and keeps no cookies.
+        self._pools = urllib3.PoolManager(
+            headers={"User-Agent": "sglang-tuning-exporter", "Accept-Encoding": "identity", "Connection": "close"},
+            retries=False,
+            ca_certs=certifi.where() if base_url.startswith("https:") else None,
         )
-        adapter = HTTPAdapter()
-        adapter.poolmanager.pool_classes_by_scheme = _pools(self._opened)
-        self._session.mount("http://", adapter)
-        self._session.mount("https://", adapter)
+        self._pools.pool_classes_by_scheme = _pools(self._opened)
         self._socket: socket.socket | None = None
         self._is_cut = self._has_ended = False
 
@@ -163,30 +159,31 @@ class Client:
             text = self._ask(url, timeout, accept, most)
         except ScrapeError:
             raise
-        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
-            if self._is_cut or isinstance(error, requests.Timeout) or time.monotonic() >= deadline:
+        except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:
+            if self._is_cut or type(error) in _TIMEOUTS or time.monotonic() >= deadline:
                 raise late from None
             raise _failure(error, is_tls=url.startswith("https:")) from None
         finally:
             timer.cancel()
             self._socket = None
-            self._session.close()
+            self._pools.clear()
         if self._is_cut:  # an answer without a length ends when its connection is cut
             raise late
         return text
 
     def _ask(self, url: str, timeout: float, accept: str, most: int) -> str:
         for _ in range(2):
-            self._session.close()  # a server may close a connection without notice: none is reused
-            headers = {"Accept": accept, **self._authorization()}
-            with self._session.get(
-                url, headers=headers, timeout=timeout, stream=True, allow_redirects=False
-            ) as response:
-                if response.status_code in _REDIRECTS:
-                    url = self._same_server(urljoin(url, response.headers.get("Location", "")))
+            self._pools.clear()  # a server may close a connection without notice: none is reused
+            headers = {**self._pools.headers, "Accept": accept, **self._authorization()}
+            answer = self._pools.request(
+                "GET", url, headers=headers, timeout=timeout, preload_content=False, redirect=False
+            )
+            with closing(answer):
+                if answer.status in _REDIRECTS:
+                    url = self._same_server(urljoin(url, answer.headers.get("Location", "")))
                     continue
-                _check(response, with_key="Authorization" in headers)
-                return _body(response, most)
+                _check(answer, with_key="Authorization" in headers)
+                return _body(answer, most)
         raise ScrapeError("http_status", "it answers with redirects only")
 
     def _authorization(self) -> dict[str, str]:
@@ -200,8 +197,8 @@ class Client:
         return url
 
 
-def _check(response: requests.Response, *, with_key: bool) -> None:
-    status = response.status_code
+def _check(response: urllib3.BaseHTTPResponse, *, with_key: bool) -> None:
+    status = response.status
     if status != 200:
         reason = _STATUS_REASONS.get(status, "http_status")
         words = {
@@ -215,9 +212,9 @@ def _check(response: requests.Response, *, with_key: bool) -> None:
         raise ScrapeError("invalid", "it answers compressed, which was not asked for")
 
 
-def _body(response: requests.Response, most: int) -> str:
+def _body(response: urllib3.BaseHTTPResponse, most: int) -> str:
     pieces, size = [], 0
-    for piece in response.iter_content(1 << 16):
+    for piece in response.stream(1 << 16, decode_content=False):
         size += len(piece)
         if size > most:
             raise ScrapeError("too_large", f"the answer is larger than {most >> 20} MiB")
@@ -226,7 +223,7 @@ def _body(response: requests.Response, most: int) -> str:
 
 
 def _failure(error: Exception, *, is_tls: bool) -> ScrapeError:
-    """Return why a request failed, from the root cause below urllib3 and requests."""
+    """Return why a request failed, from the root cause below urllib3."""
     cause: BaseException | None = error
     while cause is not None:
         known = _known_failure(cause, is_tls=is_tls)
@@ -261,7 +258,7 @@ def _tls_failure(error: ssl.SSLError) -> str:
 
 
 def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
-    """Make pools that expose the socket of a connection: `requests` hides it until the headers have arrived."""
+    """Make pools that expose the socket of a connection: urllib3 hides it until the headers have arrived."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:

@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.config import Config
 
-# Pause between two polls of the log: while lines come, and when none has come for a while. A log that is copied and
+# Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
 # truncated may lose lines written since the last poll, so the first pause is short.
 POLL_SECONDS = 0.1
 QUIET_POLL_SECONDS = 1.0
-QUIET_AFTER_SECONDS = 2.0
 # A scrape waits this long for the log to be read: it shows the lines written before it, and a flood does not delay it.
 FRESH_SECONDS = 0.05
 # Pause between two checks for questions to SGLang; the first pause leaves time for a scrape by Prometheus.
@@ -381,7 +380,8 @@ class Sidecar:
                     read.set()
             if self.log.last_line_at != seen:
                 seen, seen_at = self.log.last_line_at, time.monotonic()
-            pause = POLL_SECONDS if time.monotonic() - seen_at < QUIET_AFTER_SECONDS else QUIET_POLL_SECONDS
+            # Longer and longer after a line: a line of each scrape must not cost twenty polls.
+            pause = min(max(POLL_SECONDS, (time.monotonic() - seen_at) / 2), QUIET_POLL_SECONDS)
 
     def _wait_for_reader(self, seconds: float) -> list[threading.Event]:
         """Return the callers that wait for the log, after at most `seconds`."""
