@@ -537,6 +537,17 @@ def test_late_tokens_between_small_chunks_are_not_the_batch() -> None:
     assert [(each.flag, each.suggested) for each in advised] == [("--chunked-prefill-size", 1024.0)]
 
 
+@pytest.mark.parametrize(("chunk", "suggested"), [(64, [1024.0]), (512, []), (2048, [])])
+def test_late_tokens_alone_name_a_chunk_only_where_a_larger_one_takes_no_longer(
+    chunk: int, suggested: list[float]
+) -> None:
+    # Seen on a real engine: chunks of 64 tokens 469 tokens/s, of 1,024 764, decode steps between chunks of 64 only 305.
+    story = decoding(0.0, END, running=10) + scrapes(between=0.3)
+    past = lived(story, prompt=840, chunked_prefill_size=chunk)
+    found = [each for each in suspects(past, troubles(past)) if "latency_prefill_between" in each.rows]
+    assert [each.suggested for each in found] == suggested
+
+
 def test_late_tokens_between_small_prefill_batches_are_not_the_batch() -> None:
     # Seen on a real engine: three prompts of 120 tokens in each prefill batch, and 30 waiting.
     story = decoding(0.0, END, running=60) + scrapes(between=0.3)

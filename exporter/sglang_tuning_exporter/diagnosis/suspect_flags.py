@@ -60,7 +60,7 @@ SUSPECTS: tuple[Suspect, ...] = (
         "srt/managers/schedule_policy.py, PrefillAdder", proofs.prefill_limit,
     ),
     Suspect(
-        "chunked_prefill_size", between(0, 8192), ("prefill", "first_tokens"),
+        "chunked_prefill_size", between(0, 8192), ("prefill", "first_tokens", "tokens"),
         "Each chunk costs a whole pass through the model, so very small chunks repeat that cost for every prompt.",
         "prompts are shorter than a chunk already",
         "Running requests pause longer for each chunk, and a chunk needs more memory.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, steps_between
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
+from sglang_tuning_exporter.diagnosis.sizing.prefill import SMALLEST_CHUNK
 from sglang_tuning_exporter.diagnosis.suspect import Named, Suspect
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
@@ -110,13 +111,17 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     if not isinstance(current, float) or (reserve is not None and reserve < load.past.profile.reserve_lower_gb):
         return None
     chunk, seen = current / ranks, load.seen
-    if chunk >= SMALL_CHUNK or not ({"prefill", "first_tokens"} & seen):
+    is_tiny = chunk < SMALLEST_CHUNK
+    late = {"prefill", "first_tokens", "tokens"} if is_tiny else {"prefill", "first_tokens"}
+    if chunk >= SMALL_CHUNK or late.isdisjoint(seen):
         return None
     if prompt is not None and prompt <= chunk:
         return None
     gain = f"a mean prompt takes {ceil(prompt / chunk)} chunks" if prompt is not None else ""
     # Running requests pause while a prompt is computed in chunks.
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
+    if is_tiny:  # a larger chunk takes no longer, so decode steps between more of them only delay the prompts
+        rows |= {"latency_prefill_between"}
     return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
 
 
