@@ -32,7 +32,7 @@ from faults import (
 )
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.stack import Process, free_port, program
-from sglang_tuning_exporter.serve.connections import MOST_CONNECTIONS
+from sglang_tuning_exporter.serve.server import MOST_CONNECTIONS
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.history import History

@@ -20,8 +20,8 @@ import yaml
 
 from conftest import Exporter, Page, environment, running_exporter, wait_for
 from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.serve import server
 from sglang_tuning_exporter.serve.probe import is_alive
-from sglang_tuning_exporter.serve.security import uvicorn_server as wire
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 from sglang_tuning_exporter.serve.security.guard import TokenBucket
 from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords
@@ -610,8 +610,8 @@ def test_a_password_counts_as_far_as_bcrypt_reads_it_as_with_node_exporter(certi
 def test_a_handshake_that_nobody_goes_on_with_is_ended(
     certified: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert wire.HANDSHAKE_SECONDS == 10
-    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own patience is a minute
+    assert server.HANDSHAKE_SECONDS == 10
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)  # asyncio's own patience is a minute
     with (
         ours(certified.write(GUARDED)) as exporter,
         socket.create_connection(("127.0.0.1", exporter.port), timeout=20) as silent,

@@ -26,9 +26,8 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Address
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.listener import bind
-from sglang_tuning_exporter.serve.run import uvicorn_config
-from sglang_tuning_exporter.serve.security import uvicorn_server as wire
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
+from sglang_tuning_exporter.serve.server import ExporterServer, uvicorn_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,9 +188,8 @@ class Ours(logging.Handler):
         self.said: list[str] = []
         self.web_config = ActiveConfig(file)
         sidecar = Sidecar(config(log_file=(str(file.parent / "server.log"),)))
-        self._server = wire.GuardedServer(
-            uvicorn_config(make_app(sidecar, self.web_config), self.web_config), self.web_config
-        )
+        settings = uvicorn_config(make_app(sidecar, self.web_config), self.web_config)
+        self._server = ExporterServer(settings, sidecar, self.web_config)
         self._listener = bind(Address("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"{'https' if self.web_config.is_tls else 'http'}://127.0.0.1:{self.port}"
@@ -208,7 +206,7 @@ class Ours(logging.Handler):
         wait_for(lambda: self._server.started)
 
     def end(self) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(timeout=10)
         self._listener.close()
         logging.getLogger("sglang_tuning_exporter").removeHandler(self)
