@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Shelf
 from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
 from sglang_tuning_exporter.mixin.boards.words import (
@@ -12,53 +14,21 @@ from sglang_tuning_exporter.mixin.boards.words import (
     verdict_sentences,
     verdicts,
 )
-from sglang_tuning_exporter.mixin.panels import (
-    BAD,
-    GOOD,
-    NEUTRAL,
-    NOT_REPORTED,
-    WATCH,
-    WRAPPED,
-    Json,
-    Query,
-    painted,
-    stat,
-    table,
-    texts,
-)
-from sglang_tuning_exporter.mixin.queries import (
-    ON,
-    alerts,
-    every_advice,
-    known,
-    latest,
-    own,
-    ranked,
-    retractions,
-    shown,
-    since,
-    threshold,
-    until,
-    verdict,
-    while_there,
-    with_figure,
-    words,
-)
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 from sglang_tuning_exporter.state.signals import Signal
 
 
 def verdict_strip() -> Shelf:
     """Return the verdict as a sentence with its figure, and since when it holds."""
-    sentence = stat(
+    sentence = p.stat(
         "What limits it now",
-        Query(with_figure(verdict(ended=True)), "{{verdict}}"),
+        p.Query(q.with_figure(q.verdict(ended=True)), "{{verdict}}"),
         text="name",
         fill=True,
         unit="none",
         no_value=NO_EXPORTER,
         names=verdict_sentences(),
-        mappings=texts(LEVELS),
+        mappings=p.texts(LEVELS),
         sizes={"titleSize": 24, "valueSize": 24},
         metric="sglang_tuning_verdict",
         description="The most urgent diagnosis of the tuning guide that holds now, or the most severe alert that fires."
@@ -66,10 +36,10 @@ def verdict_strip() -> Shelf:
         " Red: act now. Amber: requests are held back. Blue: could be better. Green: nothing to change. Grey: idle, or too little was seen."
         " Where the data ended before the time shown does, it is the last verdict.",
     )
-    time = stat(
+    time = p.stat(
         "Since",
-        Query(since(), "{{verdict}}"),
-        Query(until(), "until", {"unit": "time:[until] MMM D, HH:mm"}),
+        p.Query(q.since(), "{{verdict}}"),
+        p.Query(q.until(), "until", {"unit": "time:[until] MMM D, HH:mm"}),
         text="value",
         unit="time:MMM D, HH:mm",
         no_value=NO_EXPORTER,
@@ -86,11 +56,11 @@ def answer() -> Shelf:
     return Shelf(5, (_advice(), _alerts()), (15, 9))
 
 
-def _alerts() -> Json:
+def _alerts() -> p.Json:
     severities: dict[str, tuple[str, str | None]] = {name: (name, colour) for name, colour in SEVERITIES.items()}
-    return table(
+    return p.table(
         "Firing alerts",
-        Query(alerts()),
+        p.Query(q.alerts()),
         worst_first="Value",
         no_value="No alert fires, or the rules are not loaded",
         metric="ALERTS",
@@ -99,7 +69,7 @@ def _alerts() -> Json:
         columns={
             "severity": {
                 "displayName": "Severity",
-                "mappings": texts(severities),
+                "mappings": p.texts(severities),
                 "custom.width": 90,
                 "custom.cellOptions": {"type": "color-background", "mode": "basic"},
             },
@@ -108,18 +78,18 @@ def _alerts() -> Json:
     )
 
 
-def _advice() -> Json:
+def _advice() -> p.Json:
     # the verdict comes before the other findings
-    limits = f'label_replace({verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
-    holds = f"{shown(own('sglang_tuning_diagnosis_active'))} == 1"
-    found = f"max by ({ON}, diagnosis) ({limits} or on ({ON}, diagnosis) ({holds}))"
+    limits = f'label_replace({q.verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
+    holds = f"{q.shown(q.own('sglang_tuning_diagnosis_active'))} == 1"
+    found = f"max by ({q.ON}, diagnosis) ({limits} or on ({q.ON}, diagnosis) ({holds}))"
     # Without a flag, `advice` is the diagnosis; the column's mapping has its words.
     in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
     because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
-    turned = f"{every_advice()} * on ({ON}, diagnosis) group_left () {found}"
-    return table(
+    turned = f"{q.every_advice()} * on ({q.ON}, diagnosis) group_left () {found}"
+    return p.table(
         "What to change",
-        Query(f"{turned} or on ({ON}, diagnosis) {in_words}"),
+        p.Query(f"{turned} or on ({q.ON}, diagnosis) {in_words}"),
         worst_first="Value",
         no_value=NO_EXPORTER,
         metric="sglang_tuning_recommendation_timestamp_seconds",
@@ -127,20 +97,20 @@ def _advice() -> Json:
         " try next. The guide moves one flag at a time, in small steps; where no figure follows from what is"
         " known, it says in words what to do.",
         columns={
-            "diagnosis": {"displayName": "Because", "mappings": texts(because), "custom.width": 215},
+            "diagnosis": {"displayName": "Because", "mappings": p.texts(because), "custom.width": 215},
             "advice": {
                 "displayName": "Change",
-                "mappings": texts(changes()),
-                **WRAPPED,
+                "mappings": p.texts(changes()),
+                **p.WRAPPED,
             },
         },
     )
 
 
-def server() -> Json:
+def server() -> p.Json:
     """Return version, model and profile of the server, and its data sources."""
-    info = f"group by (version, model_name, profile) ({latest(own('sglang_tuning_server_info'))})"
-    sources = f"group by (metrics, log) ({latest(own('sglang_tuning_sources_info'))})"
+    info = f"group by (version, model_name, profile) ({q.latest(q.own('sglang_tuning_server_info'))})"
+    sources = f"group by (metrics, log) ({q.latest(q.own('sglang_tuning_sources_info'))})"
     labels: dict[str, tuple[str, str | None]] = {
         "version": ("SGLang", None),
         "model_name": ("Model", None),
@@ -148,9 +118,9 @@ def server() -> Json:
         "metrics": ("Metrics", None),
         "log": ("Log", None),
     }
-    return table(
+    return p.table(
         "Server",
-        Query(f"{info} * on () group_left (metrics, log) {sources} or on () {info}"),
+        p.Query(f"{info} * on () group_left (metrics, log) {sources} or on () {info}"),
         no_value="Not known yet",
         header=False,
         labels_as_rows=True,
@@ -158,26 +128,26 @@ def server() -> Json:
         description="What runs, its profile, and its data sources. The same figure means"
         " different things for different uses: the guide's queue of a hundred is good for a batch job and"
         " bad for a chat.",
-        columns={"label": {"mappings": texts(labels), "custom.width": 84}, "value": {}},
+        columns={"label": {"mappings": p.texts(labels), "custom.width": 84}, "value": {}},
     )
 
 
 # --- the figures as tiles --------------------------------------------------------------------------------------------
 
 _COLOURS = dict(STATE_WORDS.values()) | {
-    "covered": GOOD,
-    "not covered": WATCH,
-    "too little": BAD,
-    "more than needed": WATCH,
-    "as it should be": GOOD,
-    "too often": WATCH,
-    "none": GOOD,
-    "tolerated": GOOD,
+    "covered": p.GOOD,
+    "not covered": p.WATCH,
+    "too little": p.BAD,
+    "more than needed": p.WATCH,
+    "as it should be": p.GOOD,
+    "too often": p.WATCH,
+    "none": p.GOOD,
+    "tolerated": p.GOOD,
 }
 
 
 def _state(signal: Signal, state: str) -> str:
-    return known(ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
+    return q.known(q.ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
 
 
 def _is(signal: Signal, state: str) -> tuple[str, str]:
@@ -185,12 +155,12 @@ def _is(signal: Signal, state: str) -> tuple[str, str]:
 
 
 def _figure(
-    title: str, expr: str, description: str, metric: str, *, unit: str, decimals: int, no_value: str = NOT_REPORTED
-) -> Json:
-    looks = {text: painted(colour) for text, colour in _COLOURS.items() if f'"{text}"' in expr}
-    return stat(
+    title: str, expr: str, description: str, metric: str, *, unit: str, decimals: int, no_value: str = p.NOT_REPORTED
+) -> p.Json:
+    looks = {text: p.painted(colour) for text, colour in _COLOURS.items() if f'"{text}"' in expr}
+    return p.stat(
         title,
-        Query(expr, "{{verdict}}"),
+        p.Query(expr, "{{verdict}}"),
         description=description,
         metric=metric,
         unit=unit,
@@ -206,12 +176,12 @@ def figures() -> Shelf:
     return Shelf(4, (_queue(), _usage(), _retractions(), _graphs(), _memory(), _answers()))
 
 
-def _queue() -> Json:
+def _queue() -> p.Json:
     states = ("above_range", "in_range", "below_range", "empty", "idle")
     return _figure(
         "Queued requests",
-        words(
-            f"sum({shown(ranked('sglang_tuning_queued_requests'))})",
+        q.words(
+            f"sum({q.shown(q.ranked('sglang_tuning_queued_requests'))})",
             *(_is("queue", state) for state in states),
             otherwise="waiting",
         ),
@@ -224,11 +194,11 @@ def _queue() -> Json:
     )
 
 
-def _usage() -> Json:
+def _usage() -> p.Json:
     return _figure(
         "Token usage",
-        words(
-            f"max({shown(ranked('sglang_tuning_token_usage_ratio'))})",
+        q.words(
+            f"max({q.shown(q.ranked('sglang_tuning_token_usage_ratio'))})",
             _is("admission", "pool_full"),
             _is("admission", "held_back"),
             _is("token_usage", "at_target"),
@@ -244,21 +214,21 @@ def _usage() -> Json:
     )
 
 
-def _graphs() -> Json:
-    ratio = ranked("sglang_tuning_cuda_graph_coverage_ratio")
-    covered = f"avg({known(ratio)})"
-    lower = threshold("cuda_graph", "lower")
+def _graphs() -> p.Json:
+    ratio = q.ranked("sglang_tuning_cuda_graph_coverage_ratio")
+    covered = f"avg({q.known(ratio)})"
+    lower = q.threshold("cuda_graph", "lower")
 
     def was(states: str) -> str:
         """Look at the whole time range: at this moment the server may be idle."""
-        seconds = ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state=~"{states}"')
+        seconds = q.ranked("sglang_tuning_state_seconds_total", 'signal="cuda_graph"', f'state=~"{states}"')
         return f"(sum(increase({seconds}[$__range])) > 0)"
 
     decoded = was("replayed|beyond_captured|eager")  # not the tokens of health checks on an idle server
     return _figure(
         "CUDA graphs used",
-        words(
-            f"avg({shown(ratio)})",
+        q.words(
+            f"avg({q.shown(ratio)})",
             (f"{covered} >= {lower} and on () {decoded}", "covered"),
             *((was(state), STATE_WORDS[state][0]) for state in ("disabled", "unsupported")),
             (f"{covered} < {lower} and on () {decoded}", "not covered"),
@@ -274,14 +244,14 @@ def _graphs() -> Json:
     )
 
 
-def _memory() -> Json:
-    available = ranked("sglang_tuning_available_gpu_memory_bytes")
-    memory = f"min({known(available)})"
-    low, high = (threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
+def _memory() -> p.Json:
+    available = q.ranked("sglang_tuning_available_gpu_memory_bytes")
+    memory = f"min({q.known(available)})"
+    low, high = (q.threshold("available_gpu_memory_bytes", bound) for bound in ("lower", "upper"))
     return _figure(
         "GPU memory left",
-        words(
-            f"min({shown(available)})",
+        q.words(
+            f"min({q.shown(available)})",
             (f"{memory} < {low}", "too little"),
             (f"{memory} > {high}", "more than needed"),
             (f"{memory} >= {low}", "as it should be"),
@@ -296,13 +266,13 @@ def _memory() -> Json:
     )
 
 
-def _retractions() -> Json:
-    per_minute = while_there(f"({retractions()})", "")
+def _retractions() -> p.Json:
+    per_minute = q.while_there(f"({q.retractions()})", "")
     # `increase` stretches ten events in ten minutes to more than one a minute: the rule allows for one event
-    tolerated = f"{threshold('retractions_per_minute', 'upper')} + {ONE_MORE}"
+    tolerated = f"{q.threshold('retractions_per_minute', 'upper')} + {ONE_MORE}"
     return _figure(
         "Retractions",
-        words(
+        q.words(
             per_minute,
             (f"{per_minute} > {tolerated}", "too often"),
             (f"{per_minute} == 0", "none"),
@@ -318,14 +288,14 @@ def _retractions() -> Json:
     )
 
 
-def _answers() -> Json:
-    return stat(
+def _answers() -> p.Json:
+    return p.stat(
         "Data sources",
-        Query(f"min({known(own('sglang_tuning_up'))})", "metrics"),
-        Query(f"min({known(own('sglang_tuning_log_up'))})", "log"),
+        p.Query(f"min({q.known(q.own('sglang_tuning_up'))})", "metrics"),
+        p.Query(f"min({q.known(q.own('sglang_tuning_log_up'))})", "log"),
         unit="none",
         no_value=NO_EXPORTER,
-        mappings=texts({"1": ("up", NEUTRAL), "0": ("down", BAD)}),
+        mappings=p.texts({"1": ("up", p.NEUTRAL), "0": ("down", p.BAD)}),
         sizes={"titleSize": 14, "valueSize": 20},
         metric="sglang_tuning_up",
         description="Whether the last scrape of SGLang worked and its log can be read. Without them there are no other"

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Shelf
-from sglang_tuning_exporter.mixin.panels import (
-    NEUTRAL,
-    NO_TRAFFIC,
-    WATCH,
-    Json,
-    Query,
-    bound_line,
-    heatmap,
-    painted,
-    timeseries,
-)
-from sglang_tuning_exporter.mixin.queries import buckets, quantile, threshold
 
-QUANTILES = (("0.5", "p50", "light-blue"), ("0.9", "p90", NEUTRAL), ("0.99", "p99", "purple"))
+QUANTILES = (("0.5", "p50", "light-blue"), ("0.9", "p90", p.NEUTRAL), ("0.99", "p99", "purple"))
 
 FIRST = ("sglang:time_to_first_token_seconds",)
 BETWEEN = ("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds")  # the older name: until 0.4.3
@@ -31,20 +21,20 @@ def _quantiles(
     says: str,
     *,
     objective: str = "",
-    no_value: str = NO_TRAFFIC,
+    no_value: str = p.NO_TRAFFIC,
     unit: str = SECONDS,
-) -> Json:
+) -> p.Json:
     queries = [
-        Query(quantile(share, *metric), name, painted(colour, fillOpacity=0)) for share, name, colour in QUANTILES
+        p.Query(q.quantile(share, *metric), name, p.painted(colour, fillOpacity=0)) for share, name, colour in QUANTILES
     ]
     if objective:
         # no line without latencies: the panel then shows its words for no value
-        objective_line = f"{threshold(objective, 'upper')} and on () ({quantile('0.5', *metric)})"
-        queries.insert(0, Query(objective_line, "objective", bound_line(WATCH)))
-    return timeseries(title, *queries, unit=unit, metric=metric[0], description=says, no_value=no_value)
+        objective_line = f"{q.threshold(objective, 'upper')} and on () ({q.quantile('0.5', *metric)})"
+        queries.insert(0, p.Query(objective_line, "objective", p.bound_line(p.WATCH)))
+    return p.timeseries(title, *queries, unit=unit, metric=metric[0], description=says, no_value=no_value)
 
 
-def first_token() -> Json:
+def first_token() -> p.Json:
     """Quantiles of the time to the first token."""
     return _quantiles(
         "Time to first token (TTFT)",
@@ -55,7 +45,7 @@ def first_token() -> Json:
     )
 
 
-def between_tokens() -> Json:
+def between_tokens() -> p.Json:
     """Quantiles of the time between two tokens."""
     return _quantiles(
         "Inter-token latency (ITL)",
@@ -67,7 +57,7 @@ def between_tokens() -> Json:
     )
 
 
-def whole_request() -> Json:
+def whole_request() -> p.Json:
     """Quantiles of whole requests."""
     return _quantiles(
         "End-to-end latency",
@@ -77,7 +67,7 @@ def whole_request() -> Json:
     )
 
 
-def time_queued() -> Json:
+def time_queued() -> p.Json:
     """Quantiles of the time in the queue."""
     return _quantiles(
         "Queue time",
@@ -88,10 +78,10 @@ def time_queued() -> Json:
     )
 
 
-def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAFFIC) -> Json:
-    return heatmap(
+def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = p.NO_TRAFFIC) -> p.Json:
+    return p.heatmap(
         title,
-        Query(buckets(*metric), "{{le}}"),
+        p.Query(q.buckets(*metric), "{{le}}"),
         axis_unit=SECONDS,
         unit="short",
         metric=metric[0],
@@ -100,7 +90,7 @@ def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = NO_TRAF
     )
 
 
-def first_token_map() -> Json:
+def first_token_map() -> p.Json:
     """Heat map of the time to the first token."""
     return _map(
         "TTFT, all requests",
@@ -110,7 +100,7 @@ def first_token_map() -> Json:
     )
 
 
-def between_tokens_map() -> Json:
+def between_tokens_map() -> p.Json:
     """Heat map of the time between two tokens."""
     return _map(
         "ITL, all tokens",

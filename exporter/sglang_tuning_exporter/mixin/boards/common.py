@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Way, annotation, choice
-from sglang_tuning_exporter.mixin.panels import BAD, NEUTRAL, Json
-from sglang_tuning_exporter.mixin.queries import own
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 DOCUMENTS = (("The tuning guide", GUIDE_URL),)
@@ -36,7 +36,7 @@ def ways(here: str) -> tuple[Way, ...]:
     return tuple(found)
 
 
-def variables(*, fleet: bool = False) -> tuple[Json, ...]:
+def variables(*, fleet: bool = False) -> tuple[p.Json, ...]:
     """Return the variables of every board: job, exporter (and so server), model, DP rank."""
     build = "sglang_tuning_build_info"
     of_job = f'label_values({build}{{job=~"$job"}}, instance)'
@@ -55,14 +55,14 @@ def variables(*, fleet: bool = False) -> tuple[Json, ...]:
         choice(
             "model",
             "Model",
-            f"label_values({own('sglang_tuning_server_info')}, model_name)",
+            f"label_values({q.own('sglang_tuning_server_info')}, model_name)",
             "For the latencies and request rates that SGLang counts by model",
             all_value=".*",
         ),
         choice(
             "dp_rank",
             "DP rank",
-            f"label_values({own('sglang_tuning_queued_requests')}, dp_rank)",
+            f"label_values({q.own('sglang_tuning_queued_requests')}, dp_rank)",
             "Empty where the server has no data-parallel ranks; latencies, requests and alerts are those of all ranks",
             all_value=".*",
             multi=True,
@@ -70,37 +70,37 @@ def variables(*, fleet: bool = False) -> tuple[Json, ...]:
     )
 
 
-def marks(*, shown: bool = True) -> tuple[Json, ...]:
+def marks(*, shown: bool = True) -> tuple[p.Json, ...]:
     """Return the annotations: critical alerts, starts, changed arguments, memory failures; off by default unless `shown`."""
-    firing = own("ALERTS", 'alertstate="firing"', 'severity="critical"', 'alertname=~"SGLang.+"')
+    firing = q.own("ALERTS", 'alertstate="firing"', 'severity="critical"', 'alertname=~"SGLang.+"')
     return (
         # The minute in which it began: an alert that fires for hours is a line, not an area over the graph.
         annotation(
             "Critical alerts",
             f"{firing} unless {firing} offset 1m",
-            BAD,
+            p.BAD,
             title="{{alertname}}",
             tags="severity,diagnosis",
             shown=shown,
         ),
         annotation(
             "Starts",
-            f"increase({own('sglang_tuning_server_starts_total')}[$__rate_interval]) > 0",
-            NEUTRAL,
+            f"increase({q.own('sglang_tuning_server_starts_total')}[$__rate_interval]) > 0",
+            p.NEUTRAL,
             title="SGLang started on {{instance}}",
             shown=shown,
         ),
         annotation(
             "Changed arguments",
-            f"changes({own('sglang_tuning_server_arg')}[$__rate_interval]) > 0",
+            f"changes({q.own('sglang_tuning_server_arg')}[$__rate_interval]) > 0",
             "purple",
             title="{{arg}} was changed",
             shown=shown,
         ),
         annotation(
             "Out of memory",
-            f"increase({own('sglang_tuning_out_of_memory_total')}[$__rate_interval]) > 0",
-            BAD,
+            f"increase({q.own('sglang_tuning_out_of_memory_total')}[$__rate_interval]) > 0",
+            p.BAD,
             title="Out of memory in {{phase}}",
             shown=shown,
         ),

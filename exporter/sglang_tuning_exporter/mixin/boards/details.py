@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards.client_latency import SECONDS
-from sglang_tuning_exporter.mixin.panels import COLOURS, NEUTRAL, WATCH, Json, Query, painted, timeseries
-from sglang_tuning_exporter.mixin.queries import native, own, quantile, rate, ratio
 
 LENGTHS = {
-    "prompt": ("sglang:prompt_tokens_histogram", "light-blue", NEUTRAL),
+    "prompt": ("sglang:prompt_tokens_histogram", "light-blue", p.NEUTRAL),
     "answer": ("sglang:generation_tokens_histogram", "light-purple", "purple"),
 }
 STAGES = ("prefill_forward", "chunked_prefill", "prefill_waiting", "request_process")
@@ -24,14 +24,14 @@ def requests() -> Chapter:
 
 def speculation() -> Chapter:
     """Return the closed row about speculative decoding."""
-    length, share = (f"avg({native(f'sglang:spec_accept_{name}')}) > 0" for name in ("length", "rate"))
-    panel = timeseries(
+    length, share = (f"avg({q.native(f'sglang:spec_accept_{name}')}) > 0" for name in ("length", "rate"))
+    panel = p.timeseries(
         "Speculative decoding",
-        Query(length, "accepted tokens per step", painted(NEUTRAL)),
-        Query(
+        p.Query(length, "accepted tokens per step", p.painted(p.NEUTRAL)),
+        p.Query(
             share,
             "accepted share of drafts",
-            painted("purple", axisPlacement="right") | {"unit": "percentunit", "max": 1},
+            p.painted("purple", axisPlacement="right") | {"unit": "percentunit", "max": 1},
         ),
         unit="short",
         metric="sglang:spec_accept_length",
@@ -43,27 +43,27 @@ def speculation() -> Chapter:
     return Chapter("Speculative decoding", (Shelf(8, (panel,)),), closed=True)
 
 
-def _stages() -> Json:
+def _stages() -> p.Json:
     metric = "sglang:per_stage_req_latency_seconds"
-    whole, count = (rate(native(f"{metric}_{end}")) for end in ("sum", "count"))
-    return timeseries(
+    whole, count = (q.rate(q.native(f"{metric}_{end}")) for end in ("sum", "count"))
+    return p.timeseries(
         "Time per stage of a request",
-        Query(ratio(whole, count, " by (stage)"), "{{stage}}"),
+        p.Query(q.ratio(whole, count, " by (stage)"), "{{stage}}"),
         unit=SECONDS,
         metric=metric,
         no_value=NOT_HERE,
-        names={stage: painted(colour) for stage, colour in zip(STAGES, COLOURS, strict=False)},
+        names={stage: p.painted(colour) for stage, colour in zip(STAGES, p.COLOURS, strict=False)},
         description="Mean time in each stage before the first token, by SGLang's names. A long wait in prefill_waiting is"
         " the queue; the guide's flags for prefill move chunked_prefill and prefill_forward.",
         fill=0,
     )
 
 
-def _lengths() -> Json:
-    return timeseries(
+def _lengths() -> p.Json:
+    return p.timeseries(
         "Prompt and answer lengths",
         *(
-            Query(quantile(share, metric), f"{name} {words}", painted(colour, fillOpacity=0))
+            p.Query(q.quantile(share, metric), f"{name} {words}", p.painted(colour, fillOpacity=0))
             for name, (metric, *colours) in LENGTHS.items()
             for share, words, colour in zip(("0.5", "0.99"), ("p50", "p99"), colours, strict=True)
         ),
@@ -75,15 +75,15 @@ def _lengths() -> Json:
     )
 
 
-def _status() -> Json:
-    answers = rate(own("sglang:http_responses_total", 'endpoint!~"/metrics|/health.*|/v1/loads"'))
-    return timeseries(
+def _status() -> p.Json:
+    answers = q.rate(q.own("sglang:http_responses_total", 'endpoint!~"/metrics|/health.*|/v1/loads"'))
+    return p.timeseries(
         "HTTP responses per second",
-        Query(f"sum by (status_code) ({answers})", "{{status_code}}"),
+        p.Query(f"sum by (status_code) ({answers})", "{{status_code}}"),
         unit="short",
         metric="sglang:http_responses_total",
         no_value=NOT_HERE,
-        names={"200": painted(NEUTRAL), "503": painted(WATCH)},
+        names={"200": p.painted(p.NEUTRAL), "503": p.painted(p.WATCH)},
         description="Responses by HTTP status, without scrapes and health checks. 503: turned away, for which the guide slows"
         " the clients down; a rejected stream is a 200.",
         fill=0,

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Shelf
 from sglang_tuning_exporter.mixin.boards.common import GUIDE
-from sglang_tuning_exporter.mixin.panels import (
-    BAD,
-    GOOD,
-    NOT_REPORTED,
-    WATCH,
-    Json,
-    Query,
-    bound_line,
-    measured,
-    painted,
-    timeseries,
-)
-from sglang_tuning_exporter.mixin.queries import drawn_threshold, own, per_rank, ranked, rate, ratio, while_there
-from sglang_tuning_exporter.mixin.queries import retractions as every_retraction
 
 NO_LOG = "No log is read"
 
@@ -27,28 +15,28 @@ def shelves() -> tuple[Shelf, Shelf]:
     return Shelf(7, (queue(), wait(), usage())), Shelf(7, (running(), retractions(), coverage()))
 
 
-def _edge(expr: str, name: str) -> Query:
+def _edge(expr: str, name: str) -> p.Query:
     """Return an invisible line at the end of the scale, the edge of a band."""
     hidden = {"legend": True, "tooltip": True, "viz": False}
-    return Query(expr, name, painted(GOOD, lineWidth=0, fillOpacity=0) | {"custom.hideFrom": hidden})
+    return p.Query(expr, name, p.painted(p.GOOD, lineWidth=0, fillOpacity=0) | {"custom.hideFrom": hidden})
 
 
-def queue() -> Json:
+def queue() -> p.Json:
     """Queued requests and the limit in force: the profile's range, or the queue that is admitted within the longest wait."""
-    queued, wait = (ranked(f"sglang_tuning_{name}") for name in ("queued_requests", "queue_wait_seconds"))
-    longest, upper = drawn_threshold("queue", "wait_seconds"), drawn_threshold("queue", "upper")
+    queued, wait = (q.ranked(f"sglang_tuning_{name}") for name in ("queued_requests", "queue_wait_seconds"))
+    longest, upper = q.drawn_threshold("queue", "wait_seconds"), q.drawn_threshold("queue", "upper")
     by_wait = f"unless on () {longest}"
     near = f"and on () 5 * max({queued}) > {upper}"  # a limit far above would flatten the curve
     admitted = f"sum by (dp_rank) ({queued}) / (sum by (dp_rank) ({wait} < Inf) > 0)"
-    by_rank = per_rank(f"{admitted} * on () group_left () {longest}")
-    return timeseries(
+    by_rank = q.per_rank(f"{admitted} * on () group_left () {longest}")
+    return p.timeseries(
         "Queued requests",
-        Query(f"{drawn_threshold('queue', 'lower')} {by_wait}", "healthy from", bound_line(GOOD)),
-        Query(f"{upper} {near} {by_wait} or {by_rank}", "limit{{rank}}", bound_line(WATCH)),
-        Query(per_rank(queued), "queued{{rank}}", measured(fillOpacity=0)),
+        p.Query(f"{q.drawn_threshold('queue', 'lower')} {by_wait}", "healthy from", p.bound_line(p.GOOD)),
+        p.Query(f"{upper} {near} {by_wait} or {by_rank}", "limit{{rank}}", p.bound_line(p.WATCH)),
+        p.Query(q.per_rank(queued), "queued{{rank}}", p.measured(fillOpacity=0)),
         unit="short",
         metric="sglang_tuning_queued_requests",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Requests that wait, and the limit in force. Where throughput counts it is a range (the guide's"
         f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f}): below the lower line the client is the bottleneck; above the upper one,"
         " drawn when the queue comes near it, scheduling costs too much. A profile for interactive clients limits the wait:"
@@ -56,39 +44,41 @@ def queue() -> Json:
     )
 
 
-def usage() -> Json:
+def usage() -> p.Json:
     """Token usage of every pool against the target."""
-    target = drawn_threshold("token_usage", "target")
-    return timeseries(
+    target = q.drawn_threshold("token_usage", "target")
+    return p.timeseries(
         "Token usage by pool",
-        Query(target, "well used from", bound_line(GOOD)),
-        Query(
+        p.Query(target, "well used from", p.bound_line(p.GOOD)),
+        p.Query(
             f"{target} * 0 + 1",
             "all of it",
-            painted(GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="well used from")
+            p.painted(p.GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="well used from")
             | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
         ),
-        Query(per_rank(ranked("sglang_tuning_token_usage_ratio"), by=("pool",)), "{{pool}}{{rank}}", measured()),
+        p.Query(
+            q.per_rank(q.ranked("sglang_tuning_token_usage_ratio"), by=("pool",)), "{{pool}}{{rank}}", p.measured()
+        ),
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_token_usage_ratio",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description=f"Share of each KV cache in use. The guide wants it above {GUIDE.token_usage_target} while requests"
         " wait; below it, look for what holds them back.",
     )
 
 
-def retractions() -> Json:
+def retractions() -> p.Json:
     """Retractions per minute against what is tolerated."""
-    return timeseries(
+    return p.timeseries(
         "Retractions per minute",
-        Query(drawn_threshold("retractions_per_minute", "upper"), "tolerated", bound_line(WATCH)),
-        Query(
-            while_there(f"(sum(increase({own('sglang_tuning_retracted_requests_total')}[10m])) / 10)", ""),
+        p.Query(q.drawn_threshold("retractions_per_minute", "upper"), "tolerated", p.bound_line(p.WATCH)),
+        p.Query(
+            q.while_there(f"(sum(increase({q.own('sglang_tuning_retracted_requests_total')}[10m])) / 10)", ""),
             "requests",
-            painted("purple", lineWidth=1),
+            p.painted("purple", lineWidth=1),
         ),
-        Query(while_there(f"({every_retraction()})", ""), "retractions", painted(BAD)),
+        p.Query(q.while_there(f"({q.retractions()})", ""), "retractions", p.painted(p.BAD)),
         unit="short",
         metric="sglang_tuning_retraction_events_total",
         no_value=NO_LOG,
@@ -98,64 +88,64 @@ def retractions() -> Json:
     )
 
 
-def coverage() -> Json:
+def coverage() -> p.Json:
     """Share of decode batches that replayed a graph, against the least that is healthy."""
-    batches = ranked("sglang_tuning_decode_batches_total")
-    replayed = ranked("sglang_tuning_decode_batches_total", 'graph="replayed"')
-    judged = ranked(
+    batches = q.ranked("sglang_tuning_decode_batches_total")
+    replayed = q.ranked("sglang_tuning_decode_batches_total", 'graph="replayed"')
+    judged = q.ranked(
         "sglang_tuning_state_seconds_total", 'signal="cuda_graph"', 'state!~"idle|unknown|disabled|unsupported"'
     )
-    lower = f"{drawn_threshold('cuda_graph', 'lower')} and on () (sum({rate(judged)}) > 0)"
-    return timeseries(
+    lower = f"{q.drawn_threshold('cuda_graph', 'lower')} and on () (sum({q.rate(judged)}) > 0)"
+    return p.timeseries(
         "CUDA graph coverage",
-        Query(lower, "covered from", bound_line(GOOD)),
-        Query(
+        p.Query(lower, "covered from", p.bound_line(p.GOOD)),
+        p.Query(
             f"0 * {lower} + 1",
             "all of it",
-            painted(GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="covered from")
+            p.painted(p.GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="covered from")
             | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
         ),
-        Query(ratio(rate(replayed), rate(batches)), "replayed", measured()),
+        p.Query(q.ratio(q.rate(replayed), q.rate(batches)), "replayed", p.measured()),
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_decode_batches_total",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Share of decode batches that replayed a captured graph. The guide raises the largest captured"
         " batch when batches outgrow it, and lowers the static memory share with it.",
     )
 
 
-def wait() -> Json:
+def wait() -> p.Json:
     """The estimated wait against the profile's limit."""
-    objective = drawn_threshold("queue", "wait_seconds")
-    return timeseries(
+    objective = q.drawn_threshold("queue", "wait_seconds")
+    return p.timeseries(
         "Estimated wait in the queue",
         _edge(f"0 * {objective}", "at once"),
-        Query(
+        p.Query(
             objective,
             "in time up to",
-            bound_line(GOOD) | {"custom.fillBelowTo": "at once", "custom.fillOpacity": 12},
+            p.bound_line(p.GOOD) | {"custom.fillBelowTo": "at once", "custom.fillOpacity": 12},
         ),
-        Query(per_rank(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", measured()),
+        p.Query(q.per_rank(f"{q.ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", p.measured()),
         unit="suffix: s",
         metric="sglang_tuning_queue_wait_seconds",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Requests waiting divided by requests admitted per second. The guide counts requests; an online"
         " server is judged by this wait. A gap means that requests wait and none is admitted.",
     )
 
 
-def running() -> Json:
+def running() -> p.Json:
     """Running requests and their limit; it is drawn only near the curve, which it would flatten otherwise."""
-    limit, running = (ranked(f"sglang_tuning_running_requests{end}") for end in ("_limit", ""))
+    limit, running = (q.ranked(f"sglang_tuning_running_requests{end}") for end in ("_limit", ""))
     near = f"{limit} and on () 4 * max({running}) > max({limit})"
-    return timeseries(
+    return p.timeseries(
         "Running requests and their limit",
-        Query(per_rank(near), "limit{{rank}}", bound_line(WATCH)),
-        Query(per_rank(ranked("sglang_tuning_running_requests")), "running{{rank}}", measured()),
+        p.Query(q.per_rank(near), "limit{{rank}}", p.bound_line(p.WATCH)),
+        p.Query(q.per_rank(q.ranked("sglang_tuning_running_requests")), "running{{rank}}", p.measured()),
         unit="short",
         metric="sglang_tuning_running_requests",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Requests in the running batch against the most that may run (drawn where they come near it). Where the guide sees usage below"
         " its target with a queue, a batch at this line means that the limit holds them back, not"
         " admission.",

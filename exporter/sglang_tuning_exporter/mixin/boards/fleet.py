@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards.client_latency import BETWEEN, FIRST
 from sglang_tuning_exporter.mixin.boards.common import (
@@ -20,46 +22,6 @@ from sglang_tuning_exporter.mixin.boards.common import (
     ways,
 )
 from sglang_tuning_exporter.mixin.boards.words import LEVELS, changes, verdicts
-from sglang_tuning_exporter.mixin.panels import (
-    COLOURS,
-    GOOD,
-    NOT_REPORTED,
-    QUIET,
-    WATCH,
-    WRAPPED,
-    Json,
-    Query,
-    Style,
-    named,
-    painted,
-    ranges,
-    stat,
-    state_timeline,
-    steps,
-    table,
-    texts,
-    timeseries,
-)
-from sglang_tuning_exporter.mixin.queries import (
-    EVER,
-    LOOK_STEP,
-    ON,
-    PLACE,
-    VERDICT,
-    advice,
-    by_server,
-    generated_tokens,
-    once,
-    own,
-    quantiles,
-    ranked,
-    rate,
-    ratio,
-    retractions,
-    shown,
-    verdict,
-    while_there,
-)
 from sglang_tuning_exporter.state.profiles import ONE_MORE
 
 OPEN = (
@@ -70,7 +32,7 @@ OPEN = (
 LARGEST = 5  # more lines cannot be distinguished
 
 
-def board() -> Json:
+def board() -> p.Json:
     """Build the board of the whole fleet."""
     return layout.board(
         FLEET,
@@ -90,21 +52,21 @@ def board() -> Json:
 # --- how the fleet is doing ------------------------------------------------------------------------------------------
 
 
-def _servers_by_level() -> Json:
-    counted = f'count_values("level", topk by (instance) (1, {verdict(ended=True)}))'
+def _servers_by_level() -> p.Json:
+    counted = f'count_values("level", topk by (instance) (1, {q.verdict(ended=True)}))'
     # a tile for every level, in this order, unless there was never an exporter
-    seen = f"max_over_time({own('sglang_tuning_build_info')}[{EVER}])"
+    seen = f"max_over_time({q.own('sglang_tuning_build_info')}[{q.EVER}])"
     tiles = " or ".join(f'label_replace(0 * group by (job) ({seen}), "level", "{level}", "", "")' for level in LEVELS)
     counted = f"sum by (level) ({tiles} or {counted})"
-    return stat(
+    return p.stat(
         "Servers",
-        Query(counted, "{{level}}"),
+        p.Query(counted, "{{level}}"),
         unit="none",
         decimals=0,
         sizes=SMALL,
         no_value=NO_EXPORTER,
-        mappings=texts({"0": ("none", QUIET)}),
-        names={level: named(said, colour or QUIET) for level, (said, colour) in LEVELS.items()},
+        mappings=p.texts({"0": ("none", p.QUIET)}),
+        names={level: p.named(said, colour or p.QUIET) for level, (said, colour) in LEVELS.items()},
         metric="sglang_tuning_verdict",
         description="Critical: down, stuck, out of memory, far too slow for the objective, or the exporter does not answer."
         " Limited: by one of the guide's figures; the table says by which. Fine: healthy or idle. No verdict:"
@@ -118,21 +80,21 @@ def _summary() -> Shelf:
         3,
         (
             _servers_by_level(),
-            stat(
+            p.stat(
                 "Requests waiting",
-                Query(once(by_server(shown(ranked("sglang_tuning_queued_requests")), "sum")), "waiting"),
+                p.Query(q.once(q.by_server(q.shown(q.ranked("sglang_tuning_queued_requests")), "sum")), "waiting"),
                 text="value",
                 unit="locale",
                 decimals=0,
                 sizes=SMALL,
-                no_value=NOT_REPORTED,
+                no_value=p.NOT_REPORTED,
                 metric="sglang_tuning_queued_requests",
                 description="Requests in all queues. What the guide calls healthy depends on the server, so that it is"
                 " judged by server and not here.",
             ),
-            stat(
+            p.stat(
                 "Generated tokens",
-                Query(once(generated_tokens("5m")), "generated"),
+                p.Query(q.once(q.generated_tokens("5m")), "generated"),
                 text="value",
                 unit="suffix: tok/s",
                 decimals=0,
@@ -152,20 +114,20 @@ def _worst() -> str:
 
     Without a flag, `advice` is the verdict; the column's mapping has its words.
     """
-    found = verdict(ended=True)
+    found = q.verdict(ended=True)
     limited, seen = (
-        f"sum by ({ON}) (count_over_time({series}[$__range]))"
-        for series in (own(VERDICT, 'severity=~"critical|warning"'), own(VERDICT))
+        f"sum by ({q.ON}) (count_over_time({series}[$__range]))"
+        for series in (q.own(q.VERDICT, 'severity=~"critical|warning"'), q.own(q.VERDICT))
     )
     lost = f"clamp_max({limited} / ({seen} > 0), 0.99)"
-    advised = f'label_replace({advice()}, "verdict", "$1", "diagnosis", "(.*)")'
-    one = f"topk by ({ON}, verdict) (1, {advised})"
+    advised = f'label_replace({q.advice()}, "verdict", "$1", "diagnosis", "(.*)")'
+    one = f"topk by ({q.ON}, verdict) (1, {advised})"
     in_words = f'label_replace({found}, "advice", "$1", "verdict", "(.*)")'
-    rows = f"({found} * on ({ON}, verdict) group_left (advice) {one} or on ({ON}) {in_words})"
-    return f"{rows} + on ({ON}) group_left () {lost} or on ({ON}) {rows}"
+    rows = f"({found} * on ({q.ON}, verdict) group_left (advice) {one} or on ({q.ON}) {in_words})"
+    return f"{rows} + on ({q.ON}) group_left () {lost} or on ({q.ON}) {rows}"
 
 
-def _columns() -> dict[str, Style]:
+def _columns() -> dict[str, p.Style]:
     said: dict[str, tuple[str, str | None]] = {name: (words, None) for name, (words, _) in verdicts().items()}
     return {
         "instance": {
@@ -176,18 +138,18 @@ def _columns() -> dict[str, Style]:
         "Value #A": {
             "displayName": "State",
             "custom.width": 128,
-            "mappings": ranges(LEVELS),
+            "mappings": p.ranges(LEVELS),
             "custom.cellOptions": {"type": "color-background", "mode": "basic"},
         },
         "verdict": {
             "displayName": "What limits it",
             "custom.width": 190,
-            "mappings": texts(said),
+            "mappings": p.texts(said),
         },
         "advice": {
             "displayName": "What to change",
-            "mappings": texts(changes()),
-            **WRAPPED,
+            "mappings": p.texts(changes()),
+            **p.WRAPPED,
         },
         "Value #B": {"displayName": "Waiting", "custom.width": 74, "unit": "locale", "decimals": 0},
         "Value #C": {"displayName": "Running", "custom.width": 74, "unit": "locale", "decimals": 0},
@@ -200,23 +162,23 @@ def _columns() -> dict[str, Style]:
             "unit": "suffix: /min",
             "decimals": 1,
             "custom.cellOptions": {"type": "color-text"},
-            "thresholds": steps(QUIET, (0, GOOD), (GUIDE.retractions_per_minute + ONE_MORE + 0.001, WATCH)),
+            "thresholds": p.steps(p.QUIET, (0, p.GOOD), (GUIDE.retractions_per_minute + ONE_MORE + 0.001, p.WATCH)),
         },
         "Value #G": {"displayName": "Generated", "custom.width": 92, "unit": "suffix: tok/s", "decimals": 0},
     }
 
 
-def _servers() -> Json:
-    return table(
+def _servers() -> p.Json:
+    return p.table(
         "Servers, the worst first",
-        Query(_worst()),
-        Query(by_server(shown(ranked("sglang_tuning_queued_requests")), "sum")),
-        Query(by_server(shown(ranked("sglang_tuning_running_requests")), "sum")),
-        Query(by_server(shown(ranked("sglang_tuning_token_usage_ratio")))),
-        Query(while_there(f"({quantiles('0.95', *FIRST, by=PLACE)})")),
-        Query(while_there(f"({retractions(*PLACE)})")),
-        Query(while_there(generated_tokens("5m"))),
-        Query(while_there(f"1000 * ({quantiles('0.95', *BETWEEN, by=PLACE)})")),
+        p.Query(_worst()),
+        p.Query(q.by_server(q.shown(q.ranked("sglang_tuning_queued_requests")), "sum")),
+        p.Query(q.by_server(q.shown(q.ranked("sglang_tuning_running_requests")), "sum")),
+        p.Query(q.by_server(q.shown(q.ranked("sglang_tuning_token_usage_ratio")))),
+        p.Query(q.while_there(f"({q.quantiles('0.95', *FIRST, by=q.PLACE)})")),
+        p.Query(q.while_there(f"({q.retractions(*q.PLACE)})")),
+        p.Query(q.while_there(q.generated_tokens("5m"))),
+        p.Query(q.while_there(f"1000 * ({q.quantiles('0.95', *BETWEEN, by=q.PLACE)})")),
         no_value="unknown",
         worst_first="Value #A",
         metric="sglang_tuning_verdict",
@@ -231,13 +193,13 @@ def _servers() -> Json:
 # --- since when ------------------------------------------------------------------------------------------------------
 
 
-def _since() -> Json:
-    return state_timeline(
+def _since() -> p.Json:
+    return p.state_timeline(
         "How each server was doing",
-        Query(f"max by (instance) ({verdict()})", "{{instance}}"),
+        p.Query(f"max by (instance) ({q.verdict()})", "{{instance}}"),
         metric="sglang_tuning_verdict",
         no_value=NO_EXPORTER,
-        mappings=texts(LEVELS),
+        mappings=p.texts(LEVELS),
         description="One line for each server: red is down, stuck or out of memory, amber is limited by one of the"
         " guide's figures, blue could be better, green needs nothing, grey is without a verdict.",
     )
@@ -253,18 +215,18 @@ def _lines(
     says: str,
     *,
     unit: str,
-    no_value: str = NOT_REPORTED,
+    no_value: str = p.NOT_REPORTED,
     ceiling: float | None = None,
-) -> Json:
+) -> p.Json:
     """Draw the five servers with the largest mean in the time shown, the largest in the first colour."""
-    mean = f"(avg by ({ON}) (avg_over_time(({expr})[$__range:{LOOK_STEP}] @ end())) > 0)"
+    mean = f"(avg by ({q.ON}) (avg_over_time(({expr})[$__range:{q.LOOK_STEP}] @ end())) > 0)"
     places = [f"topk({place}, {mean})" for place in range(1, LARGEST + 1)]
     one = [places[0], *(f"({many} unless {fewer})" for fewer, many in pairwise(places))]
-    return timeseries(
+    return p.timeseries(
         title,
         *(
-            Query(f"max by ({ON}) ({expr}) and on ({ON}) {each}", "{{instance}}", painted(colour))
-            for each, colour in zip(one, COLOURS, strict=False)
+            p.Query(f"max by ({q.ON}) ({expr}) and on ({q.ON}) {each}", "{{instance}}", p.painted(colour))
+            for each, colour in zip(one, p.COLOURS, strict=False)
         ),
         unit=unit,
         ceiling=ceiling,
@@ -276,14 +238,14 @@ def _lines(
 
 
 def _load() -> Shelf:
-    breaches = own("sglang_tuning_latency_breaches_total")
-    seen = own("sglang_tuning_latency_observations_total")
+    breaches = q.own("sglang_tuning_latency_breaches_total")
+    seen = q.own("sglang_tuning_latency_observations_total")
     return Shelf(
         8,
         (
             _lines(
                 "Estimated wait in the queue",
-                by_server(f"{ranked('sglang_tuning_queue_wait_seconds')} < Inf"),
+                q.by_server(f"{q.ranked('sglang_tuning_queue_wait_seconds')} < Inf"),
                 "sglang_tuning_queue_wait_seconds",
                 "Requests waiting divided by requests admitted per second. The guide counts requests; a person waits"
                 " seconds. One long queue beside empty ones is a matter of routing.",
@@ -292,7 +254,7 @@ def _load() -> Shelf:
             ),
             _lines(
                 "Slower than the objective",
-                by_server(ratio(rate(breaches), rate(seen), f" by ({ON}, latency)")),
+                q.by_server(q.ratio(q.rate(breaches), q.rate(seen), f" by ({q.ON}, latency)")),
                 "sglang_tuning_latency_breaches_total",
                 "Share of first tokens or of gaps between tokens, whichever is worse, that took longer than the objective"
                 " of the profile. The guide trades this for throughput.",
@@ -301,7 +263,7 @@ def _load() -> Shelf:
             ),
             _lines(
                 "Retractions per minute",
-                retractions(*PLACE),
+                q.retractions(*q.PLACE),
                 "sglang_tuning_retraction_events_total",
                 f"Times the KV cache was full and running requests went back, over 10 minutes. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",

@@ -5,29 +5,16 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.conditions.latency import MOST_SHARE
 from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
 from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards import client_latency, details
 from sglang_tuning_exporter.mixin.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, marks, variables, ways
-from sglang_tuning_exporter.mixin.panels import (
-    BAD,
-    GOOD,
-    NEUTRAL,
-    NO_TRAFFIC,
-    NOT_REPORTED,
-    WATCH,
-    Json,
-    Query,
-    bound_line,
-    painted,
-    stat,
-    timeseries,
-)
-from sglang_tuning_exporter.mixin.queries import own, quantile, rate, ratio, threshold, words
 
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token": "ITL"}
 
 
-def board() -> Json:
+def board() -> p.Json:
     """Build the board of latencies and objectives."""
     return layout.board(
         LATENCY,
@@ -50,13 +37,13 @@ def board() -> Json:
 # --- in time? --------------------------------------------------------------------------------------------------------
 
 
-def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> Json:
-    value = quantile("0.99", *metric, window="5m")
-    limit = threshold(objective, "upper")
-    return stat(
+def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> p.Json:
+    value = q.quantile("0.99", *metric, window="5m")
+    limit = q.threshold(objective, "upper")
+    return p.stat(
         title,
-        Query(
-            words(
+        p.Query(
+            q.words(
                 value,
                 (f"({value}) > {limit}", "too slow"),
                 (f"({value}) <= {limit}", "in time"),
@@ -67,8 +54,8 @@ def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> 
         unit="s",
         decimals=2,
         sizes=SMALL,
-        no_value=NO_TRAFFIC,
-        names={"too slow": painted(WATCH), "in time": painted(GOOD), "p99": painted(NEUTRAL)},
+        no_value=p.NO_TRAFFIC,
+        names={"too slow": p.painted(p.WATCH), "in time": p.painted(p.GOOD), "p99": p.painted(p.NEUTRAL)},
         metric=metric[0],
         description=f"{says} p99 of the last 5 minutes against the objective of the profile in force.",
     )
@@ -77,25 +64,25 @@ def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> 
 def _burn(latency: str, window: str) -> str:
     """Return the burn rate of the error budget over a window; no point without requests."""
     of = f'latency="{latency}"'
-    breaches = rate(own("sglang_tuning_latency_breaches_total", of), window)
-    seen = rate(own("sglang_tuning_latency_observations_total", of), window)
-    return f"{ratio(breaches, seen)} / ((1 - {threshold('latency', 'objective')}) > 0)"
+    breaches = q.rate(q.own("sglang_tuning_latency_breaches_total", of), window)
+    seen = q.rate(q.own("sglang_tuning_latency_observations_total", of), window)
+    return f"{q.ratio(breaches, seen)} / ((1 - {q.threshold('latency', 'objective')}) > 0)"
 
 
 def _notified(times: float) -> str:
     """Return the burn rate at which the rule notifies; capped, because no rule asks for more missed requests than that."""
-    return f"clamp_max({MOST_SHARE} / ((1 - {threshold('latency', 'objective')}) > 0), {times:g})"
+    return f"clamp_max({MOST_SHARE} / ((1 - {q.threshold('latency', 'objective')}) > 0), {times:g})"
 
 
-def _budget() -> Json:
+def _budget() -> p.Json:
     worst = " or ".join(
         f'label_replace({_burn(latency, "1h")}, "latency", "{latency}", "", "")' for latency in LATENCIES
     )
     burn = f"max({worst})"
-    return stat(
+    return p.stat(
         "Burn rate",
-        Query(
-            words(
+        p.Query(
+            q.words(
                 burn,
                 (f"{burn} > {_notified(FAST)}", "far too fast"),
                 (f"{burn} > {_notified(SLOW)}", "too fast"),
@@ -107,12 +94,12 @@ def _budget() -> Json:
         unit="suffix:x",
         decimals=1,
         sizes=SMALL,
-        no_value=NO_TRAFFIC,
+        no_value=p.NO_TRAFFIC,
         names={
-            "far too fast": painted(BAD),
-            "too fast": painted(WATCH),
-            "faster than allowed": painted("yellow"),
-            "within the budget": painted(GOOD),
+            "far too fast": p.painted(p.BAD),
+            "too fast": p.painted(p.WATCH),
+            "faster than allowed": p.painted("yellow"),
+            "within the budget": p.painted(p.GOOD),
         },
         metric="sglang_tuning_latency_breaches_total",
         description="How many times faster than allowed the worse of the two objectives was missed in the last 1 hour."
@@ -122,12 +109,12 @@ def _budget() -> Json:
 
 def _tiles() -> Shelf:
     rejected, aborted = (
-        f"sum(rate({own(counter)}[5m]))"
+        f"sum(rate({q.own(counter)}[5m]))"
         for counter in ("sglang_tuning_rejected_requests_total", "sglang_tuning_aborted_requests_total")
     )
     # rejected requests come from the log, aborted ones from the metrics: either may be missing
     lost = f"(({rejected} or on () 0 * {aborted}) + ({aborted} or on () 0 * {rejected})) * 60"
-    limit = threshold("rejections_per_minute", "upper")
+    limit = q.threshold("rejections_per_minute", "upper")
     return Shelf(
         4,
         (
@@ -144,10 +131,10 @@ def _tiles() -> Shelf:
                 "The guide lowers --max-running-requests when it is long.",
             ),
             _budget(),
-            stat(
+            p.stat(
                 "Lost requests",
-                Query(
-                    words(
+                p.Query(
+                    q.words(
                         f"({lost})",
                         (f"({lost}) > {limit}", "too many"),
                         (f"({lost}) == 0", "none"),
@@ -158,8 +145,8 @@ def _tiles() -> Shelf:
                 unit="suffix: /min",
                 decimals=1,
                 sizes=SMALL,
-                no_value=NOT_REPORTED,
-                names={"too many": painted(WATCH), "none": painted(GOOD), "a few": painted("yellow")},
+                no_value=p.NOT_REPORTED,
+                names={"too many": p.painted(p.WATCH), "none": p.painted(p.GOOD), "a few": p.painted("yellow")},
                 metric="sglang_tuning_rejected_requests_total",
                 description="Requests turned away or aborted, a minute, over the last 5 minutes. The guide would have"
                 " the clients slow down before it comes to that.",
@@ -175,13 +162,13 @@ def _burning() -> Shelf:
     panels = []
     for latency, said in LATENCIES.items():
         panels.append(
-            timeseries(
+            p.timeseries(
                 f"Burn rate: {said}",
-                Query(_notified(FAST), "notifies fast", bound_line(BAD)),
-                Query(_notified(SLOW), "notifies slowly", bound_line(WATCH)),
-                Query(_burn(latency, "5m"), "over 5 minutes", painted("light-blue", fillOpacity=0, lineWidth=1)),
-                Query(_burn(latency, "1h"), "over 1 hour", painted(NEUTRAL)),
-                Query(_burn(latency, "6h"), "over 6 hours", painted("purple", fillOpacity=0)),
+                p.Query(_notified(FAST), "notifies fast", p.bound_line(p.BAD)),
+                p.Query(_notified(SLOW), "notifies slowly", p.bound_line(p.WATCH)),
+                p.Query(_burn(latency, "5m"), "over 5 minutes", p.painted("light-blue", fillOpacity=0, lineWidth=1)),
+                p.Query(_burn(latency, "1h"), "over 1 hour", p.painted(p.NEUTRAL)),
+                p.Query(_burn(latency, "6h"), "over 6 hours", p.painted("purple", fillOpacity=0)),
                 unit="suffix:x",
                 metric="sglang_tuning_latency_breaches_total",
                 description="How many times faster than allowed the objective of the profile is missed: 1 uses the error"

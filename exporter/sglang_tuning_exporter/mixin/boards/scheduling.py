@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards import details
 from sglang_tuning_exporter.mixin.boards.common import (
@@ -15,32 +17,9 @@ from sglang_tuning_exporter.mixin.boards.common import (
     ways,
 )
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
-from sglang_tuning_exporter.mixin.panels import (
-    COLOURS,
-    NEUTRAL,
-    NOT_REPORTED,
-    QUIET,
-    WATCH,
-    Json,
-    Query,
-    Style,
-    bars,
-    bound_line,
-    measured,
-    named,
-    painted,
-    timeseries,
-)
-from sglang_tuning_exporter.mixin.queries import (
-    known,
-    own,
-    per_rank,
-    ranked,
-    rate,
-)
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
-AMBERS = (WATCH, "#f0a36b", "#8f3f08", "#e8c39e", "#d98032", "#6b3410", "#b98a5e", "#ffd9b3")
+AMBERS = (p.WATCH, "#f0a36b", "#8f3f08", "#e8c39e", "#d98032", "#6b3410", "#b98a5e", "#ffd9b3")
 QUEUES = {
     "grammar": "grammar",
     "bootstrap": "bootstrap (prefill side)",
@@ -52,7 +31,7 @@ QUEUES = {
 }
 
 
-def board() -> Json:
+def board() -> p.Json:
     """Build the board of KV cache and scheduling."""
     return layout.board(
         SCHEDULING,
@@ -74,21 +53,21 @@ def board() -> Json:
 # --- what holds requests back ----------------------------------------------------------------------------------------
 
 
-def _share(signal: Signal, title: str, says: str) -> Json:
-    seconds = ranked("sglang_tuning_state_seconds_total", f'signal="{signal}"', 'state!~"idle|unknown"')
+def _share(signal: Signal, title: str, says: str) -> p.Json:
+    seconds = q.ranked("sglang_tuning_state_seconds_total", f'signal="{signal}"', 'state!~"idle|unknown"')
     spent = f"increase({seconds}[$__rate_interval])"
     seen = f"sum by (state) (increase({seconds}[$__range])) > 0"  # no legend for states that never occurred
     share = f"sum by (state) ({spent}) / on () group_left () (sum({spent}) > 0)"
     shades = iter(AMBERS)  # shades of the colour for waiting requests, to distinguish them
-    looks: dict[str, Style] = {
-        state: named(words, next(shades) if colour == WATCH else colour)
+    looks: dict[str, p.Style] = {
+        state: p.named(words, next(shades) if colour == p.WATCH else colour)
         for state in STATES[signal]
         if state not in ("idle", "unknown")
         for words, colour in (STATE_WORDS[state],)
     }
-    return timeseries(
+    return p.timeseries(
         title,
-        Query(f"{share} and on (state) ({seen})", "{{state}}"),
+        p.Query(f"{share} and on (state) ({seen})", "{{state}}"),
         stacked=True,
         ceiling=1,
         unit="percentunit",
@@ -113,13 +92,19 @@ def _shares() -> Shelf:
 # --- KV cache --------------------------------------------------------------------------------------------------------
 
 
-def _memory() -> Json:
-    return bars(
+def _memory() -> p.Json:
+    return p.bars(
         "Where the GPU memory went",
-        Query(f"max({known(own('sglang_tuning_weights_bytes'))})", "weights", painted("purple")),
-        Query(f"max({known(own('sglang_tuning_kv_pool_bytes'))})", "KV cache", painted(NEUTRAL)),
-        Query(f"max({known(own('sglang_tuning_cuda_graph_memory_bytes'))})", "CUDA graphs", painted("light-blue")),
-        Query(f"min({known(own('sglang_tuning_available_gpu_memory_bytes'))})", "left for the work", painted(QUIET)),
+        p.Query(f"max({q.known(q.own('sglang_tuning_weights_bytes'))})", "weights", p.painted("purple")),
+        p.Query(f"max({q.known(q.own('sglang_tuning_kv_pool_bytes'))})", "KV cache", p.painted(p.NEUTRAL)),
+        p.Query(
+            f"max({q.known(q.own('sglang_tuning_cuda_graph_memory_bytes'))})", "CUDA graphs", p.painted("light-blue")
+        ),
+        p.Query(
+            f"min({q.known(q.own('sglang_tuning_available_gpu_memory_bytes'))})",
+            "left for the work",
+            p.painted(p.QUIET),
+        ),
         unit="bytes",
         decimals=1,
         no_value="Not reported: no GPU, or no start seen",
@@ -133,26 +118,26 @@ def _memory() -> Json:
 
 
 def _admission() -> Shelf:
-    conservativeness = own("sglang_tuning_server_arg", 'arg="schedule_conservativeness"')
+    conservativeness = q.own("sglang_tuning_server_arg", 'arg="schedule_conservativeness"')
     start = f"clamp_max(0.7 * max({conservativeness}), 1)"  # SGLang's init_new_token_ratio
-    estimate = timeseries(
+    estimate = p.timeseries(
         "New token ratio",
-        Query(start, "starts at", bound_line(QUIET)),
-        Query(per_rank(ranked("sglang_tuning_new_token_ratio")), "ratio{{rank}}", measured()),
+        p.Query(start, "starts at", p.bound_line(p.QUIET)),
+        p.Query(q.per_rank(q.ranked("sglang_tuning_new_token_ratio")), "ratio{{rank}}", p.measured()),
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_new_token_ratio",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Share of its max_new_tokens for which each running request is budgeted: what the guide's"
         " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
         " last one, it holds requests back.",
     )
-    waiting = ranked("sglang_tuning_waiting_requests")
+    waiting = q.ranked("sglang_tuning_waiting_requests")
     ever = f"(sum by (queue) (max_over_time({waiting}[$__range])) > 0)"  # no legend for queues that were always empty
-    others = timeseries(
+    others = p.timeseries(
         "Other queues",
-        Query(f"sum by (queue) ({waiting}) and on (queue) {ever}", "{{queue}}"),
-        names={queue: named(said, colour) for (queue, said), colour in zip(QUEUES.items(), COLOURS, strict=True)},
+        p.Query(f"sum by (queue) ({waiting}) and on (queue) {ever}", "{{queue}}"),
+        names={queue: p.named(said, colour) for (queue, said), colour in zip(QUEUES.items(), p.COLOURS, strict=True)},
         fill=0,
         unit="short",
         metric="sglang_tuning_waiting_requests",
@@ -168,26 +153,26 @@ def _admission() -> Shelf:
 
 
 def _prefill() -> Shelf:
-    backlog = timeseries(
+    backlog = p.timeseries(
         "Prompt tokens waiting",
-        Query(per_rank(ranked("sglang_tuning_pending_tokens")), "waiting{{rank}}", measured()),
+        p.Query(q.per_rank(q.ranked("sglang_tuning_pending_tokens")), "waiting{{rank}}", p.measured()),
         unit="short",
         metric="sglang_tuning_pending_tokens",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Tokens of the prompts in the queue. High with few decode batches, the server is bound by prompts:"
         " the guide raises --chunked-prefill-size, memory allowing.",
     )
-    batches = ranked("sglang_tuning_decode_batches_total")
-    decode = timeseries(
+    batches = q.ranked("sglang_tuning_decode_batches_total")
+    decode = p.timeseries(
         "Decode batches per second",
-        Query(
-            f"sum by (graph) ({rate(batches)})",
+        p.Query(
+            f"sum by (graph) ({q.rate(batches)})",
             "{{graph}}",
         ),
-        names={"replayed": named("graph replayed", NEUTRAL), "eager": named("without graph", "purple")},
+        names={"replayed": p.named("graph replayed", p.NEUTRAL), "eager": p.named("without graph", "purple")},
         unit="short",
         metric="sglang_tuning_decode_batches_total",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Decode batches with and without a captured CUDA graph; where the server does not count them, one in"
         " 40. Few of them beside a long backlog mean that prompts take the time; the guide cares for both.",
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import board as layout
+from sglang_tuning_exporter.mixin import panels as p
+from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, Shelf
 from sglang_tuning_exporter.mixin.boards import answers, client_latency, figures
 from sglang_tuning_exporter.mixin.boards.common import (
@@ -16,37 +18,10 @@ from sglang_tuning_exporter.mixin.boards.common import (
     ways,
 )
 from sglang_tuning_exporter.mixin.boards.words import LEVELS, SIGNAL_TITLES, STATE_WORDS, verdict_looks
-from sglang_tuning_exporter.mixin.panels import (
-    BAD,
-    GOOD,
-    NEUTRAL,
-    NOT_REPORTED,
-    QUIET,
-    WATCH,
-    Json,
-    Query,
-    painted,
-    stat,
-    state_timeline,
-    texts,
-    timeseries,
-)
-from sglang_tuning_exporter.mixin.queries import (
-    generated_tokens,
-    is_,
-    known,
-    native,
-    own,
-    per_rank,
-    prompt_tokens,
-    ranked,
-    rate,
-    verdict,
-)
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
 
-def board() -> Json:
+def board() -> p.Json:
     """Build the board of one server."""
     return layout.board(
         SERVER,
@@ -72,30 +47,30 @@ def board() -> Json:
 def _since() -> Shelf:
     numbers = {state: index for index, state in enumerate(STATE_WORDS)}
 
-    def row(signal: Signal) -> Query:
+    def row(signal: Signal) -> p.Query:
         cases = (
-            f"({ranked('sglang_tuning_state', is_('signal', signal), is_('state', state))} == 1) * {numbers[state]}"
+            f"({q.ranked('sglang_tuning_state', q.is_('signal', signal), q.is_('state', state))} == 1) * {numbers[state]}"
             for state in STATES[signal]
         )
-        return Query(per_rank(" or ".join(cases)), SIGNAL_TITLES[signal] + "{{rank}}")
+        return p.Query(q.per_rank(" or ".join(cases)), SIGNAL_TITLES[signal] + "{{rank}}")
 
-    limits = state_timeline(
+    limits = p.state_timeline(
         "What limited it",
-        Query(verdict(), "{{verdict}}"),
+        p.Query(q.verdict(), "{{verdict}}"),
         no_value=NO_EXPORTER,
         metric="sglang_tuning_verdict",
-        mappings=texts({level: (" ", colour) for level, (_, colour) in LEVELS.items()}),
+        mappings=p.texts({level: (" ", colour) for level, (_, colour) in LEVELS.items()}),
         names=verdict_looks(),
         words_inside=False,
         description="One line for each verdict of the time shown: what the guide would change, and from when to when."
         " Red: act now; amber: requests are held back; blue: could be better; green: nothing to change.",
     )
-    states = state_timeline(
+    states = p.state_timeline(
         "What it was doing",
         *(row(signal) for signal in STATES),
         no_value=NO_EXPORTER,
         metric="sglang_tuning_state",
-        mappings=texts({str(number): STATE_WORDS[state] for state, number in numbers.items()}),
+        mappings=p.texts({str(number): STATE_WORDS[state] for state, number in numbers.items()}),
         description="One line for each thing the guide looks at. Green is fine, amber holds requests back, red must be acted"
         " on, blue is information, grey is idle.",
     )
@@ -106,26 +81,26 @@ def _since() -> Shelf:
 
 
 def _throughput() -> Shelf:
-    computed, cached = prompt_tokens("computed"), prompt_tokens("cached")
-    tokens = timeseries(
+    computed, cached = q.prompt_tokens("computed"), q.prompt_tokens("cached")
+    tokens = p.timeseries(
         "Tokens per second",
-        Query(computed, "prompt, computed", painted(NEUTRAL)),
-        Query(cached, "prompt, from the prefix cache", painted("light-blue")),
-        Query(f"sum({generated_tokens()})", "generated", painted(GOOD)),
+        p.Query(computed, "prompt, computed", p.painted(p.NEUTRAL)),
+        p.Query(cached, "prompt, from the prefix cache", p.painted("light-blue")),
+        p.Query(f"sum({q.generated_tokens()})", "generated", p.painted(p.GOOD)),
         unit="short",
         metric="sglang_tuning_generation_tokens_per_second",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Tokens read and written: what every change of a flag should be judged by. The guide tunes for"
         " throughput, and this is it.",
     )
-    requests = timeseries(
+    requests = p.timeseries(
         "Requests per second",
-        Query(f"sum({rate(native('sglang:num_requests_total'))})", "finished", painted(NEUTRAL)),
-        Query(f"sum({rate(own('sglang_tuning_aborted_requests_total'))})", "aborted", painted(WATCH)),
-        Query(f"sum({rate(own('sglang_tuning_rejected_requests_total'))})", "rejected", painted(BAD)),
+        p.Query(f"sum({q.rate(q.native('sglang:num_requests_total'))})", "finished", p.painted(p.NEUTRAL)),
+        p.Query(f"sum({q.rate(q.own('sglang_tuning_aborted_requests_total'))})", "aborted", p.painted(p.WATCH)),
+        p.Query(f"sum({q.rate(q.own('sglang_tuning_rejected_requests_total'))})", "rejected", p.painted(p.BAD)),
         unit="short",
         metric="sglang:num_requests_total",
-        no_value=NOT_REPORTED,
+        no_value=p.NOT_REPORTED,
         description="Requests that ended, were aborted by their clients, or were turned away because the queue was"
         " full. The guide slows the clients down before it comes to that.",
     )
@@ -136,22 +111,22 @@ def _throughput() -> Shelf:
 
 
 def _health() -> Shelf:
-    unknown, read = own("sglang_tuning_log_unrecognised_total"), own("sglang_tuning_log_lines_total")
-    kinds = f"sum by (kind) ({rate(read)})"
+    unknown, read = q.own("sglang_tuning_log_unrecognised_total"), q.own("sglang_tuning_log_lines_total")
+    kinds = f"sum by (kind) ({q.rate(read)})"
     seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for kinds that never occurred
-    lines = timeseries(
+    lines = p.timeseries(
         "Log lines per second",
-        Query(f"{kinds} and on (kind) ({seen})", "{{kind}}"),
-        Query(f"sum({rate(unknown)})", "not recognised", painted(BAD)),
+        p.Query(f"{kinds} and on (kind) ({seen})", "{{kind}}"),
+        p.Query(f"sum({q.rate(unknown)})", "not recognised", p.painted(p.BAD)),
         unit="short",
         no_value="No log is read",
         metric="sglang_tuning_log_lines_total",
         description="Lines read, by kind; only kinds that were seen in the time shown. The guide's figures are in the decode and prefill lines; lines that look"
         " like them and are not recognised mean a newer SGLang than this exporter supports.",
     )
-    age = stat(
+    age = p.stat(
         "Last log line",
-        Query(f"time() - max({known(own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
+        p.Query(f"time() - max({q.known(q.own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
         unit="s",
         text="value",
         sizes=SMALL,
@@ -165,30 +140,32 @@ def _health() -> Shelf:
 
 
 def _starts() -> Shelf:
-    failed = f"sum by (phase) (increase({own('sglang_tuning_out_of_memory_total')}[$__range]))"
+    failed = f"sum by (phase) (increase({q.own('sglang_tuning_out_of_memory_total')}[$__range]))"
     never = f'label_replace(sum({failed}) == 0, "verdict", "in this time", "", "")'
-    memory = stat(
+    memory = p.stat(
         "Out of memory",
-        Query(f'label_replace({failed} > 0, "verdict", "in $1", "phase", "(.*)") or on () {never}', "{{verdict}}"),
+        p.Query(f'label_replace({failed} > 0, "verdict", "in $1", "phase", "(.*)") or on () {never}', "{{verdict}}"),
         unit="none",
         sizes=SMALL,
         decimals=0,
         no_value="No log is read",
-        mappings=texts({"0": ("never", GOOD)}),
+        mappings=p.texts({"0": ("never", p.GOOD)}),
         metric="sglang_tuning_out_of_memory_total",
-        names={f"in {phase}": painted(BAD) for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
+        names={
+            f"in {phase}": p.painted(p.BAD) for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")
+        },
         description="Times the server ran out of GPU memory in the time shown. The guide answers prefill with smaller"
         " chunks, decode with fewer running requests.",
     )
-    starts = stat(
+    starts = p.stat(
         "Starts of the server",
-        Query(f"sum(increase({own('sglang_tuning_server_starts_total')}[$__range]))", "starts"),
+        p.Query(f"sum(increase({q.own('sglang_tuning_server_starts_total')}[$__range]))", "starts"),
         unit="none",
         decimals=0,
         text="value",
         sizes=SMALL,
         no_value=NO_EXPORTER,
-        mappings=texts({"0": ("none", QUIET)}),
+        mappings=p.texts({"0": ("none", p.QUIET)}),
         metric="sglang_tuning_server_starts_total",
         description="Starts seen in the time shown, after the first. Every change the guide advises needs one; one"
         " that nobody made is a crash.",
