@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.mixin import alerts, boards, diagnoses, reference, static, tables
+from sglang_tuning_exporter.mixin import alerts, boards, reference, static, tables
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
@@ -20,12 +20,7 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         **runbooks.files(),
         **boards.files(),
         **static.files(),
-        "docs/sources.md": tables.sources_page(),
-        "docs/diagnoses.md": diagnoses.page(),
-        "docs/reference/profiles.md": diagnoses.profiles_page(),
-        "docs/reference/alerts.md": reference.alerts_page(),
-        "docs/reference/metrics.md": reference.metrics_page(),
-        "docs/reference/flags.md": reference.flags_page(),
+        **reference.files(),
     }
 
 

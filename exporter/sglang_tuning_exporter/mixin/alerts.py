@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from sglang_tuning_exporter.diagnosis.alerting import query
 from sglang_tuning_exporter.diagnosis.conditions.condition import SERVING_SECONDS
 from sglang_tuning_exporter.diagnosis.promql import SECONDS_IN
@@ -15,25 +13,11 @@ from sglang_tuning_exporter.diagnosis.table import ALERTS, MOST_SEVERE_FIRST
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links, alert_annotations
 from sglang_tuning_exporter.mixin.inhibition import inhibitions
 from sglang_tuning_exporter.mixin.records import records
+from sglang_tuning_exporter.mixin.rendering import render
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
 
-# Go templates use curly braces, so ours are square.
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("sglang_tuning_exporter.mixin"),
-    autoescape=False,  # noqa: S701 # nosec B701 # YAML made of the table alone
-    undefined=StrictUndefined,
-    variable_start_string="[[",
-    variable_end_string="]]",
-    block_start_string="[%",
-    block_end_string="%]",
-    comment_start_string="[#",
-    comment_end_string="#]",
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 
 
@@ -82,4 +66,4 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         "alerts/alertmanager.yml": "alertmanager.yml.j2",
         "alerts/templates/sglang-tuning.tmpl": "notification.tmpl.j2",
     }
-    return {path: _ENVIRONMENT.get_template(template).render(values) for path, template in targets.items()}
+    return {path: render(template, **values) for path, template in targets.items()}

@@ -1,27 +1,29 @@
-"""docs/reference/: every metric, alert and flag, from the tables and families that the exporter itself runs on."""
+"""Pages of the documentation made of the program's own tables: every metric, alert, flag, profile, diagnosis and source."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from sglang_tuning_exporter.collect.scrape import MOST_BYTES, MOST_JSON_BYTES
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, Option, add_arguments, resolve
-from sglang_tuning_exporter.diagnosis.table import ALERTS
+from sglang_tuning_exporter.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, OPTIONS, add_arguments, resolve
+from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin.records import records
+from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.mixin.tables import advice, default, link, when
 from sglang_tuning_exporter.serve.metrics import OF_METRICS, sections
 from sglang_tuning_exporter.serve.metrics.families import PREFIX
 from sglang_tuning_exporter.serve.metrics.web import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
+from sglang_tuning_exporter.sglang.metrics import catalogue as facts
+from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
+from sglang_tuning_exporter.state.profiles import DEFAULT, PROFILES, THRESHOLDS, Setting
+from sglang_tuning_exporter.state.schedulers import MOST_SCHEDULERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sglang_tuning_exporter.diagnosis.row import Diagnosis
     from sglang_tuning_exporter.serve.metrics.families import Family
 
-_MADE = "Made by `sglang-tuning-exporter generate`"
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {
     "_timestamp_seconds": "unix seconds",
@@ -48,6 +50,7 @@ _SOURCES = {
     "Failures": "log",
     "Findings": "computed",
     "Profile": "`--profile`, `--threshold`",
+    "Serving": "exporter",
 }
 _OTHER_SOURCES = {
     "log_": "log",
@@ -69,42 +72,136 @@ _OTHER_SOURCES = {
     "queue_wait_seconds": "computed",
     "cuda_graph_coverage_ratio": "computed",
 }
+# What a workload must be like for a profile to suit it.
+_SUITS = {
+    "online": "Users or programs wait for each answer. An empty queue is good; the limit of a queue is its estimated wait.",
+    "offline": "Batch jobs: throughput matters, latency does not. An empty queue wastes capacity.",
+    "long_context": "As `online`, with prompts of tens of thousands of tokens: time to first token may be longer.",
+    "multi_turn": "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters.",
+}
+assert _SUITS.keys() == PROFILES.keys()
+# The releases whose code was read for metrics and log lines.
+RELEASES = (
+    "0.3.0", "0.3.6.post3", "0.4.0.post2", "0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.1.post3", "0.5.3.post3", "0.5.5.post3", "0.5.7",
+    "0.5.9", "0.5.12", "0.5.16", "0.5.20", "0.5.23",
+)  # fmt: skip
+
+# Facts in the log, since which release, and where. The fixtures under tests/data/logs have such lines.
+LOGGED: tuple[tuple[str, str, str], ...] = (
+    ("running", "0.3.0", "`#running-req` in decode and prefill lines"),
+    ("queued", "0.3.0", "`#queue-req` in decode and prefill lines"),
+    ("full_usage", "0.3.0", "`token usage`, `full token usage`"),
+    ("swa_usage", "0.4.9.post6", "`swa token usage`"),
+    ("mamba_usage", "0.5.3.post3", "`mamba usage`"),
+    ("used_tokens", "0.3.0", "`#token`"),
+    ("kv_pool_tokens", "0.3.0", "`max_total_num_tokens=` at start-up"),
+    ("generation_throughput", "0.3.0", "`gen throughput (token/s)`"),
+    ("new_token_ratio", "0.3.0", "`#new_token_ratio: a -> b`, with a retraction only"),
+    ("graph_passes", "0.4.6.post5", "`cuda graph: True` in decode lines (one line in 40 batches)"),
+    ("eager_passes", "0.4.6.post5", "`cuda graph: False` in decode lines (one line in 40 batches)"),
+    ("retraction_events", "0.3.0", "`Decode out of memory happened.`, `KV cache pool is full. Retract requests.`"),
+    ("retracted_requests", "0.3.0", "`#retracted_reqs`"),
+    ("admitted_requests", "0.3.0", "`#new-seq` in prefill lines"),
+    ("available_gpu_memory_gb", "0.4.3.post4", "`available_gpu_mem=` at start-up (0.4.7 on), before that `avail mem=` after the capture"),
+    ("graph_memory_gb", "0.4.3.post4", "`Capture … end. … mem usage=` at start-up"),
+    ("weight_memory_gb", "0.4.3.post4", "`Load weight end. … mem usage=` at start-up"),
+    ("kv_memory_gb", "0.4.3.post4", "`KV Cache is allocated. … size:` at start-up"),
+    ("queues.bootstrap", "0.5.12", "`#bootstrap-req`"),
+    ("queues.prealloc", "0.5.3.post3", "`#prealloc-req`"),
+    ("queues.inflight", "0.5.3.post3", "`#inflight-req`"),
+    ("queues.transfer", "0.5.3.post3", "`#transfer-req`"),
+    ("queues.host_receive", "0.5.23", "`#host-receive-req`"),
+    ("arguments", "0.3.0", "`server_args=` at start-up"),
+    ("out_of_memory", "0.3.0", "`… out of memory. Try to lower …`, `OutOfMemoryError`, `Capture cuda graph failed`"),
+    ("starts", "0.3.0", "`server_args=`"),
+    ("liveness", "0.3.0", "ready, watchdog, failed health checks, dead processes"),
+)  # fmt: skip
 
 
-def metrics_page() -> str:
-    """Write every family that the exporter can expose, as Markdown."""
+def _order(release: str) -> tuple[int, ...]:
+    """Return a release as numbers to sort by: 0.5.10.post1 → (0, 5, 10, 1)."""
+    return tuple(int(part) for part in release.replace("post", "").split("."))
+
+
+def _cell(fact: str, release: str) -> str:
+    metric = any(
+        source.fact == fact and _order(first) <= _order(release) <= _order(last)
+        for source in facts.SOURCES + facts.SERVER_SOURCES
+        for first, last in [source.versions.split("-")]
+    )
+    log = any(name == fact and _order(since) <= _order(release) for name, since, _ in LOGGED)
+    return {(True, True): "M L", (True, False): "M", (False, True): "L"}.get((metric, log), "·")
+
+
+def files() -> dict[str, str]:
+    """Return every page: repository path → Markdown."""
+    words = {"advice": advice, "default": default, "link": link, "when": when, "escaped": _escaped}
+    return {
+        "docs/sources.md": _sources(),
+        "docs/diagnoses.md": render("diagnoses.md.j2", diagnoses=DIAGNOSES, figures=DEFAULT.figures, **words),
+        "docs/reference/profiles.md": render(
+            "profiles.md.j2", profiles=PROFILES, thresholds=THRESHOLDS, suits=_SUITS, typed=_typed
+        ),
+        "docs/reference/alerts.md": render("alerts.md.j2", alerts=ALERTS, **words),
+        "docs/reference/metrics.md": _metrics(),
+        "docs/reference/flags.md": render(
+            "flags.md.j2", options=OPTIONS, prefix=ENVIRONMENT_PREFIX, api_key=API_KEY_VARIABLE, **words
+        ),
+    }
+
+
+def _escaped(text: str) -> str:
+    """Return text for a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+def _typed(setting: Setting) -> str:
+    """Return a setting as it is typed."""
+    flag = "--" + setting.arg.replace("_", "-")
+    if setting.is_switch:
+        return f"`{flag}`" if setting.value else f"no `{flag}`"
+    return f"`{flag} {setting.value if isinstance(setting.value, str) else f'{setting.value:g}'}`"
+
+
+def _sources() -> str:
+    """Write the source of each fact in each release."""
+    names = dict.fromkeys(
+        [source.fact for source in facts.SOURCES] + [name for name, _, _ in LOGGED] + ["aborted_requests"]
+    )
+    return render(
+        "sources.md.j2",
+        releases=RELEASES,
+        facts=names,
+        cell=_cell,
+        metrics=facts.describe(),
+        logged=LOGGED,
+        most_bytes=MOST_BYTES,
+        most_json_bytes=MOST_JSON_BYTES,
+        most_lines=MOST_LINES,
+        longest_line=LONGEST_LINE,
+        most_schedulers=MOST_SCHEDULERS,
+    )
+
+
+def _metrics() -> str:
+    """Write every family that the exporter can expose."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     config = resolve(parser.parse_args(["--sglang-url", "http://127.0.0.1:30000", "--log-file", "server.log"]), {})
     sidecar = Sidecar(config)  # never started: its families have no samples, and their names, labels and help
     with sidecar.view() as now:
         found = sections(sidecar, now)
-    lines = [
-        "# Metrics",
-        "",
-        f"{_MADE} from the families that the exporter exposes at `/metrics`. A figure that this server does not expose or log is absent, never 0.",
-        "Families of the sections Scheduler, Capacity and GPU memory also have the label `dp_rank` where the server has several DP ranks.",
-        "SGLang's own series follow on the same page (`--no-passthrough` leaves them out), so a Prometheus that scrapes SGLang as well has each",
-        "`sglang:*` series twice: scrape the exporter alone. `process_*` and `python_info` are the exporter's own process.",
-        "",
-    ]
-    for title, families in found.items():
-        lines += [f"## {title}", "", *_families(title, families), ""]
-    lines += ["## Serving", "", *_families("Data sources", [web(None, is_tls=False), up_family()]), ""]
-    lines += _recorded()
-    return "\n".join(lines) + "\n"
+    serving = [web(None, is_tls=False), up_family()]
+    recorded = sorted({record.name for record in records()})
+    return render("metrics.md.j2", sections=found | {"Serving": serving}, columns=_columns, recorded=recorded)
 
 
-def _families(title: str, families: Iterable[Family]) -> list[str]:
-    head = ["| name | type | labels | unit | meaning | source |", "|---|---|---|---|---|---|"]
-    return head + [_family(title, family) for family in families]
-
-
-def _family(title: str, family: Family) -> str:
+def _columns(title: str, family: Family) -> tuple[str, ...]:
+    """Return a family as the columns of a table."""
     labels = ", ".join(f"`{label}`" for label in family.names)
     unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "-")
-    meaning = family.documentation.replace("|", "\\|")
-    return f"| `{family.sample_name}` | {family.type} | {labels or '-'} | {unit} | {meaning} | {_source(title, family.name)} |"
+    meaning = _escaped(family.documentation)
+    return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, _source(title, family.name)
 
 
 def _source(title: str, name: str) -> str:
@@ -114,60 +211,6 @@ def _source(title: str, name: str) -> str:
     return next((source for start, source in _OTHER_SOURCES.items() if short.startswith(start)), _SOURCES[title])
 
 
-def _recorded() -> list[str]:
-    names = sorted({record.name for record in records()})
-    return [
-        "## Recorded by the rules",
-        "",
-        "`alerts/rules/sglang-tuning.rules.yml` records these for its alerts and the boards:",
-        "",
-        *(f"- `{name}`" for name in names),
-    ]
-
-
-def alerts_page() -> str:
-    """Write every alert with its advice, as Markdown."""
-    lines = [
-        "# Alerts",
-        "",
-        f"{_MADE} from the table of diagnoses, most urgent first. Each name leads to the alert's runbook.",
-        "",
-        "| alert | severity | for | when | what to change | it will not help if |",
-        "|---|---|---|---|---|---|",
-        *(_alert(row) for row in ALERTS),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _alert(row: Diagnosis) -> str:
-    will_not = row.turn.will_not_help_if
-    return f"| {link(row, '../../alerts')} | {row.severity} | {row.hold} | {when(row)} | {advice(row)} | {will_not or '-'} |"
-
-
-def flags_page() -> str:
-    """Write every setting of `serve`, as Markdown."""
-    lines = [
-        "# Settings",
-        "",
-        f"{_MADE} from the settings of `serve`. A flag wins over the environment variable, that over the file of `--config`, that over the",
-        "default. The key in that file is the flag without dashes in front; lists and mappings are written as YAML has them.",
-        "",
-        "| flag | environment variable | key in the file | default | meaning |",
-        "|---|---|---|---|---|",
-        *(_flag(option) for option in OPTIONS),
-        f"| `--config FILE.yml` | `{ENVIRONMENT_PREFIX}CONFIG` | - | - | a YAML file with the keys above |",
-        f"| - | `{API_KEY_VARIABLE}` | - | - | SGLang's `--api-key`; `--api-key-file` wins over it |",
-        "",
-        "`report` and `backfill` also read `SGLANG_TUNING_PROFILE` and `SGLANG_TUNING_THRESHOLD`, `report` `SGLANG_TUNING_FORMAT`.",
-        "The flags of the other commands: `sglang-tuning-exporter COMMAND --help`.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _flag(option: Option) -> str:
-    metavar = f" {option.metavar}" if option.metavar else ""
-    names = ", ".join(f"`{flag}{metavar}`".replace("|", "\\|") for flag in (option.flag, *option.aliases))
-    fallback = f"`{str(option.default).lower()}`" if option.switch else default(option)
-    return (
-        f"| {names} | `{option.variable}` | `{option.name}` | {fallback} | {option.help.replace('|', chr(92) + '|')} |"
-    )
+assert all(other in BY_ID for row in DIAGNOSES for other in (*row.unless, *row.causes)), (
+    "a row speaks of one that is not there"
+)

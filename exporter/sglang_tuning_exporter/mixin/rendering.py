@@ -1,0 +1,26 @@
+"""Jinja templates of generated files. An undefined name is an error."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+# Go templates use curly braces, so ours are square.
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("sglang_tuning_exporter.mixin"),
+    autoescape=False,  # noqa: S701 # nosec B701 # YAML and Markdown made of the program's tables alone
+    undefined=StrictUndefined,
+    variable_start_string="[[",
+    variable_end_string="]]",
+    block_start_string="[%",
+    block_end_string="%]",
+    comment_start_string="[#",
+    comment_end_string="#]",
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def render(template: str, **values: object) -> str:
+    """Return a template filled with these values."""
+    return _ENVIRONMENT.get_template(template).render(values)
