@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, Page, config, hang, reply, wait_for
-from sglang_tuning_exporter.collect.loads import LEAST_SECONDS, LoadsInquiry
+from sglang_tuning_exporter.collect.inquiry import LEAST_SECONDS, LoadsInquiry
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import page, registry
 

@@ -49,11 +49,11 @@ class Chain:
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
     lost_last: str = ""  # the last of them, and why
     looked_at: float = 0.0
-    folders: rotation.Folders = field(init=False)
+    folders: places.Folders = field(init=False)
 
     def __post_init__(self) -> None:
         """Note the state of the directory."""
-        self.folders = rotation.Folders(self.path)
+        self.folders = places.Folders(self.path)
 
     @property
     def is_glob_match(self) -> bool:
@@ -82,10 +82,6 @@ class Chain:
             self.current.gone_at = now
             self.current = None
 
-    def has_room(self, taken: int, most: int) -> bool:
-        """Return whether more of its files may be opened."""
-        return len(self.links) < min(_MOST_LINKS, most - taken + len(self.links))
-
     def find_between(self, now: float, following: Stream | None) -> bool:
         """Open the files that had the name since the last poll, before `following` got it.
 
@@ -95,7 +91,7 @@ class Chain:
             return True
         marks = [*self.done, *(link.mark_of_text() for link in self.links if link.seekable)]
         beside = self._beside(marks, following)
-        found = rotation.assign(marks, beside)
+        found = places.assign(marks, beside)
         self.done = [mark for at, mark in enumerate(self.done) if at in found or mark is self.done[-1]]
         fresh = self._unread(marks, found, beside)
         far = now - self.looked_at >= _FAR_APART_SECONDS
@@ -120,7 +116,7 @@ class Chain:
         if link.position:
             marks = [*self.done, link.mark_of_text()]
             beside = self._beside(marks)
-            copy = rotation.assign(marks, beside).get(len(marks) - 1)
+            copy = places.assign(marks, beside).get(len(marks) - 1)
             link.rewritten = (
                 copy is not None and beside[copy].inode != link.key[1] and beside[copy].modified > link.modified
             )
@@ -155,7 +151,7 @@ class Chain:
         marks = [*self.done, *(each.mark_of_text() for each in before if each.seekable)]
         present = [places.mark_of_all(self.path, each.fd) for each in [link, *after] if each.is_deleted()]
         beside = self._beside(marks)
-        everywhere = rotation.assign([*marks, *present], beside)
+        everywhere = places.assign([*marks, *present], beside)
         found = {at: to for at, to in everywhere.items() if at < len(marks)}
         copy = found.get(len(marks) - 1) if link.position else None
         if copy is None and not by_time:
@@ -169,7 +165,7 @@ class Chain:
         """Continue after `marks`, which an earlier process made of this log, newest last."""
         beside = self._beside(marks)
         files = beside + ([self._place_of(following)] if following is not None else [])
-        found = rotation.assign_saved(marks, files)
+        found = places.assign_saved(marks, files)
         here, last = len(beside), len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         mark_of = {to: marks[at] for at, to in found.items()}
@@ -178,7 +174,7 @@ class Chain:
             # The same file without its text was copied and truncated: a line may begin in the copy and end here.
             copied = marks[last].is_of(following.fd) and not sure
             if last not in found and here not in mark_of:
-                cut = following.known_at(marks[last])
+                cut = marks[last].known_text(following.fd)
             if cut or here in mark_of:
                 following.go_on_at(cut or mark_of[here].position)
         elsewhere = {at: to for at, to in found.items() if to != here}

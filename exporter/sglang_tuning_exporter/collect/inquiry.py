@@ -1,8 +1,34 @@
-"""When to ask SGLang for `/server_info`. Pure: time is an argument."""
+"""What SGLang is asked, when, and how that went: the last scrape, `/server_info`, `/v1/loads`. Pure: time is an argument."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang_tuning_exporter.sglang.server_info import Load
+
 INFO_RETRY_SECONDS = (15.0, 300.0)
+# From this release on the answer comes from shared memory; before, it interrupts the schedulers.
+SNAPSHOT_SINCE = (0, 5, 18)
+LIMITS_SINCE = (0, 5, 8)
+LEAST_SECONDS = 5.0  # between two requests, however often the exporter is scraped
+
+
+@dataclass(slots=True)
+class ScrapeHealth:
+    """Whether SGLang could be scraped, and why not."""
+
+    up: bool | None = None  # None before the first scrape and without --sglang-url
+    reason: str = ""
+    message: str = ""
+    scrape_seconds: float | None = None
+    starting: bool = False  # it does not answer, probably because it is starting
+    serves: bool = False  # the last scrape failed, but it answers
+    unrecognised: int = 0  # SGLang families on the last page that no known release has
 
 
 class Inquiry:
@@ -28,3 +54,47 @@ class Inquiry:
         if self._due is None:
             self._due = now + self._pause
             self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
+
+
+class LoadsInquiry:
+    """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits.
+
+    `failures` counts failed requests by reason.
+    """
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        self._once = self._always = False
+        self._scraped_at: float | None = None  # the scrape after which it was asked last
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the release counts its steps."""
+        return self._always
+
+    def starts(self, version: tuple[int, int, int] | None, *, with_ranks: bool) -> None:
+        """Note the release; None if unknown."""
+        self._always = version is not None and version >= SNAPSHOT_SINCE
+        self._once = version is not None and version >= LIMITS_SINCE and with_ranks
+
+    def want(self) -> None:
+        """Stop asking until the release is known again: another server may be running."""
+        self._always = self._once = False
+
+    def take(self, scraped_at: float | None) -> bool:
+        """Return whether to ask now; the caller must then ask. `scraped_at` is the last scrape."""
+        if scraped_at is None or not (self._always or self._once):
+            return False
+        if not self._once and self._scraped_at is not None and scraped_at < self._scraped_at + LEAST_SECONDS:
+            return False
+        self._once, self._scraped_at = False, scraped_at
+        return True
+
+    def answered(self, loads: Sequence[Load]) -> None:
+        """Note an answer; an answer without schedulers is a failure."""
+        if not loads:
+            self.failures["invalid"] += 1
+
+    def failed(self, reason: str) -> None:
+        """Count a failed request by its reason; a 404 of this path does not mean that metrics are disabled."""
+        self.failures["http_404" if reason == "metrics_disabled" else reason] += 1

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Dropped:
-    """Lines longer than the limit, and their bytes."""
+    """How many lines were longer than the limit."""
 
     lines: int = 0
-    bytes: int = 0
 
 
 class Lines:
@@ -20,12 +19,12 @@ class Lines:
         self.limit = limit
         self._dropped = dropped
         self._partial = bytearray()
-        self._overlong = 0
+        self._overlong = False  # the incomplete line is too long
 
     def skip_line(self) -> None:
         """Drop the incomplete line: it is already too long."""
         self._partial.clear()
-        self._overlong = self.limit + 1
+        self._overlong = True
 
     def feed(self, data: bytes) -> bytes:
         """Return the lines that `data` completes."""
@@ -58,32 +57,21 @@ class Lines:
         return self._finish()
 
     def _extend(self, data: bytes) -> None:
-        length = len(self._partial) + len(data)
+        self._overlong = self._overlong or len(self._partial) + len(data) > self.limit
         if self._overlong:
-            self._overlong += len(data)
-        elif length > self.limit:
             self._partial.clear()
-            self._overlong = length
         else:
             self._partial += data
 
     def _finish(self) -> bytes:
         line = bytes(self._partial)
         self._partial.clear()
-        if self._overlong:
-            self._drop(self._overlong)
-            self._overlong = 0
+        self._dropped.lines += self._overlong
+        self._overlong = False
         return line
 
     def _without_overlong(self, whole: bytes) -> bytes:
-        kept = []
-        for line in whole[:-1].split(b"\n"):
-            if len(line) < self.limit:
-                kept.append(line + b"\n")
-            else:
-                self._drop(len(line) + 1)
+        lines = [line + b"\n" for line in whole[:-1].split(b"\n")]
+        kept = [line for line in lines if len(line) <= self.limit]
+        self._dropped.lines += len(lines) - len(kept)
         return b"".join(kept)
-
-    def _drop(self, length: int) -> None:
-        self._dropped.lines += 1
-        self._dropped.bytes += length

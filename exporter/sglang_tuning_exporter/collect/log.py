@@ -41,14 +41,6 @@ FORGET_SECONDS = 600.0
 STDIN = "-"  # its path; all of its lines are new
 
 logger = logging.getLogger("sglang_tuning_exporter")
-# Remedies for a log that is not followed, by `FileStatus.reason`.
-_REMEDIES = {
-    "missing": "waiting for it",
-    "permission denied": "let this user read it (chmod, or a group of the exporter's) and enter its directories",
-    "is a directory": "name the file in it, or a pattern such as DIR/*.log",
-    "is a device": "give a regular file, or - for standard input",
-    "is a socket": "give a regular file, or - for standard input",
-}
 
 
 class Logbook:
@@ -176,7 +168,7 @@ class Logbook:
             known = before.get(status.path)
             if known is None or (known.up, known.reason) != (status.up, status.reason):
                 level = logging.INFO if status.reason in ("", "missing", "ended") else logging.WARNING
-                logger.log(level, "log %s: %s", status.path, _described(status))
+                logger.log(level, "log %s: %s", status.path, status.words)
             if status.unread and not (known is not None and known.unread):
                 logger.warning(
                     "log %s: cannot parse lines that look like SGLang's; the first: %s",
@@ -363,16 +355,6 @@ class Logbook:
         if self._state_file is not None and self._state_file.problem != self._said:
             self._said = self._state_file.problem
             logger.warning("state file %s: %s", self._state_file.path, self._said or "writable again")
-
-
-def _described(status: FileStatus) -> str:
-    """Return whether a log is followed, if not why, and the remedy."""
-    if status.up:
-        return "following"
-    remedy = _REMEDIES.get(status.reason)
-    if status.reason.startswith("unreadable"):
-        remedy = "give a path to a file on a disk that can be read"
-    return f"{status.reason}; {remedy}" if remedy else status.reason
 
 
 def _taken(path: Path | None) -> StateFile | None:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.collect import rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sglang_tuning_exporter.collect.rotation import Place
 
 HEAD_BYTES = 1024
 """Bytes of a file's start that are remembered: several lines."""
@@ -191,3 +193,87 @@ def _mark(entry: object) -> Mark | None:
     inode, position, head_bytes, tail_bytes, size, modified, number = whole
     joined = entry.get("joined") is True
     return Mark(path, inode, position, head_bytes, head, tail_bytes, tail, size, modified, joined, number)
+
+
+class Folders:
+    """The directory of a log and those directly in it, to one of which rotated files may be moved (logrotate's `olddir`)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._below: list[str] = []
+        self._modified: list[int] = []
+        self.changed()
+
+    def changed(self) -> bool:
+        """Return whether a file was created, renamed or deleted in one of them since the last call."""
+        try:
+            folder = os.path.dirname(os.path.realpath(self._path))  # noqa: PTH120 -- ten times a second
+            modified = os.stat(folder).st_mtime_ns  # noqa: PTH116
+            if self._modified[:1] != [modified]:
+                self._below = rotation.directories(folder)
+        except (OSError, ValueError):  # a name with a NUL byte
+            self._below, modified = [], 0
+        before, self._modified = self._modified, [modified, *map(rotation.modified, self._below)]
+        return before != self._modified
+
+    def beside(self, marks: Sequence[Mark]) -> list[Place]:
+        """Return the rotated files of the log, oldest first, also of a directory in which one of the marked files is.
+
+        Directories are searched if the newest marked file is not beside the log.
+        """
+        folder, base = os.path.split(os.path.realpath(self._path))
+        found = rotation.rotated(folder, base)
+        if not marks or not assign(marks[-1:], found):
+            self.changed()
+            for below in self._below:
+                # A directory with a log of this name has the files of another server.
+                there = [] if os.path.lexists(os.path.join(below, base)) else rotation.rotated(below, base)  # noqa: PTH118
+                if assign(marks, there):
+                    found += there
+        return rotation.newest(found)
+
+
+def assign(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, int]:
+    """Return the place of each mark that was found, as indices; both lists are oldest first. Each place is used once.
+
+    A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text.
+    While the file itself exists, another one with the same text is a different file.
+    """
+    found: dict[int, int] = {}
+    for at, mark in enumerate(marks):
+        same = (i for i, place in enumerate(places) if place.inode == mark.inode and (mark.held or _fits(mark, place)))
+        if (place := next(same, None)) is not None and place not in found.values():
+            found[at] = place
+    for at, mark in enumerate(marks):
+        if at not in found:
+            low = max((place for before, place in found.items() if before < at), default=-1)
+            copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _fits(mark, places[i]))
+            if (place := next(copies, None)) is not None:
+                found[at] = place
+    return found
+
+
+def assign_saved(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, int]:
+    """Return the same for marks of an earlier process, whose files are not open.
+
+    An empty file cannot be found by text. If its inode is gone, it is the file just before its successor,
+    unless that file belongs to another mark or is older.
+    """
+    found = assign(marks, places)
+    for at, mark in reversed([*enumerate(marks)]):
+        if at not in found and mark.is_empty:
+            before = min((place for after, place in found.items() if after > at), default=0) - 1
+            if before >= 0 and before not in found.values() and places[before].modified >= mark.modified:
+                found[at] = before
+    return found
+
+
+def _fits(mark: Mark, place: Place) -> bool:
+    try:
+        fd = os.open(place.path, rotation.OPEN)
+    except OSError:
+        return False
+    try:
+        return mark.fits(fd, place.path)
+    finally:
+        os.close(fd)

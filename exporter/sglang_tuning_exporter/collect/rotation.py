@@ -14,31 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Protocol
-
-    class Marked(Protocol):
-        """A file that can be found again by inode and text."""
-
-        @property
-        def inode(self) -> int:
-            """Its inode number."""
-
-        @property
-        def held(self) -> bool:
-            """Whether it is open, so that its inode cannot have been reused."""
-
-        @property
-        def modified(self) -> int:
-            """Its last modification, in nanoseconds."""
-
-        @property
-        def is_empty(self) -> bool:
-            """Whether it had no text and could still get some."""
-
-        def fits(self, fd: int, name: str = "") -> bool:
-            """Return whether the open file has this text."""
-
+    from collections.abc import Iterator
 
 MOST_FILES = 512
 """The newest rotated files of a log that are considered; a directory may hold thousands."""
@@ -119,58 +95,22 @@ def bases(path: str) -> Iterator[str]:
             yield above + name[:at]
 
 
-class Folders:
-    """The directory of a log and those directly in it, to one of which rotated files may be moved (logrotate's `olddir`)."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._below: list[str] = []
-        self._modified: list[int] = []
-        self.changed()
-
-    def changed(self) -> bool:
-        """Return whether a file was created, renamed or deleted in one of them since the last call."""
-        try:
-            folder = os.path.dirname(os.path.realpath(self._path))  # noqa: PTH120 -- ten times a second
-            modified = os.stat(folder).st_mtime_ns  # noqa: PTH116
-            if self._modified[:1] != [modified]:
-                self._below = _directories(folder)
-        except (OSError, ValueError):  # a name with a NUL byte
-            self._below, modified = [], 0
-        before, self._modified = self._modified, [modified, *map(_modified, self._below)]
-        return before != self._modified
-
-    def beside(self, marks: Sequence[Marked]) -> list[Place]:
-        """Return the rotated files of the log, oldest first, also of a directory in which one of the marked files is.
-
-        Directories are searched if the newest marked file is not beside the log.
-        """
-        folder, base = os.path.split(os.path.realpath(self._path))
-        found = _rotated(folder, base)
-        if not marks or not assign(marks[-1:], found):
-            self.changed()
-            for below in self._below:
-                # A directory with a log of this name has the files of another server.
-                there = [] if os.path.lexists(os.path.join(below, base)) else _rotated(below, base)  # noqa: PTH118
-                if assign(marks, there):
-                    found += there
-        return _newest(found)
-
-
-def _modified(folder: str) -> int:
+def modified(folder: str) -> int:
+    """Return when a directory was last changed, in nanoseconds; 0 if unknown."""
     try:
         return os.stat(folder).st_mtime_ns  # noqa: PTH116 -- ten times a second
     except OSError:
         return 0
 
 
-def _directories(folder: str) -> list[str]:
+def directories(folder: str) -> list[str]:
+    """Return the directories in one that changed last."""
     with os.scandir(folder) as entries:
         found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return sorted(found, key=_modified, reverse=True)[:MOST_FOLDERS]
+    return sorted(found, key=modified, reverse=True)[:MOST_FOLDERS]
 
 
-def _rotated(folder: str, base: str) -> list[Place]:
+def rotated(folder: str, base: str) -> list[Place]:
     """Return the files of one directory that belong to the log of this name."""
     found: dict[str, Place] = {}
     with suppress(OSError, ValueError), os.scandir(folder) as entries:
@@ -220,7 +160,7 @@ def _added(name: str, base: str) -> tuple[str, bool]:
     return "", False
 
 
-def _newest(places: list[Place]) -> list[Place]:
+def newest(places: list[Place]) -> list[Place]:
     """Return at most `MOST_FILES` places, oldest first, of which `_MOST_EMPTY` are empty."""
     ordered = _in_order(places)
     room = min(_MOST_EMPTY, max(0, MOST_FILES - sum(place.size > 0 for place in places)))
@@ -243,49 +183,3 @@ def _in_order(places: list[Place]) -> list[Place]:
         return sorted(places, key=lambda each: (each.modified, -(each.count or 0)))
     # Times alone are not enough: one process may still write to a file when another one has begun the next.
     return numbered if up > down else numbered[::-1]
-
-
-def assign(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
-    """Return the place of each mark that was found, as indices; both lists are oldest first. Each place is used once.
-
-    A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text.
-    While the file itself exists, another one with the same text is a different file.
-    """
-    found: dict[int, int] = {}
-    for at, mark in enumerate(marks):
-        same = (i for i, place in enumerate(places) if place.inode == mark.inode and (mark.held or _fits(mark, place)))
-        if (place := next(same, None)) is not None and place not in found.values():
-            found[at] = place
-    for at, mark in enumerate(marks):
-        if at not in found:
-            low = max((place for before, place in found.items() if before < at), default=-1)
-            copies = (i for i in range(low + 1, len(places)) if i not in found.values() and _fits(mark, places[i]))
-            if (place := next(copies, None)) is not None:
-                found[at] = place
-    return found
-
-
-def assign_saved(marks: Sequence[Marked], places: Sequence[Place]) -> dict[int, int]:
-    """Return the same for marks of an earlier process, whose files are not open.
-
-    An empty file cannot be found by text. If its inode is gone, it is the file just before its successor,
-    unless that file belongs to another mark or is older.
-    """
-    found = assign(marks, places)
-    for at, mark in reversed([*enumerate(marks)]):
-        if at not in found and mark.is_empty:
-            before = min((place for after, place in found.items() if after > at), default=0) - 1
-            if before >= 0 and before not in found.values() and places[before].modified >= mark.modified:
-                found[at] = before
-    return found
-
-
-def _fits(mark: Marked, place: Place) -> bool:
-    try:
-        fd = os.open(place.path, OPEN)
-    except OSError:
-        return False
-    try:
-        return mark.fits(fd, place.path)
-    finally:
-        os.close(fd)

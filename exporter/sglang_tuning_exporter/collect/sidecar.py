@@ -12,11 +12,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.collect.inquiry import Inquiry
-from sglang_tuning_exporter.collect.loads import LoadsInquiry
+from sglang_tuning_exporter.collect.inquiry import Inquiry, LoadsInquiry, ScrapeHealth
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
-from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge

@@ -204,10 +204,6 @@ class Stream:
         self.position = self._line_start = 0
         self._head, self._tail, self._line_tail = self._first_text(), b"", b""
 
-    def known_at(self, mark: places.Mark) -> int:
-        """Return how many bytes of this file's start were read under a mark that does not fit it."""
-        return mark.known_text(self.fd)
-
     def known_text(self) -> int:
         """Return how many bytes of a rewritten file's start were read before; 0 if its text is new."""
         text, size = self._first_text(), os.fstat(self.fd).st_size

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 _GLOB_SECONDS = 1.0
 _GLOB_REST = 20  # a directory that takes long to search is searched less often
+_REMEDIES = {
+    "missing": "waiting for it",
+    "permission denied": "let this user read it (chmod, or a group of the exporter's) and enter its directories",
+    "is a directory": "name the file in it, or a pattern such as DIR/*.log",
+    "is a device": "give a regular file, or - for standard input",
+    "is a socket": "give a regular file, or - for standard input",
+    "unreadable": "give a path to a file on a disk that can be read",
+}
 _GONE = ("missing", *(words for _, words in OTHER_KINDS))  # after other errors the same file may come back
 
 
@@ -47,7 +55,7 @@ class FileStatus:
 
     `reason` is "" when up, else "missing", "permission denied", "is a directory", "is a device", "is a socket",
     "unreadable: …" or "ended" (stdin).
-    `position` is in bytes; `dropped` counts lines longer than the limit, `dropped_bytes` their bytes. `lost` counts files
+    `position` is in bytes; `dropped` counts lines longer than the limit. `lost` counts files
     that were gone, or may have been, before they were read to their end; `lost_last` names the last one. `unread` is the
     first line that looks like SGLang's, if no such line could be parsed; the parser of the lines sets it.
     """
@@ -57,10 +65,15 @@ class FileStatus:
     reason: str
     position: int
     dropped: int
-    dropped_bytes: int = 0
     lost: int = 0
     unread: str = ""
     lost_last: str = ""
+
+    @property
+    def words(self) -> str:
+        """Whether it is followed, if not why, and the remedy."""
+        remedy = _REMEDIES.get(self.reason.partition(":")[0])
+        return f"{self.reason}; {remedy}" if remedy else self.reason or "following"
 
 
 class LogFollower:
@@ -323,4 +336,4 @@ def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> 
 
 
 def _status(path: str, reason: str, position: int, dropped: Dropped) -> FileStatus:
-    return FileStatus(path, not reason, reason, position, dropped.lines, dropped.bytes)
+    return FileStatus(path, not reason, reason, position, dropped.lines)

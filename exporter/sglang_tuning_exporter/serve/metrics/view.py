@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sglang_tuning_exporter.capacity.model import Measured
-    from sglang_tuning_exporter.collect.loads import LoadsInquiry
-    from sglang_tuning_exporter.collect.scrape_health import ScrapeHealth
+    from sglang_tuning_exporter.collect.inquiry import LoadsInquiry, ScrapeHealth
     from sglang_tuning_exporter.collect.tail import FileStatus
     from sglang_tuning_exporter.collect.threads import Threads
     from sglang_tuning_exporter.config import Config
