@@ -22,6 +22,7 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Rejection, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.state.latency import Recent
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from test_demand import MINUTE, POOL, balanced
@@ -68,6 +69,15 @@ def scrapes(first: float = 0.1, between: float = 0.01) -> Story:
         )
         for step in range(20)
     ]
+
+
+def interrupted(gap: float, chunk: int) -> Past:
+    """Live through decoding that a prompt of 2,000 tokens interrupts now and then; the first token takes half a second."""
+    story = decoding(0.0, END, running=12) + scrapes(first=0.5)
+    # The last argument exists from 0.5.19 on.
+    past = lived(story, prompt=2000, chunked_prefill_size=chunk, prefill_decode_interval=0)
+    gaps = Recent(20_000.0, 1_400.0, 2.0 * gap, gap, 0.5, gap)
+    return replace(past, latency={**past.latency, "inter_token": gaps})
 
 
 def advice_of(past: Past, row: str) -> list[Advice]:
@@ -546,6 +556,20 @@ def test_late_tokens_alone_name_a_chunk_only_where_a_larger_one_takes_no_longer(
     past = lived(story, prompt=840, chunked_prefill_size=chunk)
     found = [each for each in suspects(past, troubles(past)) if "latency_prefill_between" in each.rows]
     assert [each.suggested for each in found] == suggested
+
+
+def test_late_tokens_between_small_chunks_are_no_reason_for_more_decode_steps_between_them() -> None:
+    # Seen on a real engine: chunks of 64 and 17 decode steps after each gave a first token after 2.8 s in place of 0.14 s,
+    # chunks of 1,024 after 0.06 s.
+    past = interrupted(gap=0.013, chunk=64)
+    assert [(each.flag, each.suggested) for each in advice_of(past, "latency_prefill_between")] == [
+        ("--chunked-prefill-size", 1024.0)
+    ]
+
+
+def test_decode_steps_between_chunks_are_advised_only_where_first_tokens_stay_in_time() -> None:
+    assert first_flag(interrupted(gap=0.013, chunk=4096), "latency_prefill_between") == "--prefill-decode-interval"
+    assert first_flag(interrupted(gap=0.09, chunk=4096), "latency_prefill_between") == "--enable-mixed-chunk"
 
 
 def test_late_tokens_between_small_prefill_batches_are_not_the_batch() -> None:

@@ -51,6 +51,21 @@ def computed_tokens(past: Past) -> float:
     )
 
 
+def chunks_of_a_prompt(past: Past, chunk: float) -> int | None:
+    """Return the chunks in which a mean prompt is computed, without its cached tokens; None if not known."""
+    tokens, started = computed_tokens(past), past.started_requests
+    return ceil(tokens / started / chunk) if tokens and started and chunk > 0 else None
+
+
+def first_token_with_steps_between(past: Past, steps: float, chunk: float) -> float | None:
+    """Return the 99th percentile of the time to first token, seconds, if so many decode steps follow each chunk; None if not known."""
+    first, gaps = past.latency.get("time_to_first_token"), past.latency.get("inter_token")
+    chunks = chunks_of_a_prompt(past, chunk)
+    if first is None or gaps is None or chunks is None:
+        return None
+    return first.p99_seconds + chunks * steps * gaps.p50_seconds
+
+
 def tokens_for_each_late_gap(past: Past) -> float | None:
     """Return the prompt tokens computed for each gap that missed its objective; None if not known."""
     gaps, steps = past.latency.get("inter_token"), _decode_steps(past)

@@ -10,7 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
-from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, steps_between
+from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, steps_between
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import SMALLEST_CHUNK
 from sglang_tuning_exporter.diagnosis.suspect import Named, Suspect
@@ -115,9 +115,12 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     late = {"prefill", "first_tokens", "tokens"} if is_tiny else {"prefill", "first_tokens"}
     if chunk >= SMALL_CHUNK or late.isdisjoint(seen):
         return None
-    if prompt is not None and prompt <= chunk:
+    taken = chunks_of_a_prompt(load.past, chunk)
+    if taken is None and prompt is not None:
+        taken = ceil(prompt / chunk)
+    if taken == 1:
         return None
-    gain = f"a mean prompt takes {ceil(prompt / chunk)} chunks" if prompt is not None else ""
+    gain = f"a mean prompt takes {taken} chunks" if taken is not None else ""
     # Running requests pause while a prompt is computed in chunks.
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
     if is_tiny:  # a larger chunk takes no longer, so decode steps between more of them only delay the prompts

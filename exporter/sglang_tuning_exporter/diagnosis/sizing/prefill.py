@@ -7,7 +7,7 @@ from math import floor, log2
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
-from sglang_tuning_exporter.diagnosis.interruption import prefill_pace, steps_between
+from sglang_tuning_exporter.diagnosis.interruption import first_token_with_steps_between, prefill_pace, steps_between
 from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def smaller_chunk(case: Case) -> Value | None:
 def between(case: Case) -> list[Value]:
     """Let decode steps run between the chunks of prompts.
 
-    With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare. In releases without it: one
-    with each chunk, and chunks that meet the objective.
+    With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. Else,
+    and in releases without it: one with each chunk, and chunks that meet the objective.
     """
     elsewhere = person(NO_SMALLER, "decode_elsewhere")
     shorter = _chunk_within_objective(case)
@@ -79,7 +79,18 @@ def between(case: Case) -> list[Value]:
     current = case.facts.arg("prefill_decode_interval") or 0.0
     if current >= steps:
         return [elsewhere]
+    if _delays_first_tokens(case, steps - current):
+        return [replace(together, otherwise=(mixed, elsewhere))]
     return [Value(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
+
+
+def _delays_first_tokens(case: Case, steps: float) -> bool:
+    """Return whether so many more decode steps after each chunk of a prompt make first tokens late."""
+    chunk, objective = case.flag("chunked_prefill_size"), case.profile.time_to_first_token_seconds
+    if chunk is None or objective is None:
+        return False
+    expected = first_token_with_steps_between(case.past, steps, chunk / ranks_sharing(case))
+    return expected is not None and expected > objective
 
 
 def _chunk_within_objective(case: Case) -> Value | None:
