@@ -36,6 +36,14 @@ def _epoch(when: dt.datetime) -> float:
     return when.replace(tzinfo=dt.UTC).timestamp()
 
 
+def _escaped(line: str) -> str:
+    return line.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _zoned(t: dt.datetime, hours: int) -> str:
+    return (t + dt.timedelta(hours=hours)).isoformat(timespec="microseconds") + f"{hours:+03d}:00"
+
+
 def otlp(lines: list[tuple[str, dt.datetime]]) -> str:
     """One document of OpenTelemetry's file exporter: several records of one resource."""
     records = [{"timeUnixNano": str(int(_epoch(t)) * 10**9), "body": {"stringValue": line}} for line, t in lines]
@@ -244,6 +252,205 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "diff": lambda line, n, t: f"+{line}",
     "JSON in an array": lambda line, n, t: _compact(log=line, time=_iso(t)) + ",",
     "Kibana CSV": lambda line, n, t: _csv(f"{t:%b} {t.day}, {t:%Y} @ {t:%H:%M:%S}.123", line, quoting=csv.QUOTE_ALL),
+    "logcli one label missing": lambda line, n, t: f"{_iso(t)} {{}}    {line}",
+    "logcli default": lambda line, n, t: (
+        f'{t:%Y-%m-%dT%H:%M:%S}+02:00 {{app="sglang", detected_level="unknown"}} {line}'
+    ),
+    "loki values with metadata": lambda line, n, t: _compact(
+        streams=[{"stream": {"app": "a"}, "values": [[str(int(_epoch(t)) * 10**9), line, {"trace": "x"}]]}]
+    ),
+    "fluentd out_file": lambda line, n, t: (
+        f"{t:%Y-%m-%dT%H:%M:%S}+00:00\tdocker.sglang\t" + _compact(log=line, container_id="ab", source="stderr")
+    ),
+    "fluentd out_stdout": lambda line, n, t: (
+        f"{t:%Y-%m-%d %H:%M:%S}.123456789 +0000 docker.sglang: " + _compact(log=line, container_id="ab")
+    ),
+    "fluent bit stdout": lambda line, n, t: (
+        f'[{n}] kube.var.log: [[{_epoch(t):.9f}, {{}}], {{"log"=>"{_escaped(line)}", "stream"=>"stderr"}}]'
+    ),
+    "fluent bit stdout v1": lambda line, n, t: f'[{n}] tail.0: [{_epoch(t):.9f}, {{"log"=>"{_escaped(line)}"}}]',
+    "logfmt full": lambda line, n, t: (
+        f'ts={_iso(t, "microseconds")} level=info component=pump stream=stderr msg="{_escaped(line)}" pod=sglang-0 pid=12'
+    ),
+    "GELF full": lambda line, n, t: _compact(
+        version="1.1",
+        host="g",
+        short_message=line,
+        full_message=line,
+        timestamp=_epoch(t) + 0.123,
+        level=6,
+        _container_id="ab",
+        _pid=7,
+    ),
+    "rfc5424 two SD": lambda line, n, t: (
+        f'<165>1 {_zoned(t, 0)} gpu-01 sglang 4711 - [a@1 k="v ]x"][origin ip="1.2.3.4"] {line}'.replace("v ]x", "v x")
+    ),
+    "rfc5424 SD escaped": lambda line, n, t: (
+        f'<165>1 {_iso(t)} gpu-01 sglang - ID1 [meta sequenceId="{n}"] \ufeff{line}'
+    ),
+    "syslog-ng": lambda line, n, t: f"{t:%b} {t.day:2d} {t:%H:%M:%S} 10.0.0.7 gpu-01/gpu-01 sglang[471]: {line}",
+    "octet counted": lambda line, n, t: f"{len(line) + 40} <134>1 {_iso(t)} gpu-01 sglang 4711 - - {line}",
+    "journalctl short-precise": lambda line, n, t: f"{t:%b %d %H:%M:%S}.{n % 1000000:06d} gpu-01 sglang[4711]: {line}",
+    "journalctl json-sse": lambda line, n, t: (
+        "data: " + _compact(__REALTIME_TIMESTAMP=str(int(_epoch(t) * 1e6)), MESSAGE=line)
+    ),
+    "journalctl json-seq": lambda line, n, t: (
+        "\x1e" + _compact(__REALTIME_TIMESTAMP=str(int(_epoch(t) * 1e6)), MESSAGE=line)
+    ),
+    "stern, own template": lambda line, n, t: f"ns › sglang-0 › server │ {line}",  # noqa: RUF001 - as stern prints it
+    "kail": lambda line, n, t: f"default/sglang-0[server]: {line}",
+    "compose colours": lambda line, n, t: f"\x1b[3{n % 6 + 1}m\x1b[1msglang-{n % 2}    |\x1b[0m \x1b[0m{line}\x1b[0m",
+    "tai64nlocal": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S}.{n:09d} {line}",
+    "svlogd prefix": lambda line, n, t: f"sglang: {t:%Y-%m-%d_%H:%M:%S}.{n % 100000:05d} {line}",
+    "s6-overlay": lambda line, n, t: f"[sglang] {t:%Y-%m-%d %H:%M:%S}.{n:09d}  {line}",
+    "date -R": lambda line, n, t: f"{t:%a, %d %b %Y %H:%M:%S} +0000 {line}",
+    "nginx time": lambda line, n, t: f"[{t:%d/%b/%Y:%H:%M:%S} +0000] {line}",
+    "EU date": lambda line, n, t: f"{t:%d.%m.%Y %H:%M:%S} {line}",
+    "ISO basic": lambda line, n, t: f"{t:%Y%m%dT%H%M%SZ} {line}",
+    "script CRCRLF": lambda line, n, t: line + "\r\r",
+    "tmux pipe-pane": lambda line, n, t: f"\x1b[39m\x1b[49m{line}\x1b[K\x1b[{n % 40 + 1};1H\r",
+    "osc8": lambda line, n, t: f"\x1b]8;;http://a/b\x1b\\pod\x1b]8;;\x1b\\ {line}",
+    "colour inside": lambda line, n, t: (
+        line.replace("Decode batch", "\x1b[1mDecode batch\x1b[0m")
+        .replace("[20", "\x1b[2m[20", 1)
+        .replace("] ", "]\x1b[0m ", 1)
+    ),
+    "ansible": lambda line, n, t: f"gpu-01 | CHANGED | rc=0 >> {line}",
+    "ansible stdout_lines": lambda line, n, t: f"        {json.dumps(line)},",
+    "ray serve full": lambda line, n, t: (
+        f"\x1b[36m(ServeReplica:default:LLM:q pid=123, ip=10.0.0.1)\x1b[0m INFO {t:%Y-%m-%d %H:%M:%S},123 default_LLM abc1 -- {line}"
+    ),
+    "airflow k8s": lambda line, n, t: f"[{_iso(t)[:-1]}+0000] {{{{pod_manager.py:490}}}} INFO - [base] {line}",
+    "airflow logging_mixin": lambda line, n, t: f"[{t:%Y-%m-%d %H:%M:%S},123] {{logging_mixin.py:115}} INFO - {line}",
+    "cloudwatch insights csv 3": lambda line, n, t: (
+        ("@timestamp,@message,@logStream,@ptr\n" if n == 1 else "")
+        + _csv(f"{t:%Y-%m-%d %H:%M:%S}.123", line, "AllTraffic/i-0ab", "CmEKJg==")
+    ),
+    "kinesis firehose": lambda line, n, t: _compact(
+        messageType="DATA_MESSAGE",
+        owner="1",
+        logGroup="g",
+        logStream="s",
+        subscriptionFilters=["f"],
+        logEvents=[{"id": "1", "timestamp": int(_epoch(t) * 1000), "message": line}],
+    ),
+    "az containerapp stderr": lambda line, n, t: _compact(
+        TimeStamp=f"{t:%Y-%m-%dT%H:%M:%S}.12345", Log=f"{_iso(t, 'microseconds')} stderr F {line}"
+    ),
+    "az log analytics csv": lambda line, n, t: (
+        ("TimeGenerated [UTC],Log_s,ContainerName_s\n" if n == 1 else "")
+        + _csv(f"{t.month}/{t.day}/{t:%Y}, {t:%I:%M:%S}.123 {t:%p}", line, "sglang")
+    ),
+    "splunk hec": lambda line, n, t: _compact(
+        time=f"{_epoch(t):.3f}",
+        host="g",
+        source="docker",
+        sourcetype="x",
+        event={"line": line, "source": "stderr", "tag": "ab"},
+    ),
+    "splunk csv export serial": lambda line, n, t: _csv(str(n), f"{t:%Y-%m-%d %H:%M:%S}.000 UTC", line, "a"),
+    "es fields": lambda line, n, t: _compact(
+        _index="i", _id=f"x{n}", fields={"@timestamp": [_iso(t)], "message": [line]}
+    ),
+    "logstash plain codec": lambda line, n, t: f"{_iso(t)} {{name=gpu-01}} {line}",
+    "circus": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S} [4711] | {line}",
+    "bazel": lambda line, n, t: f"[{t:%H:%M:%S}] [server] {line}",
+    "drone json": lambda line, n, t: _compact(pos=n, out=line + "\r\n", time=n // 5),
+    "teamcity": lambda line, n, t: f"[{t:%H:%M:%S}]W:\t [Step 1/1] {line}",
+    "flyctl colour": lambda line, n, t: (
+        f"\x1b[2m{_iso(t)}\x1b[0m app[\x1b[32m90\x1b[0m] \x1b[32mams\x1b[0m [\x1b[36minfo\x1b[0m] {line}"
+    ),
+    "gcloud yaml": lambda line, n, t: "textPayload: '" + line.replace("'", "''") + "'",
+    "gcp csv": lambda line, n, t: (
+        ("insertId,severity,textPayload,timestamp\n" if n == 1 else "") + _csv(f"a{n}", "ERROR", line, _iso(t))
+    ),
+    "datadog agent stream": lambda line, n, t: (
+        f"Integration Name: docker | Type: docker | Status: info | Timestamp: {_iso(t)} | Hostname: g | Service: sglang | Message: {line}"
+    ),
+    "honeycomb": lambda line, n, t: _compact(time=_iso(t), data={"body": line, "severity": "info"}),
+    "grafana explore csv": lambda line, n, t: (
+        ('"Date","Line","labels"\n' if n == 1 else "") + _csv(_iso(t), line, '{"app":"a"}', quoting=csv.QUOTE_ALL)
+    ),
+    "victorialogs": lambda line, n, t: _compact(_time=_iso(t), _stream_id="0", _stream='{app="x"}', _msg=line),
+    "otel debug exporter": lambda line, n, t: f"Body: Str({line})",
+    "pino-pretty": lambda line, n, t: f"[{t:%H:%M:%S}.123] \x1b[32mINFO\x1b[39m (4711): \x1b[36m{line}\x1b[39m",
+    "tracing-subscriber": lambda line, n, t: (
+        f"\x1b[2m{_iso(t, 'microseconds')}\x1b[0m \x1b[32m INFO\x1b[0m \x1b[2mpump::child\x1b[0m\x1b[2m:\x1b[0m {line}"
+    ),
+    "spdlog": lambda line, n, t: f"[{t:%Y-%m-%d %H:%M:%S}.123] [server] [info] {line}",
+    "serilog": lambda line, n, t: f"[{t:%H:%M:%S} INF] {line}",
+    "triton": lambda line, n, t: f'I{t:%m%d %H:%M:%S}.123456 1 python_be.cc:1] "' + _escaped(line) + '"',
+    "metaflow": lambda line, n, t: f"{t:%Y-%m-%d %H:%M:%S}.123 [1/serve/2 (pid 4711)] {line}",
+    "torchserve": lambda line, n, t: f"{_iso(t)[:-1].replace('.', ',')} [INFO ] W-9000-x_1.0-stdout MODEL_LOG - {line}",
+    "docker -t --details": lambda line, n, t: f"{_iso(t, 'microseconds')} env=prod {line}",
+    "openmpi5": lambda line, n, t: f"[prterun-gpu-01-4711@1,0]<stderr>: {line}",
+    "html": lambda line, n, t: f"<pre>{line}</pre>",
+    "html escaped": lambda line, n, t: f'<span class="line">{line}</span><br>',
+    "markdown table": lambda line, n, t: f"| {_iso(t)} | {line} |",
+    "yaml list": lambda line, n, t: "- '" + line.replace("'", "''") + "'",
+    "yaml list dq": lambda line, n, t: f'- "{_escaped(line)}"',
+    "python list": lambda line, n, t: f" {line!r},",
+    "python bytes": lambda line, n, t: f"b{line!r}",
+    "python dict": lambda line, n, t: repr({"time": _iso(t), "log": line}),
+    "sql insert": lambda line, n, t: f"({n}, '{_iso(t)}', '" + line.replace("'", "''") + "'),",
+    "psql": lambda line, n, t: f" {n:4d} | {_iso(t)} | {line}",
+    "tsv quoted": lambda line, n, t: f'{_iso(t)}\t"' + line.replace('"', '""') + '"',
+    "csv semicolons quoted": lambda line, n, t: f'"{_iso(t)}";"gpu-01";"' + line.replace('"', '""') + '"',
+    "protobuf text": lambda line, n, t: f"message: {json.dumps(line)}",
+    "clickhouse JSONEachRow": lambda line, n, t: _compact(
+        timestamp=f"{t:%Y-%m-%d %H:%M:%S}.123456", body=line, level="info"
+    ),
+    "JSON array rows": lambda line, n, t: json.dumps([_iso(t), "gpu-01", line]),
+    "json text key": lambda line, n, t: _compact(time=_iso(t), text=line),
+    "json content key": lambda line, n, t: _compact(time=_iso(t), content=line),
+    "json optional field": lambda line, n, t: _compact(time=_iso(t), log=line, **({"extra": n} if n % 3 else {})),
+    "docker in fluent in CSV": lambda line, n, t: _csv(
+        _iso(t),
+        "g",
+        f"{t:%Y-%m-%dT%H:%M:%S}+00:00\tdocker.x\t"
+        + _compact(log=_compact(log=line + "\n", stream="stderr", time=_iso(t))),
+    ),
+    "stern around docker json": lambda line, n, t: (
+        "sglang-0 server " + _compact(log=line + "\n", stream="stderr", time=_iso(t))
+    ),
+    "json in logfmt": lambda line, n, t: f"ts={_iso(t)} msg={json.dumps(_compact(log=line, stream='stderr'))}",
+    "csv in csv": lambda line, n, t: _csv(_iso(t), _csv("a", line, quoting=csv.QUOTE_ALL)),
+    "syslog around CRI": lambda line, n, t: (
+        f"{t:%b} {t.day:2d} {t:%H:%M:%S} n1 kubelet[1]: {_iso(t, 'microseconds')} stderr F {line}"
+    ),
+    "time zones mixed": lambda line, n, t: (
+        f"{(t + dt.timedelta(hours=n % 3)).isoformat()}{n % 3:+03d}:00 stderr F {line}"
+    ),
+    "NBSP": lambda line, n, t: "\u00a0" + line,
+    "zero width": lambda line, n, t: "\u200b" + line,
+    "emoji": lambda line, n, t: f"🚀 sglang │ {line}",
+    "CJK": lambda line, n, t: f"服务器 {line}",
+    "trailing tag": lambda line, n, t: f"{line} host=gpu-01",
+    "single quotes": lambda line, n, t: "'" + line.replace("'", "''") + "'",
+    "alibaba sls": lambda line, n, t: _compact(
+        __time__=str(int(_epoch(t))), __source__="10.0.0.1", content=line, _container_name_="s"
+    ),
+    "gunicorn": lambda line, n, t: f"[{t:%Y-%m-%d %H:%M:%S} +0000] [4711] [INFO] {line}",
+}
+
+
+# Several lines for each of the server's: what follows or precedes one cannot be told from a request's words.
+AMID: dict[str, Callable[[str, int, dt.datetime], str]] = {
+    "journalctl verbose": lambda line, n, t: (
+        f"{t:%a %Y-%m-%d %H:%M:%S}.123456 UTC [s=ab;i={n:x};b=cd;m=1;t=2;x=3]\n    _TRANSPORT=stdout\n"
+        f"    PRIORITY=6\n    MESSAGE={line}\n    _PID=4711\n    SYSLOG_IDENTIFIER=sglang"
+    ),
+    "journalctl export": lambda line, n, t: (
+        f"__CURSOR=s=ab;i={n:x}\n__REALTIME_TIMESTAMP={int(_epoch(t) * 1e6)}\n_TRANSPORT=stdout\nMESSAGE={line}\n_PID=4711\n"
+    ),
+    "gcloud, YAML": lambda line, n, t: (
+        f"---\ninsertId: ab{n}\ntextPayload: '" + line.replace("'", "''") + f"'\ntimestamp: '{_iso(t)}'"
+    ),
+    "Elasticsearch bulk": lambda line, n, t: '{"index":{"_index":"a"}}\n' + _json(message=line, time=_iso(t)),
+    "supervisord at loglevel debug": lambda line, n, t: (
+        f"{t:%Y-%m-%d %H:%M:%S},{n % 1000:03d} DEBG 'sglang' stderr output:\n{line}\n"
+    ),
+    "java.util.logging": lambda line, n, t: f"{t:%b} {t.day}, {t:%Y} {t:%I:%M:%S %p} c.e.Pump run\nINFO: {line}",
 }
 
 

@@ -79,13 +79,25 @@ def _records(value: Any) -> list[dict[str, Any]]:
     level = [value]
     for _ in range(_DEPTH):
         for each in level:
-            if isinstance(each, list) and len(each) > len(found) and all(isinstance(item, dict) for item in each):
-                found = each
+            rows = [_row(item) for item in each] if isinstance(each, list) and len(each) > len(found) else []
+            if rows and all(isinstance(row, dict) for row in rows):
+                found = rows
         level = [inner for each in level if isinstance(each, dict) for inner in each.values()]
     streams = found or [value]
     if all(isinstance(each, dict) and isinstance(each.get("values"), list) for each in streams):
         found = [line for each in streams for line in _in_order(list(_of_loki(each)))]
     return _in_order(found)
+
+
+def _row(item: Any) -> Any:
+    """Return a row of CloudWatch Logs Insights, a list of fields, as one record; anything else unchanged."""
+    if (
+        isinstance(item, list)
+        and item
+        and all(isinstance(cell, dict) and {*cell} == {"field", "value"} for cell in item)
+    ):
+        return {cell["field"]: cell["value"] for cell in item}
+    return item
 
 
 def _of_loki(stream: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -40,9 +40,11 @@ _RETRACTION_HEAD = re.compile(
     rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40}|(Testing retraction))[ ]?[.,:]?[ ]?(?=#)"
 )
 _OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line: the rest is its line
-_NUMBER = re.compile(rb"(-?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)[ ]?(%?)$")
+# What may follow the last value of a line: marks of HTML and tables, closing quotation marks, other fields.
+_END = rb"(?=$|[ \t]*[<|)\]}\"'`]|[ \t]+[\w.]+=)"
+_NUMBER = re.compile(rb"(-?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,3})?)[ ]?(%?)" + _END)
 _MISSING = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
-_RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)$")
+_RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)" + _END)
 _GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
 
 _USUAL_DECODE = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
@@ -19,6 +20,7 @@ from sglang_tuning_exporter.sglang.log.layers import (
     CRI,
     HEAD,
     LEVELS,
+    OFTEN_OF_REQUESTS,
     Before,
     Cri,
     Csv,
@@ -27,14 +29,16 @@ from sglang_tuning_exporter.sglang.log.layers import (
     Quoted,
     again,
     row_of,
+    unquoted,
 )
 from sglang_tuning_exporter.sglang.log.stamps import value_seconds
 
 _LAYERS = 4
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
-_SERVERS_OWN = ("obj", "text", "prompt", "messages", "out", "content", "input", "body")  # of a request's log
-
+_OF_REQUESTS = ("obj", "prompt", "messages", "input")
 _SHIPPERS = ("stringValue", "message", "line")  # of the body or content that a shipper writes
+_DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')  # after the first quoted column, or before it
+_QUOTED_JSON = re.compile(rb'=(")\{\\"')
 
 Layer: TypeAlias = "Cri | Before | Json | Quoted | Csv"
 Form: TypeAlias = tuple[Layer, ...]
@@ -69,7 +73,7 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
 
 
 def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | None:  # noqa: FBT001 - found by a caller
-    brace = text.find(b"{", 0, start)
+    brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and json_of(text) else text.find(b"{", 0, start)
     if brace >= 0 and (entry := json_of(text[brace:])) is not None:
         field = _field(entry, layers)
         before = Before.of(text[:brace]) if brace else None
@@ -79,10 +83,12 @@ def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | N
     if (quoted := quoted_text(text)) is not None:
         inner = form_of(quoted, layers - 1)
         return None if inner is None else (Quoted(), *inner)
-    if text[:1] == b'"' or b',"' in text[:start] or text[start - 1 : start] == b",":
-        column = _column(row_of(text), layers)
-        if column is not None:
-            return column
+    if (column := _column(text, start, layers)) is not None:
+        return column
+    if (match := _QUOTED_JSON.search(text, 0, start)) is not None:
+        inner = form_of(unquoted(text[match.end(1) :], match[1]), layers - 1)
+        before = Before.of(text[: match.end(1)])
+        return None if inner is None or before is None else (before, *inner)
     before = Before.of(text[:start]) if headed else None
     return None if before is None else (before,)
 
@@ -100,13 +106,16 @@ def split_records(text: bytes) -> list[bytes]:
     return records if len(records) > 1 else []
 
 
-def _field(entry: dict[str, Any], layers: int) -> Form | None:
-    if str(entry.get("event", "")).startswith("request."):
+def _field(entry: Any, layers: int) -> Form | None:
+    if isinstance(entry, dict) and str(entry.get("event", "")).startswith("request."):
         return None
     leaves = list(leaves_of(entry, ()))
     for path, value in leaves:
         text = text_of(value)
-        if text is None or (path[-1] not in _SHIPPERS and any(name in _SERVERS_OWN for name in path)):
+        of_requests = (*_OF_REQUESTS, *OFTEN_OF_REQUESTS)
+        if text is None or (path[-1] not in _SHIPPERS and any(name in of_requests for name in path[:-1])):
+            continue
+        if path[-1] in _OF_REQUESTS:
             continue
         inner = form_of(text.split(b"\n", 1)[0], layers - 1)
         if inner is None:
@@ -129,10 +138,15 @@ def _times(leaves: list[tuple[Path, Any]], text: Path) -> list[Path]:
     return sorted(found, key=lambda path: _TIMES.index(path[-1]) if path[-1] in _TIMES else len(_TIMES))
 
 
-def _column(row: list[str], layers: int) -> Form | None:
+def _column(text: bytes, start: int, layers: int) -> Form | None:
+    match = _DELIMITER.match(text, 0, len(text) if text[:1] == b'"' else start + 1)
+    delimiter = b"," if match is None else match[1] or match[2]
+    if match is None and (text[start - 1 : start] != b"," or b", " in text[start:]):
+        return None
+    row = row_of(text, delimiter.decode())
     for column, value in enumerate(row):
         inner = form_of(value.encode("utf-8", "surrogateescape"), layers - 1)
         if inner is not None and (len(row) > 1 or inner == ()):
             times = [place for place, other in enumerate(row) if place != column and value_seconds(other) is not None]
-            return Csv(column, times[0] if times else None), *inner
+            return Csv(column, times[0] if times else None, len(row), delimiter.decode()), *inner
     return None

@@ -35,11 +35,11 @@ def leaves_of(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         level = below[:_LEAVES]
 
 
-def records_of(entry: dict[str, Any], path: Path) -> list[bytes]:
+def records_of(entry: dict[str, Any] | list[Any], path: Path) -> list[bytes]:
     """Split a JSON document whose `path` leads through lists of records: one document for each record."""
     if not any(isinstance(name, int) for name in path):
         return [b""]
-    documents = [entry]
+    documents: list[Any] = [entry]
     for depth, name in enumerate(path):
         if isinstance(name, int) and isinstance(value_at(entry, path[: depth + 1]), dict):
             documents = [
@@ -90,15 +90,15 @@ def text_of(value: Any) -> bytes | None:
     return None
 
 
-def json_of(text: bytes) -> dict[str, Any] | None:
+def json_of(text: bytes) -> dict[str, Any] | list[Any] | None:
     """Read a line of JSON; `None` where it is none."""
-    if text[:1] != b"{":
+    if text[:1] not in (b"{", b"["):
         return None
     try:
         entry = json.loads(text.rstrip().removesuffix(b","))
     except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) else None
+    return entry if isinstance(entry, (dict, list)) else None
 
 
 def plain_of(token: bytes) -> Any:

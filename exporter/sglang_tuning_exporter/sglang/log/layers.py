@@ -40,17 +40,22 @@ _WORDS = (
 )
 HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
 _BARE = re.compile(_WORDS)
-_AGAIN = re.compile(_PREFIX + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+)?(?=" + _PREFIX + rb")")
+_AGAIN = re.compile(
+    _PREFIX
+    + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:{}-]{1,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t]){0,12}?(?="
+    + _PREFIX
+    + rb")"
+)
 _RANK_TOKEN = re.compile(rb"(?<![\w.-])(?:(?:DP|TP|PP|EP|ATTN_CP|MOE_DP)\d{1,5})(?![\w.-])")
 
 # The text before a line as a pattern: times, fields in quotes, groups in brackets and words vary, all else is fixed.
 _LABELS = rb"\{[\w.-]+ ?[=:] ?\"[^\"\n]*\"(?:, ?[\w.-]+ ?[=:] ?\"[^\"\n]*\")*\}"
 _TOKEN = re.compile(
     rb"(?P<stamp>(?<![\w.-])" + STAMP + rb")|(?P<labels>" + _LABELS + rb")"
-    rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:\t])|(?P<bracket>\[(?!"
+    rb"|(?P<quoted>\"[^\"\n]*\")(?=[ ,:;=}\t])|(?P<apostrophes>'[^'\n]*')(?=[ ,:;=}\t])|(?P<bracket>\[(?!"
     + STAMP
     + rb")[^\]\[\n]{0,120}\])"
-    rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)|(?P<curly>\{[\w./:-]{1,80}\})"
+    rb"|(?P<round>\([^()\n]{0,120}\))|(?P<angle><[^<>\n]{0,60}>)|(?P<curly>\{[\w./:=-]{0,80}\})"
     rb"|(?P<word>[\w./@%+:#~*-]*\w[/@%+*-]*)|(?P<space>[ \t]+)|(?P<other>[^\w\n])"
 )
 _PATTERNS = {
@@ -61,14 +66,19 @@ _PATTERNS = {
     "bracket": rb"\[[^\]\[\n]{0,120}\]",
     "round": rb"\([^()\n]{0,120}\)",
     "angle": rb"<[^<>\n]{0,60}>",
-    "curly": rb"\{[\w./:-]{1,80}\}",
+    "curly": rb"\{[\w./:=-]{0,80}\}",
     "word": rb"[\w./@%+:#~*-]*\w[/@%+*-]*",
     "space": rb"[ \t]+",
 }
-_WORDS_AT_MOST, _WORDS_SURE = 12, 6
-_QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\\")
-_LOGGED = (rb'="', rb'": "', rb'":"', rb'" => "')  # the line is the value of a field
-_ENDS = b" \t]:|>-\"';+`"
+_WORDS_AT_MOST, _WORDS_SURE = 24, 6
+_QUOTES = re.compile(rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\")
+_QUOTE_MARKS = (
+    b'"',
+    b"'",
+)  # before a line that is the value of a field; Python prints whichever the value does not contain
+_QUOTE = ("fixed", rb"[\"']")
+_ENDS = b" \t]:|>-\"';+`,(=\x1e\xbf\xa0\x8b"  # the last three end a byte order mark and spaces of Unicode's
+OFTEN_OF_REQUESTS = ("text", "out", "content", "body")  # of a request's log as well as of a shipper's
 LEVELS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY", "stream")
 
 BYTES = b'MESSAGE":['  # journald exports a message that is not UTF-8 as a list of bytes
@@ -82,7 +92,7 @@ _NEVER_FIXED = re.compile(
     rb"[\[(<]?(?:trace|debug|debg|info|notice|warn|warning|error|err|critical|crit|fatal|stdout|stderr|[DIWEFCN])[\])>]?[:|]?",
     re.IGNORECASE,
 )
-_VALUE = re.compile(rb'(?:[^"\\]|\\.)*')
+_VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|\\.|'')*")}
 _JSON_TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+|[^\s"{}\[\],:]+)(?=\s*(:)?)')
 
 
@@ -142,31 +152,34 @@ class Before:
         self._pattern = re.compile(
             b"".join(b"(%b)" % pattern if kind in _PATTERNS else pattern for kind, pattern in parts)
         )
-        self._closes = parts[-1][1] == b'"'
+        self._closes = parts[-1] is _QUOTE
 
     @classmethod
     def of(cls, before: bytes) -> Before | None:
         """Learn it from the text before one line; `None` where that could be part of a request or of a sentence."""
         if not before or len(before) > LONGEST_BEFORE or _QUOTES.search(before) or before[-1] not in _ENDS:
             return None
-        field = before.endswith(_LOGGED)
+        quote = before[-1:] if before.endswith(_QUOTE_MARKS) else b""
         parts: list[tuple[str, bytes]] = []
-        words, position, rest = 0, 0, before[:-1] if field else before
+        words, braces, position, rest = 0, 0, 0, before.removesuffix(quote)
         while position < len(rest):
             match = _TOKEN.match(rest, position)
             if match is None or match.lastgroup is None:
                 return None
             position = match.end()
             kind = match.lastgroup
-            if kind == "other" and match[0] in b"\"'{}":
+            if kind == "other" and match[0] in _QUOTE_MARKS:
                 return None
             words += kind == "word"
+            braces += match[0] in (b"{", b"}")
             # The last space is fixed: the indentation of a traceback follows it.
             varies = kind in _PATTERNS and not (kind == "space" and position == len(rest))
             parts.append((kind, _PATTERNS[kind]) if varies else ("fixed", re.escape(match[0])))
         if words > _WORDS_AT_MOST:
             return None
-        return cls(parts + [("fixed", b'"')] * field, sure=not field and words <= _WORDS_SURE)
+        return cls(
+            parts + [_QUOTE] * bool(quote), sure=not (quote or braces or rest.endswith(b"=")) and words <= _WORDS_SURE
+        )
 
     def take_off(self, line: Line) -> Line | None:
         """Return the line without this layer; `None` where it does not have it."""
@@ -175,7 +188,7 @@ class Before:
             return None
         before, rest = match[0], line.text[match.end() :]
         if self._closes:
-            rest = _unquoted(rest)
+            rest = unquoted(rest, before[-1:])
         if b"pid=" in before:
             rest = _RAY_REPEATED.sub(b"", rest)
         if before[-1:] == b"`":
@@ -205,7 +218,8 @@ class Json:
 
     def __init__(self, path: Path, time: Path | None, *, sure: bool) -> None:
         self.key: Any = (path, time)
-        self.sure = sure
+        self.ambiguous = path[-1] in OFTEN_OF_REQUESTS
+        self.sure = sure and not self.ambiguous
         self.path, self._time = path, time
 
     def take_off(self, line: Line) -> Line | None:
@@ -274,15 +288,15 @@ class Quoted:
 class Csv:
     """A column of CSV."""
 
-    def __init__(self, column: int, time: int | None) -> None:
-        self.key: Any = (column, time)
+    def __init__(self, column: int, time: int | None, columns: int, delimiter: str) -> None:
+        self.key: Any = (column, time, columns, delimiter)
         self.sure = True
-        self._column, self._time = column, time
+        self._column, self._time, self._columns, self._delimiter = self.key
 
     def take_off(self, line: Line) -> Line | None:
         """Return the line without this layer; `None` where it does not have it."""
-        row = row_of(line.text)
-        if len(row) <= self._column:
+        row = row_of(line.text, self._delimiter)
+        if len(row) != self._columns:
             return None
         time = None if self._time is None else value_seconds(row[self._time])
         text = row[self._column].encode("utf-8", "surrogateescape")
@@ -291,18 +305,20 @@ class Csv:
         return line._replace(text=text, time=line.time if time is None else time, fields=fields)
 
 
-def row_of(text: bytes) -> list[str]:
+def row_of(text: bytes, delimiter: str) -> list[str]:
     """Read a line of CSV; empty where it is none."""
     try:
-        return next(csv.reader([text.decode("utf-8", "surrogateescape")]), [])
+        return next(csv.reader([text.decode("utf-8", "surrogateescape")], delimiter=delimiter), [])
     except csv.Error:
         return []
 
 
-def _unquoted(rest: bytes) -> bytes:
+def unquoted(rest: bytes, quote: bytes) -> bytes:
     """Read the value of a field up to its closing quotation mark."""
-    match = _VALUE.match(rest)
+    match = _VALUES[quote].match(rest)
     value = rest if match is None else match[0]
+    if quote == b"'":
+        return value.replace(b"\\'", b"'").replace(b"''", b"'")
     try:
         return str(json.loads(b'"' + value + b'"')).encode("utf-8", "replace")
     except ValueError:

@@ -5,6 +5,7 @@ This module finds the lines in a block, reads the usual ones at once, and remove
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import (
@@ -18,6 +19,7 @@ from sglang_tuning_exporter.sglang.log.forms import split_records
 from sglang_tuning_exporter.sglang.log.layers import Line, again, begins
 from sglang_tuning_exporter.sglang.log.messages import ACCESS, MessageReader
 from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.stamps import STAMP
 from sglang_tuning_exporter.sglang.log.surroundings import Surroundings, Taught
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal
 
@@ -26,6 +28,9 @@ _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked
 _STRETCH = 64 << 10  # bytes read at once: together with their events they fit into a core's cache
 _DULL_KEPT, _DULL_LENGTH = 64, 400
 _ENOUGH_LINES = 16
+_SGLANGS = ("decode", "prefill", "retraction", "startup")  # kinds of lines that only SGLang prints
+_HEADERS_KEPT, _HEADER_LENGTH = 64, 200
+_STAMPED, _NUMBERS = re.compile(STAMP), re.compile(rb"\d+")
 
 
 class LogReader(MessageReader):
@@ -42,6 +47,8 @@ class LogReader(MessageReader):
         self._surroundings = Surroundings(strict=strict)
         self._usual = usual.UsualLines(self._surroundings.admits_scheduler if strict else None)
         self._replays = False  # reading lines that waited
+        self._headers: set[bytes] = set()
+        self._bare = False  # a line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text
 
     def feed(self, block: bytes, arrived: float | None = None) -> list[Event]:
         """Return the events of a block of whole lines, in order; the last line may lack its newline. Never raises.
@@ -112,6 +119,7 @@ class LogReader(MessageReader):
             while True:
                 if not self._suspicion.active and not self._surroundings.joins:
                     done = self._read_usual(done, events, singly=singly)
+                    self._bare = self._bare or (bare is stretch and self._usual.decodes + self._usual.prefills > 0)
                 if done == last:
                     break
                 self._read_alone(whole[done], events)
@@ -124,8 +132,20 @@ class LogReader(MessageReader):
         kind = self._read(line, events)
         self.counts[kind] += 1
         self._read_doubtful(events)
-        if self._served:
+        if not self._is_header(line, kind):
             self._suspicion.note(kind, self._last_time, self._line)
+
+    def _is_header(self, line: bytes, kind: str) -> bool:
+        """Whether a supervisor printed this line, or an empty one, between outputs of the server.
+
+        Such lines are learned until the first batch: no request can print text before.
+        """
+        if kind != "other" or len(line) > _HEADER_LENGTH or (line and _STAMPED.match(line) is None):
+            return not self._served
+        form = _NUMBERS.sub(b"0", line)
+        if not self._served and len(self._headers) < _HEADERS_KEPT:
+            self._headers.add(form)
+        return not self._served or (form in self._headers and self._headers != {b""})
 
     def _remember(self, line: bytes, prefix: Prefix) -> None:
         """Remember a message without meaning here, to skip it next time."""
@@ -163,8 +183,14 @@ class LogReader(MessageReader):
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
-        if prefix is not None and not again(line) and self._surroundings.admits(line):
-            return self._read_dated(line, prefix, None, events)
+        if (
+            prefix is not None
+            and (self._bare or not (b"\x1b" in line or again(line)))
+            and self._surroundings.admits(line)
+        ):
+            kind = self._read_dated(line, prefix, None, events)
+            self._bare = self._bare or kind in _SGLANGS
+            return kind
         return self._read_text(strip_terminal(line), events)
 
     def _read_dated(self, text: bytes, prefix: Prefix, outer_time: float | None, events: list[_Any]) -> str:
@@ -184,7 +210,7 @@ class LogReader(MessageReader):
         """Read a line that does not begin as SGLang's lines of this stream do: without its wrapping, if it has one."""
         around = self._surroundings.take_off(text)
         # A time in brackets before SGLang's own is not SGLang's.
-        prefix = None if again(text) else parse_plain_prefix(text)
+        prefix = None if not self._bare and again(text) else parse_plain_prefix(text)
         if isinstance(around, Line) and (prefix is None or self._strict):
             return self._read_entry(around, events)
         # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.

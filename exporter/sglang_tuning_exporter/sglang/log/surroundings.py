@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NUMBERS = re.compile(rb"\d+")
 _SHAPES_KEPT = 8  # of one stream: a paste may hold several
 _CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; the second: of a followed stream that had another form before
+_NEVER = 1 << 30
 _WAITING = 16  # shapes that wait to be confirmed
 _WAITING_LINES = 512  # of one shape
 _WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
@@ -239,6 +240,8 @@ class Surroundings:
         """Return how many lines are needed to accept this form."""
         sure = all(layer.sure for layer in form)
         if self._shapes or settled:
+            if any(isinstance(layer, Json) and layer.ambiguous for layer in form):
+                return _NEVER
             if self._strict:
                 return _CONFIRMED_AGAIN
             return 1 if sure and _is_well_known(form, text) else _CONFIRMED
