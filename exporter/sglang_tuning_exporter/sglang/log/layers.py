@@ -230,7 +230,7 @@ class Json:
             return None
         time = None if self._time is None else value_seconds(value_at(entry, self._time))
         stream, partial = line.stream, line.partial
-        if self.path == _DOCKERS and "stream" in entry:
+        if self.path == _DOCKERS and isinstance(entry, dict) and "stream" in entry:
             stream, partial = str(entry["stream"]), not text.endswith(b"\n") and len(text) >= _DOCKER_CUTS
         first, *more = text.rstrip(b"\r\n").split(b"\n")[:_LINES_OF_MESSAGE]
         return line._replace(
@@ -243,7 +243,7 @@ class Json:
             records=tuple(records_of(entry, self.path)[1:]),
         )
 
-    def _fields(self, entry: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+    def _fields(self, entry: Any) -> Iterator[tuple[Path, Any]]:
         for path, value in leaves_of(entry, ()):
             if path not in (self.path, self._time) and path[-1] not in LEVELS and isinstance(value, (str, int)):
                 yield path, value

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _NUMBERS = re.compile(rb"\d+")
 _SHAPES_KEPT = 8  # of one stream: a paste may hold several
 _CONFIRMED, _CONFIRMED_AGAIN = 3, 16  # lines; the second: of a followed stream that had another form before
-_NEVER = 1 << 30
 _WAITING = 16  # shapes that wait to be confirmed
 _WAITING_LINES = 512  # of one shape
 _WAITING_LENGTH = 65_536  # `server_args=` is about 20 kB
@@ -208,7 +207,9 @@ class Surroundings:
             return None
         form = form_of(text)
         found = None if form is None else taken_off(form, text)
-        if form is None or found is None or (not form and not self._strict):
+        known = bool(self._shapes) or settled
+        ambiguous = form is not None and any(isinstance(layer, Json) and layer.ambiguous for layer in form)
+        if form is None or found is None or (not form and not self._strict) or (known and ambiguous):
             if form != ():
                 self._remember_unread(text)
             return None
@@ -217,7 +218,7 @@ class Surroundings:
         names = tuple(layer.key for layer in form)
         shape = self._known_shape(names, layout, prefixed=prefixed)
         key = (prefixed, layout, ranks if shape is not None and layout in shape.layouts else None, names)
-        taught = self._wait(key, text, enough or self._enough(form, text, settled=settled))
+        taught = self._wait(key, text, enough or self._enough(form, text, known=known))
         if not taught.held:
             self._remember_unread(text)
             return taught
@@ -236,12 +237,10 @@ class Surroundings:
     def _remember_unread(self, text: bytes) -> None:
         self.unread = self.unread or text[:LONGEST_BEFORE]
 
-    def _enough(self, form: Form, text: bytes, *, settled: bool) -> int:
+    def _enough(self, form: Form, text: bytes, *, known: bool) -> int:
         """Return how many lines are needed to accept this form."""
         sure = all(layer.sure for layer in form)
-        if self._shapes or settled:
-            if any(isinstance(layer, Json) and layer.ambiguous for layer in form):
-                return _NEVER
+        if known:
             if self._strict:
                 return _CONFIRMED_AGAIN
             return 1 if sure and _is_well_known(form, text) else _CONFIRMED
