@@ -397,9 +397,9 @@ def test_the_figures_of_the_profile_in_force_are_asked_for_and_not_written_down(
         assert f'signal="{signal}", bound="{bound}"' in asked
 
 
-def test_a_shelf_that_does_not_fill_the_grid_is_refused() -> None:
+def test_a_panel_row_that_does_not_fill_the_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="widths="):
-        layout.Shelf(6, ({}, {}), (6, 6)).places()
+        layout.PanelRow(6, ({}, {}), (6, 6)).places()
 
 
 def test_words_are_those_of_the_first_case_that_holds() -> None:

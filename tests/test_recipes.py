@@ -216,7 +216,7 @@ def test_the_recipe_for_a_panel_puts_it_on_the_board(tree: Tree) -> None:
     tree.replace(
         PACKAGE + "mixin/boards/scheduling.py",
         "        ),\n        variables=variables(),",
-        '            Chapter("More", (Shelf(8, (_share("token_usage", "Serving time by use of the KV cache", "Its use."),)),)),\n'
+        '            Chapter("More", (PanelRow(8, (_share("token_usage", "Serving time by use of the KV cache", "Its use."),)),)),\n'
         "        ),\n        variables=variables(),",
     )
     written = tree.generate()

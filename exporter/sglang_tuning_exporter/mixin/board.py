@@ -1,4 +1,4 @@
-"""Builders of whole Grafana boards: rows and shelves of panels, variables, annotations, links. Pure.
+"""Builders of whole Grafana boards: chapters, rows of panels, variables, annotations, links. Pure.
 
 No board's content is here. The JSON is that of schema 39, which Grafana 10.4 and newer read.
 """
@@ -19,7 +19,7 @@ TAG = "sglang-tuning"  # to search for the boards of this project
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class PanelRow:
     """Panels side by side, `height` grid units tall. Without `widths` (of 24 columns) they are equally wide."""
 
     height: int
@@ -36,15 +36,15 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A titled row of the board and the shelves under it; `closed` until somebody opens it. Without a title there is no row."""
+    """A titled row of the board and the panels under it; `closed` until somebody opens it. Without a title there is no row."""
 
     title: str
-    shelves: tuple[Shelf, ...]
+    panel_rows: tuple[PanelRow, ...]
     closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BoardLink:
     """A link to another board of ours that keeps the time range and these variables."""
 
     title: str
@@ -115,12 +115,14 @@ def _link(title: str, url: str, *, is_board: bool) -> Json:
     }
 
 
-def _links(ways: Sequence[Way], documents: Sequence[tuple[str, str]]) -> list[Json]:
+def _links(board_links: Sequence[BoardLink], documents: Sequence[tuple[str, str]]) -> list[Json]:
     boards = [
         _link(
-            way.title, f"/d/{way.uid}?" + "&".join(f"${{{name}:queryparam}}" for name in way.variables), is_board=True
+            link.title,
+            f"/d/{link.uid}?" + "&".join(f"${{{name}:queryparam}}" for name in link.variables),
+            is_board=True,
         )
-        for way in ways
+        for link in board_links
     ]
     return boards + [_link(*document, is_board=False) for document in documents]
 
@@ -160,12 +162,12 @@ def _laid_out(chapters: Sequence[Chapter]) -> list[Json]:
             number, top = number + 1, top + 1
         inside = row["panels"] if chapter.closed else panels
         below = top
-        for shelf in chapter.shelves:
-            for panel, (left, width) in zip(shelf.panels, shelf.places(), strict=True):
+        for panel_row in chapter.panel_rows:
+            for panel, (left, width) in zip(panel_row.panels, panel_row.places(), strict=True):
                 number += 1
-                place = {"x": left, "y": below, "w": width, "h": shelf.height}
+                place = {"x": left, "y": below, "w": width, "h": panel_row.height}
                 inside.append({"id": number, "gridPos": place, **panel})
-            below += shelf.height
+            below += panel_row.height
         top = top if chapter.closed else below
     return panels
 
@@ -190,10 +192,10 @@ def board(
     chapters: Sequence[Chapter],
     variables: Sequence[Json],
     annotations: Sequence[Json] = (),
-    ways: Sequence[Way] = (),
+    board_links: Sequence[BoardLink] = (),
     documents: Sequence[tuple[str, str]] = (),
 ) -> Json:
-    """Build a whole board; ids and positions follow from chapters and shelves."""
+    """Build a whole board; ids and positions follow from chapters and their rows."""
     single = [choice["name"] for choice in variables if not (choice["multi"] or choice["includeAll"])]
     made: Json = {
         "uid": uid,
@@ -209,7 +211,7 @@ def board(
         "timepicker": {},
         "fiscalYearStartMonth": 0,
         "liveNow": False,
-        "links": _links(ways, documents),
+        "links": _links(board_links, documents),
         "annotations": {"list": list(annotations)},
         "templating": {"list": [_source(), *variables]},
         "panels": _laid_out(chapters),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Shelf
+from sglang_tuning_exporter.mixin.board import PanelRow
 from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
 from sglang_tuning_exporter.mixin.boards.words import (
     LEVELS,
@@ -18,7 +18,7 @@ from sglang_tuning_exporter.state.profiles import ONE_MORE
 from sglang_tuning_exporter.state.signals import Signal
 
 
-def verdict_strip() -> Shelf:
+def verdict_strip() -> PanelRow:
     """Return the verdict as a sentence with its figure, and since when it holds."""
     sentence = p.stat(
         "What limits it now",
@@ -48,12 +48,12 @@ def verdict_strip() -> Shelf:
         description="Since when the verdict has been what it is; the begin of the time shown where it has not changed in it."
         " The guide waits until a state is frequent, so that a verdict begins minutes after its cause. Until: when the data ended.",
     )
-    return Shelf(3, (sentence, time), (20, 4))
+    return PanelRow(3, (sentence, time), (20, 4))
 
 
-def answer() -> Shelf:
+def answer() -> PanelRow:
     """Return the changes to make, and the alerts that fire."""
-    return Shelf(5, (_advice(), _alerts()), (15, 9))
+    return PanelRow(5, (_advice(), _alerts()), (15, 9))
 
 
 def _alerts() -> p.Json:
@@ -171,9 +171,9 @@ def _figure(
     )
 
 
-def figures() -> Shelf:
+def figures() -> PanelRow:
     """Return the guide's five present figures with their judgement, and the data sources."""
-    return Shelf(4, (_queue(), _usage(), _retractions(), _graphs(), _memory(), _answers()))
+    return PanelRow(4, (_queue(), _usage(), _retractions(), _graphs(), _memory(), _answers()))
 
 
 def _queue() -> p.Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Shelf
+from sglang_tuning_exporter.mixin.board import PanelRow
 
 QUANTILES = (("0.5", "p50", "light-blue"), ("0.9", "p90", p.NEUTRAL), ("0.99", "p99", "purple"))
 
@@ -110,6 +110,6 @@ def between_tokens_map() -> p.Json:
     )
 
 
-def lines() -> Shelf:
+def lines() -> PanelRow:
     """Return the three latencies of a request, for the server's board."""
-    return Shelf(7, (first_token(), between_tokens(), whole_request()))
+    return PanelRow(7, (first_token(), between_tokens(), whole_request()))

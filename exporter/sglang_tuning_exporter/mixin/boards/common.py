@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Way, annotation, choice
+from sglang_tuning_exporter.mixin.board import BoardLink, annotation, choice
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 DOCUMENTS = (("The tuning guide", GUIDE_URL),)
@@ -25,14 +25,14 @@ TITLES = {
 }
 
 
-def ways(here: str) -> tuple[Way, ...]:
+def board_links(here: str) -> tuple[BoardLink, ...]:
     """Return the links to the other boards. Between boards of one server, they keep the chosen one."""
     found = []
     for uid, title in TITLES.items():
         if uid != here:
             both_one = FLEET not in (uid, here)
             kept = ("datasource", "job", "instance", "model", "dp_rank") if both_one else ("datasource", "job")
-            found.append(Way(title.rpartition(" / ")[2], uid, kept))
+            found.append(BoardLink(title.rpartition(" / ")[2], uid, kept))
     return tuple(found)
 
 

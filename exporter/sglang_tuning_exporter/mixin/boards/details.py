@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards.client_latency import SECONDS
 
 LENGTHS = {
@@ -18,7 +18,7 @@ NOT_HERE = "No requests, or not exposed by this release"
 def requests() -> Chapter:
     """Return the closed row about requests."""
     return Chapter(
-        "Requests: stages, lengths, HTTP status", (Shelf(8, (_stages(), _lengths(), _status())),), closed=True
+        "Requests: stages, lengths, HTTP status", (PanelRow(8, (_stages(), _lengths(), _status())),), closed=True
     )
 
 
@@ -40,7 +40,7 @@ def speculation() -> Chapter:
         " no figure for it; near 1 token a step, the draft model costs more than it gives.",
         fill=0,
     )
-    return Chapter("Speculative decoding", (Shelf(8, (panel,)),), closed=True)
+    return Chapter("Speculative decoding", (PanelRow(8, (panel,)),), closed=True)
 
 
 def _stages() -> p.Json:

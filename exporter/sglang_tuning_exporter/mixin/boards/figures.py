@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Shelf
+from sglang_tuning_exporter.mixin.board import PanelRow
 from sglang_tuning_exporter.mixin.boards.common import GUIDE
 
 NO_LOG = "No log is read"
 
 
-def shelves() -> tuple[Shelf, Shelf]:
+def panel_rows() -> tuple[PanelRow, PanelRow]:
     """Return the guide's figures over time, and the estimated wait beside the queue."""
-    return Shelf(7, (queue(), wait(), usage())), Shelf(7, (running(), retractions(), coverage()))
+    return PanelRow(7, (queue(), wait(), usage())), PanelRow(7, (running(), retractions(), coverage()))
 
 
 def _edge(expr: str, name: str) -> p.Query:

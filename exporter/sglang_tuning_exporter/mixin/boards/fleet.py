@@ -7,7 +7,7 @@ from itertools import pairwise
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards.client_latency import BETWEEN, FIRST
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
@@ -17,9 +17,9 @@ from sglang_tuning_exporter.mixin.boards.common import (
     SERVER,
     SMALL,
     TITLES,
+    board_links,
     marks,
     variables,
-    ways,
 )
 from sglang_tuning_exporter.mixin.boards.words import LEVELS, changes, verdicts
 from sglang_tuning_exporter.state.profiles import ONE_MORE
@@ -39,12 +39,12 @@ def board() -> p.Json:
         TITLES[FLEET],
         description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
         chapters=(
-            Chapter("", (_summary(), Shelf(22, (_servers(),)), Shelf(11, (_since(),)))),
+            Chapter("", (_summary(), PanelRow(22, (_servers(),)), PanelRow(11, (_since(),)))),
             Chapter("The five largest of each", (_load(),)),
         ),
         variables=variables(fleet=True),
         annotations=marks(shown=False),
-        ways=ways(FLEET),
+        board_links=board_links(FLEET),
         documents=DOCUMENTS,
     )
 
@@ -75,8 +75,8 @@ def _servers_by_level() -> p.Json:
     )
 
 
-def _summary() -> Shelf:
-    return Shelf(
+def _summary() -> PanelRow:
+    return PanelRow(
         3,
         (
             _servers_by_level(),
@@ -237,10 +237,10 @@ def _lines(
     )
 
 
-def _load() -> Shelf:
+def _load() -> PanelRow:
     breaches = q.own("sglang_tuning_latency_breaches_total")
     seen = q.own("sglang_tuning_latency_observations_total")
-    return Shelf(
+    return PanelRow(
         8,
         (
             _lines(

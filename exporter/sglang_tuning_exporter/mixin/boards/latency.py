@@ -7,9 +7,9 @@ from sglang_tuning_exporter.diagnosis.rows.objectives import FAST, SLOW
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import client_latency, details
-from sglang_tuning_exporter.mixin.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, marks, variables, ways
+from sglang_tuning_exporter.mixin.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, board_links, marks, variables
 
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token": "ITL"}
 
@@ -24,12 +24,12 @@ def board() -> p.Json:
         chapters=(
             Chapter("", (_tiles(),)),
             Chapter("Error budget", (_burning(),)),
-            Chapter("Latencies", (_maps(), Shelf(8, (client_latency.time_queued(),)))),
+            Chapter("Latencies", (_maps(), PanelRow(8, (client_latency.time_queued(),)))),
             details.requests(),
         ),
         variables=variables(),
         annotations=marks(),
-        ways=ways(LATENCY),
+        board_links=board_links(LATENCY),
         documents=DOCUMENTS,
     )
 
@@ -107,7 +107,7 @@ def _budget() -> p.Json:
     )
 
 
-def _tiles() -> Shelf:
+def _tiles() -> PanelRow:
     rejected, aborted = (
         f"sum(rate({q.own(counter)}[5m]))"
         for counter in ("sglang_tuning_rejected_requests_total", "sglang_tuning_aborted_requests_total")
@@ -115,7 +115,7 @@ def _tiles() -> Shelf:
     # rejected requests come from the log, aborted ones from the metrics: either may be missing
     lost = f"(({rejected} or on () 0 * {aborted}) + ({aborted} or on () 0 * {rejected})) * 60"
     limit = q.threshold("rejections_per_minute", "upper")
-    return Shelf(
+    return PanelRow(
         4,
         (
             _against(
@@ -158,7 +158,7 @@ def _tiles() -> Shelf:
 # --- error budget ----------------------------------------------------------------------------------------------------
 
 
-def _burning() -> Shelf:
+def _burning() -> PanelRow:
     panels = []
     for latency, said in LATENCIES.items():
         panels.append(
@@ -175,11 +175,11 @@ def _burning() -> Shelf:
                 " budget up exactly. The guide has no such figure; its flags help when a line is crossed.",
             )
         )
-    return Shelf(8, tuple(panels))
+    return PanelRow(8, tuple(panels))
 
 
 # --- latencies -------------------------------------------------------------------------------------------------------
 
 
-def _maps() -> Shelf:
-    return Shelf(8, (client_latency.first_token_map(), client_latency.between_tokens_map()))
+def _maps() -> PanelRow:
+    return PanelRow(8, (client_latency.first_token_map(), client_latency.between_tokens_map()))

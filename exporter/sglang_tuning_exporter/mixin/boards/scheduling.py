@@ -5,16 +5,16 @@ from __future__ import annotations
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import details
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
     NO_WORK,
     SCHEDULING,
     TITLES,
+    board_links,
     marks,
     variables,
-    ways,
 )
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 from sglang_tuning_exporter.state.signals import STATES, Signal
@@ -45,7 +45,7 @@ def board() -> p.Json:
         ),
         variables=variables(),
         annotations=marks(),
-        ways=ways(SCHEDULING),
+        board_links=board_links(SCHEDULING),
         documents=DOCUMENTS,
     )
 
@@ -78,7 +78,7 @@ def _share(signal: Signal, title: str, says: str) -> p.Json:
     )
 
 
-def _shares() -> Shelf:
+def _shares() -> PanelRow:
     share = _share(
         "admission",
         "Serving time by what admission waited for",
@@ -86,7 +86,7 @@ def _shares() -> Shelf:
         " limit was reached, prompts filled every batch, another queue holds them, or none of these (held"
         " back: admission is too cautious).",
     )
-    return Shelf(8, (share, _memory()), (14, 10))
+    return PanelRow(8, (share, _memory()), (14, 10))
 
 
 # --- KV cache --------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _memory() -> p.Json:
 # --- admission and retractions ---------------------------------------------------------------------------------------
 
 
-def _admission() -> Shelf:
+def _admission() -> PanelRow:
     conservativeness = q.own("sglang_tuning_server_arg", 'arg="schedule_conservativeness"')
     start = f"clamp_max(0.7 * max({conservativeness}), 1)"  # SGLang's init_new_token_ratio
     estimate = p.timeseries(
@@ -146,13 +146,13 @@ def _admission() -> Shelf:
         " server, the other side or the transfer holds them. Only queues that held some in the time shown. The guide's flags of this server"
         " do not help them.",
     )
-    return Shelf(7, (estimate, others))
+    return PanelRow(7, (estimate, others))
 
 
 # --- prefill ---------------------------------------------------------------------------------------------------------
 
 
-def _prefill() -> Shelf:
+def _prefill() -> PanelRow:
     backlog = p.timeseries(
         "Prompt tokens waiting",
         p.Query(q.per_rank(q.ranked("sglang_tuning_pending_tokens")), "waiting{{rank}}", p.measured()),
@@ -176,4 +176,4 @@ def _prefill() -> Shelf:
         description="Decode batches with and without a captured CUDA graph; where the server does not count them, one in"
         " 40. Few of them beside a long backlog mean that prompts take the time; the guide cares for both.",
     )
-    return Shelf(7, (backlog, decode))
+    return PanelRow(7, (backlog, decode))

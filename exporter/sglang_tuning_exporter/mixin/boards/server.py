@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.mixin import board as layout
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import Chapter, Shelf
+from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import answers, client_latency, figures
 from sglang_tuning_exporter.mixin.boards.common import (
     DOCUMENTS,
@@ -13,9 +13,9 @@ from sglang_tuning_exporter.mixin.boards.common import (
     SERVER,
     SMALL,
     TITLES,
+    board_links,
     marks,
     variables,
-    ways,
 )
 from sglang_tuning_exporter.mixin.boards.words import LEVELS, SIGNAL_TITLES, STATE_WORDS, verdict_looks
 from sglang_tuning_exporter.state.signals import STATES, Signal
@@ -30,13 +30,13 @@ def board() -> p.Json:
         " guide, read all the time.",
         chapters=(
             Chapter("", (answers.verdict_strip(), answers.answer(), answers.figures(), _since())),
-            Chapter("The guide's figures and what is healthy", figures.shelves()),
+            Chapter("The guide's figures and what is healthy", figures.panel_rows()),
             Chapter("Throughput and latency", (_throughput(), client_latency.lines())),
             Chapter("Data sources", (_health(), _starts()), closed=True),
         ),
         variables=variables(),
         annotations=marks(),
-        ways=ways(SERVER),
+        board_links=board_links(SERVER),
         documents=DOCUMENTS,
     )
 
@@ -44,7 +44,7 @@ def board() -> p.Json:
 # --- since when ------------------------------------------------------------------------------------------------------
 
 
-def _since() -> Shelf:
+def _since() -> PanelRow:
     numbers = {state: index for index, state in enumerate(STATE_WORDS)}
 
     def row(signal: Signal) -> p.Query:
@@ -74,13 +74,13 @@ def _since() -> Shelf:
         description="One line for each thing the guide looks at. Green is fine, amber holds requests back, red must be acted"
         " on, blue is information, grey is idle.",
     )
-    return Shelf(6, (limits, states), (10, 14))
+    return PanelRow(6, (limits, states), (10, 14))
 
 
 # --- throughput ------------------------------------------------------------------------------------------------------
 
 
-def _throughput() -> Shelf:
+def _throughput() -> PanelRow:
     computed, cached = q.prompt_tokens("computed"), q.prompt_tokens("cached")
     tokens = p.timeseries(
         "Tokens per second",
@@ -104,13 +104,13 @@ def _throughput() -> Shelf:
         description="Requests that ended, were aborted by their clients, or were turned away because the queue was"
         " full. The guide slows the clients down before it comes to that.",
     )
-    return Shelf(7, (tokens, requests))
+    return PanelRow(7, (tokens, requests))
 
 
 # --- data sources -------------------------------------------------------------------------------------
 
 
-def _health() -> Shelf:
+def _health() -> PanelRow:
     unknown, read = q.own("sglang_tuning_log_unrecognised_total"), q.own("sglang_tuning_log_lines_total")
     kinds = f"sum by (kind) ({q.rate(read)})"
     seen = f"sum by (kind) (increase({read}[$__range])) > 0"  # no legend for kinds that never occurred
@@ -136,10 +136,10 @@ def _health() -> Shelf:
         description="Time since the last line. The guide reads the log as it grows: silent for minutes under load,"
         " and the file is the wrong one or the server is stuck.",
     )
-    return Shelf(6, (lines, age), (18, 6))
+    return PanelRow(6, (lines, age), (18, 6))
 
 
-def _starts() -> Shelf:
+def _starts() -> PanelRow:
     failed = f"sum by (phase) (increase({q.own('sglang_tuning_out_of_memory_total')}[$__range]))"
     never = f'label_replace(sum({failed}) == 0, "verdict", "in this time", "", "")'
     memory = p.stat(
@@ -170,4 +170,4 @@ def _starts() -> Shelf:
         description="Starts seen in the time shown, after the first. Every change the guide advises needs one; one"
         " that nobody made is a crash.",
     )
-    return Shelf(5, (answers.server(), memory, starts), (12, 6, 6))
+    return PanelRow(5, (answers.server(), memory, starts), (12, 6, 6))
