@@ -29,8 +29,13 @@ def batches(cached: int, *, new: int = 700, sequences: int = 2, queued: int = 20
 MANY = batches(12_000, new=8000, sequences=400)  # requests of 50 tokens
 
 
-def requests(each: float = 20.0, *, prompt: float = 500.0, cached: float | None = None) -> Story:
-    """Scrape every ten seconds: so many requests began and ended, of so many prompt tokens, so many cached."""
+def requests(
+    each: float = 20.0, *, prompt: float = 500.0, cached: float | None = None, posted: float | None = None
+) -> Story:
+    """Scrape every ten seconds: so many requests began and ended, of so many prompt tokens, so many cached.
+
+    `posted`: HTTP requests for each of them.
+    """
 
     def scrape(count: float) -> Scrape:
         told = Histogram((1.0, inf), (count, count), count)
@@ -41,6 +46,7 @@ def requests(each: float = 20.0, *, prompt: float = 500.0, cached: float | None 
             finished_requests=count,
             finished_prompt_tokens=count * prompt,
             finished_cached_tokens=None if cached is None else count * cached,
+            posted_requests=None if posted is None else count * posted,
             time_to_first_token=told,
         )
 
@@ -126,6 +132,26 @@ def test_from_0_5_9_on_the_counter_of_cached_tokens_leaves_out_requests_that_cam
     older = sharing(lived(story, "0.5.5"))
     assert older is not None
     assert older.returned
+
+
+def samples(repeated_batches: int, new: int = 0) -> Story:
+    """Print prefill batches of eight answers to one prompt each: one token of each computed, `new` of other prompts."""
+    return repeated(PrefillBatch(None, NO_RANK, 8, 8 + new, 300, 200, 20, 0, 0.95), 10.0, end=10.0 * repeated_batches)
+
+
+@pytest.mark.parametrize(("answers", "is_shared"), [(samples(19), False), (samples(19, new=80), True)])
+@pytest.mark.parametrize("counted", [[], requests(cached=200.0)])
+def test_several_answers_to_one_prompt_are_no_shared_prefix(answers: Story, counted: Story, *, is_shared: bool) -> None:
+    # As on a real engine with n 6 and n 8: the first request of each prompt computes it, the others one token each.
+    first = repeated(PrefillBatch(None, NO_RANK, 1, 40, 0, 200, 20, 0, 0.95), 10.0, end=END)
+    assert (UNUSED in ids(lived(first + answers + counted))) is is_shared
+
+
+@pytest.mark.parametrize(("posted", "proven"), [(1.0, 0.4), (1 / 7, 0.0), (None, 0.4)])
+def test_metrics_alone_show_several_answers_to_one_prompt(posted: float | None, proven: float) -> None:
+    shared = sharing(lived(requests(cached=200.0, posted=posted)))
+    assert shared is not None
+    assert shared.proven == pytest.approx(proven)
 
 
 def test_a_prompt_that_goes_on_in_another_chunk_did_not_come_back() -> None:

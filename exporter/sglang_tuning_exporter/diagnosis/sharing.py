@@ -1,7 +1,9 @@
 """How much of the prompts is shared between requests, without what retracted requests find of their own. Pure.
 
 A request that was retracted, or preempted by one of higher priority, starts again and may find its own tokens in the
-cache. They look like a shared prefix.
+cache. They look like a shared prefix. So does the prompt of a request for several answers (`n`): SGLang computes it
+once, and each answer is a request that finds all of it (_handle_batch_request, srt/managers/tokenizer_manager.py).
+These follow each other in any order of the queue.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ if TYPE_CHECKING:
 
 # From here on cached_tokens_total omits requests that start again (retracted_stain, srt/managers/schedule_batch.py).
 COUNTED_ONCE = (0, 5, 9)
+# Requests that end for each that came over HTTP: two answers to a prompt are three requests, as SGLang computes the prompt first.
+SEVERAL_ANSWERS = 2.0
+# Share of the cached tokens in batches of such answers alone; above it the rest is put down to mixed batches.
+MOSTLY_REPEATED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Shares of all prompt tokens: from the cache, and at most this part from requests that started again (None: not known)."""
+    """Shares of all prompt tokens: from the cache, and at most this part from requests' own prompts (None: not known)."""
 
     cached: float
     returned: float | None
@@ -44,13 +50,28 @@ def sharing(past: Past) -> Sharing | None:
     if not prompts or cached is None:
         return None
     share = min(cached / prompts, 1.0)
+    repeated = share * _repeated(past)
     if ended and release is not None and not is_before(release, COUNTED_ONCE):
-        return Sharing(share, 0.0)
+        return Sharing(share, repeated)
     came_back = _came_back(past)
-    if not came_back:
-        return Sharing(share, came_back)
-    length = _length(past)
-    return Sharing(share, None if length is None else min(came_back * length / prompts, share))
+    length = _length(past) if came_back else 0.0
+    if came_back is None or length is None:
+        return Sharing(share, None)
+    return Sharing(share, min(repeated + came_back * length / prompts, share))
+
+
+def _repeated(past: Past) -> float:
+    """Return the share of cached prompt tokens that further answers to one prompt found, at most.
+
+    In the log they compute one token of each prompt, unless a batch has other prompts too. Metrics alone: more requests
+    ended than came over HTTP.
+    """
+    counts, ended = past.recent.counts, past.finished_requests
+    if counts["cached_tokens"]:
+        repeated = counts["repeated_tokens"] / counts["cached_tokens"]
+        return 1.0 if repeated > MOSTLY_REPEATED else repeated
+    posted = counts.get("posted_requests")
+    return 1.0 if ended and posted is not None and ended >= SEVERAL_ANSWERS * posted else 0.0
 
 
 def _came_back(past: Past) -> float | None:

@@ -115,7 +115,7 @@ class RankState(Gauges):
     def _see_run(self, run: BatchRun, now: float) -> None:
         """Take a run: no time passes between its lines, so all of them count and the last one says what holds."""
         (
-            printed, _, running, queued, usage, joined, tokens, decodes, prefills, sequences, computed, cached, pending, device, graph,
+            printed, _, running, queued, usage, joined, tokens, decodes, prefills, sequences, computed, cached, repeated, pending, device, graph,
             _, _,
         ) = run  # fmt: skip
         self._begin_batch(run, now, printed, decodes)
@@ -123,6 +123,7 @@ class RankState(Gauges):
             if pending:
                 self.prompts.wait(pending, now)
             self._count_prefills(now, printed, prefills, sequences, computed, cached)
+            self.totals.counts["repeated_tokens"] += repeated
         if decodes:
             self._count_decodes(run, now, decodes, running, graph, device)
         self.running, self.queued = running, queued
@@ -150,6 +151,8 @@ class RankState(Gauges):
         if line.pending_tokens is not None:
             self.prompts.wait(line.pending_tokens, now)
         self._count_prefills(now, printed, 1, sequences, tokens, line.cached_tokens)
+        if tokens <= sequences:
+            self.totals.counts["repeated_tokens"] += line.cached_tokens or 0
         self._end_batch(now, sequences, tokens, 1, serving=not line.is_health_probe)
 
     def _begin_batch(

@@ -96,7 +96,10 @@ def returned_prefixes(past: Past) -> list[Evidence]:
     return [
         Evidence(_FROM_CACHE, shared.cached, SHARING[0], "share"),
         Evidence(
-            "share from their own earlier run, for requests that were retracted, at most", shared.returned, 0.0, "share"
+            "share from their own earlier run (retracted) or first answer (n above 1), at most",
+            shared.returned,
+            0.0,
+            "share",
         ),
     ]
 

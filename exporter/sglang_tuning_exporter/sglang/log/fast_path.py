@@ -209,6 +209,7 @@ class BatchRun(NamedTuple):
     new_sequences: int  # of all prefill lines, as the next two
     computed_tokens: int
     cached_tokens: int
+    repeated_tokens: int  # cached ones of prefill lines with at most one computed token for each request
     pending: bytes  # waiting prompt tokens of the last prefill line that prints them; empty where none does
     graph_device: str | None  # of all decode lines
     graph: bool | None  # likewise
@@ -345,7 +346,7 @@ class UsualLines:
         lines, shapes = self.lines, self._shapes
         numbers = _NUMBERS
         last = index = first
-        decodes = prefills = sequences = computed = cached = joined = new_tokens = 0
+        decodes = prefills = sequences = computed = cached = repeated = joined = new_tokens = 0
         pending = b""
         graph: _Graph | None = None
         for index in range(first, len(lines)):
@@ -373,6 +374,7 @@ class UsualLines:
                 sequences += joined
                 computed += new_tokens
                 cached += numbers[held]
+                repeated += numbers[held] * (new_tokens <= joined)
                 if waiting is not None:
                     pending = line[waiting]
             last = index
@@ -394,7 +396,7 @@ class UsualLines:
             # fmt: off
             events.append(tuple.__new__(BatchRun, (
                 time, rank, numbers[running], numbers[queued], share, joined, new_tokens, decodes, prefills,
-                sequences, computed, cached, pending, device, replayed, prefix, lines[first : last + 1],
+                sequences, computed, cached, repeated, pending, device, replayed, prefix, lines[first : last + 1],
             )))
             # fmt: on
         return index

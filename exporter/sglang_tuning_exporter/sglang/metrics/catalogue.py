@@ -154,6 +154,8 @@ SERVER_SOURCES: tuple[Source, ...] = (
         fold="sum",
         zero_with=("time_to_first_token_seconds_count",),
     ),
+    # One for all answers to one prompt (`n`), and for all prompts of one body.
+    Source("posted_requests", "http_requests_total", "0.5.7-0.5.23", fold="sum", where=("method", "POST")),
     # These change only with tokens or requests, not with a scrape or a waiting process.
     # Written when the detokenizer has sent something.
     Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
@@ -201,7 +203,7 @@ WANTED = _wanted()
 # Counters of the whole server, added up from scrape to scrape.
 SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
-    *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens"),
+    *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
 )
 # All counters.
 CUMULATIVE = frozenset(

@@ -91,6 +91,7 @@ def take(places: Places, values: Sequence[float]) -> Scrape:
         finished_prompt_tokens=_counted("finished_prompt_tokens", series),
         finished_answer_tokens=_counted("finished_answer_tokens", series),
         finished_cached_tokens=_counted("finished_cached_tokens", series),
+        posted_requests=_counted("posted_requests", series),
         time_to_first_token=_histogram("time_to_first_token", members),
         inter_token=_histogram("inter_token", members),
         request_latency=_histogram("request_latency", members),
