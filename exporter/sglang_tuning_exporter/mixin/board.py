@@ -43,15 +43,6 @@ class Chapter:
     closed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BoardLink:
-    """A link to another board of ours that keeps the time range and these variables."""
-
-    title: str
-    uid: str
-    variables: tuple[str, ...]
-
-
 def choice(
     name: str,
     label: str,
@@ -100,7 +91,8 @@ def annotation(name: str, expr: str, colour: str, *, title: str, tags: str = "",
     }
 
 
-def _link(title: str, url: str, *, is_board: bool) -> Json:
+def link(title: str, url: str, *, is_board: bool) -> Json:
+    """Build a link of a board: to another board of ours, keeping the time range, or to a document in a new tab."""
     return {
         "type": "link",
         "title": title,
@@ -113,18 +105,6 @@ def _link(title: str, url: str, *, is_board: bool) -> Json:
         "tags": [],
         "asDropdown": False,
     }
-
-
-def _links(board_links: Sequence[BoardLink], documents: Sequence[tuple[str, str]]) -> list[Json]:
-    boards = [
-        _link(
-            link.title,
-            f"/d/{link.uid}?" + "&".join(f"${{{name}:queryparam}}" for name in link.variables),
-            is_board=True,
-        )
-        for link in board_links
-    ]
-    return boards + [_link(*document, is_board=False) for document in documents]
 
 
 def _source() -> Json:
@@ -192,8 +172,7 @@ def board(
     chapters: Sequence[Chapter],
     variables: Sequence[Json],
     annotations: Sequence[Json] = (),
-    board_links: Sequence[BoardLink] = (),
-    documents: Sequence[tuple[str, str]] = (),
+    links: Sequence[Json] = (),
 ) -> Json:
     """Build a whole board; ids and positions follow from chapters and their rows."""
     single = [choice["name"] for choice in variables if not (choice["multi"] or choice["includeAll"])]
@@ -211,7 +190,7 @@ def board(
         "timepicker": {},
         "fiscalYearStartMonth": 0,
         "liveNow": False,
-        "links": _links(board_links, documents),
+        "links": list(links),
         "annotations": {"list": list(annotations)},
         "templating": {"list": [_source(), *variables]},
         "panels": _laid_out(chapters),

@@ -77,29 +77,24 @@ def named(text: str, colour: str) -> Json:
 
 def bound_line(colour: str, **custom: Any) -> Json:
     """Draw the thin dashed line of a threshold."""
-    return painted(colour, lineWidth=1, fillOpacity=0, lineStyle={"fill": "dash", "dash": [8, 6]}, **custom)
+    dashed = {"lineWidth": 1, "fillOpacity": 0, "lineStyle": {"fill": "dash", "dash": [8, 6]}}
+    return painted(colour, **(dashed | custom))
 
 
-def texts(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
-    """Map exact values to (words, colour or none)."""
-    options = {
-        value: {"text": text} | ({"color": colour} if colour else {}) for value, (text, colour) in mapping.items()
-    }
-    return [{"type": "value", "options": options}]
+def _look(words: str | tuple[str, str]) -> Json:
+    return {"text": words} if isinstance(words, str) else dict(zip(("text", "color"), words, strict=True))
 
 
-def ranges(mapping: Mapping[str, tuple[str, str | None]]) -> list[Json]:
-    """Map values from each whole number up to the next one to (words, colour or none)."""
+def texts(mapping: Mapping[str, str] | Mapping[str, tuple[str, str]]) -> list[Json]:
+    """Map exact values to words, or to words and a colour."""
+    return [{"type": "value", "options": {value: _look(words) for value, words in mapping.items()}}]
+
+
+def ranges(mapping: Mapping[str, tuple[str, str]]) -> list[Json]:
+    """Map values from each whole number up to the next one to words and a colour."""
     return [
-        {
-            "type": "range",
-            "options": {
-                "from": int(value),
-                "to": int(value) + 0.999,
-                "result": {"text": text} | ({"color": colour} if colour else {}),
-            },
-        }
-        for value, (text, colour) in mapping.items()
+        {"type": "range", "options": {"from": int(value), "to": int(value) + 0.999, "result": _look(words)}}
+        for value, words in mapping.items()
     ]
 
 

@@ -57,7 +57,6 @@ def answer() -> PanelRow:
 
 
 def _alerts() -> p.Json:
-    severities: dict[str, tuple[str, str | None]] = {name: (name, colour) for name, colour in SEVERITIES.items()}
     return p.table(
         "Firing alerts",
         p.Query(q.alerts()),
@@ -69,7 +68,7 @@ def _alerts() -> p.Json:
         columns={
             "severity": {
                 "displayName": "Severity",
-                "mappings": p.texts(severities),
+                "mappings": p.texts({str(name): (str(name), colour) for name, colour in SEVERITIES.items()}),
                 "custom.width": 90,
                 "custom.cellOptions": {"type": "color-background", "mode": "basic"},
             },
@@ -85,7 +84,7 @@ def _advice() -> p.Json:
     found = f"max by ({q.ON}, diagnosis) ({limits} or on ({q.ON}, diagnosis) ({holds}))"
     # Without a flag, `advice` is the diagnosis; the column's mapping has its words.
     in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
-    because: dict[str, tuple[str, str | None]] = {name: (text, None) for name, (text, _) in verdicts().items()}
+    because = {name: text for name, (text, _) in verdicts().items()}
     turned = f"{q.every_advice()} * on ({q.ON}, diagnosis) group_left () {found}"
     return p.table(
         "What to change",
@@ -98,11 +97,7 @@ def _advice() -> p.Json:
         " known, it says in words what to do.",
         columns={
             "diagnosis": {"displayName": "Because", "mappings": p.texts(because), "custom.width": 215},
-            "advice": {
-                "displayName": "Change",
-                "mappings": p.texts(changes()),
-                **p.WRAPPED,
-            },
+            "advice": {"displayName": "Change", "mappings": p.texts(changes()), **p.WRAPPED},
         },
     )
 
@@ -111,12 +106,12 @@ def server() -> p.Json:
     """Return version, model and profile of the server, and its data sources."""
     info = f"group by (version, model_name, profile) ({q.latest(q.own('sglang_tuning_server_info'))})"
     sources = f"group by (metrics, log) ({q.latest(q.own('sglang_tuning_sources_info'))})"
-    labels: dict[str, tuple[str, str | None]] = {
-        "version": ("SGLang", None),
-        "model_name": ("Model", None),
-        "profile": ("Profile", None),
-        "metrics": ("Metrics", None),
-        "log": ("Log", None),
+    labels = {
+        "version": "SGLang",
+        "model_name": "Model",
+        "profile": "Profile",
+        "metrics": "Metrics",
+        "log": "Log",
     }
     return p.table(
         "Server",
@@ -146,12 +141,9 @@ _COLOURS = dict(STATE_WORDS.values()) | {
 }
 
 
-def _state(signal: Signal, state: str) -> str:
-    return q.known(q.ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
-
-
 def _is(signal: Signal, state: str) -> tuple[str, str]:
-    return f"max({_state(signal, state)}) == 1", STATE_WORDS[state][0]
+    held = q.known(q.ranked("sglang_tuning_state", f'signal="{signal}"', f'state="{state}"'))
+    return f"max({held}) == 1", STATE_WORDS[state][0]
 
 
 def _figure(
@@ -199,11 +191,8 @@ def _usage() -> p.Json:
         "Token usage",
         q.words(
             f"max({q.shown(q.ranked('sglang_tuning_token_usage_ratio'))})",
-            _is("admission", "pool_full"),
-            _is("admission", "held_back"),
-            _is("token_usage", "at_target"),
-            _is("token_usage", "below_target"),
-            _is("token_usage", "idle"),
+            *(_is("admission", state) for state in ("pool_full", "held_back")),
+            *(_is("token_usage", state) for state in ("at_target", "below_target", "idle")),
             otherwise="used",
         ),
         f"Share of the KV cache in use, of the fullest pool. Above {GUIDE.token_usage_target} the pool is"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.runbook import GUIDE_URL
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
-from sglang_tuning_exporter.mixin.board import BoardLink, annotation, choice
+from sglang_tuning_exporter.mixin.board import annotation, choice, link
 from sglang_tuning_exporter.state.profiles import PROFILES
 
-DOCUMENTS = (("The tuning guide", GUIDE_URL),)
 GUIDE = PROFILES["offline"]  # the guide's profile; its figures appear in descriptions, never in queries
 
 SMALL = {"titleSize": 14, "valueSize": 30}
@@ -25,15 +24,16 @@ TITLES = {
 }
 
 
-def board_links(here: str) -> tuple[BoardLink, ...]:
-    """Return the links to the other boards. Between boards of one server, they keep the chosen one."""
+def links(here: str) -> list[p.Json]:
+    """Return the links to the other boards and to the guide. Between boards of one server, they keep the chosen one."""
     found = []
     for uid, title in TITLES.items():
         if uid != here:
             both_one = FLEET not in (uid, here)
             kept = ("datasource", "job", "instance", "model", "dp_rank") if both_one else ("datasource", "job")
-            found.append(BoardLink(title.rpartition(" / ")[2], uid, kept))
-    return tuple(found)
+            url = f"/d/{uid}?" + "&".join(f"${{{name}:queryparam}}" for name in kept)
+            found.append(link(title.rpartition(" / ")[2], url, is_board=True))
+    return [*found, link("The tuning guide", GUIDE_URL, is_board=False)]
 
 
 def variables(*, fleet: bool = False) -> tuple[p.Json, ...]:

@@ -15,10 +15,15 @@ def panel_rows() -> tuple[PanelRow, PanelRow]:
     return PanelRow(7, (queue(), wait(), usage())), PanelRow(7, (running(), retractions(), coverage()))
 
 
-def _edge(expr: str, name: str) -> p.Query:
+def _edge(expr: str, name: str, **custom: object) -> p.Query:
     """Return an invisible line at the end of the scale, the edge of a band."""
     hidden = {"legend": True, "tooltip": True, "viz": False}
-    return p.Query(expr, name, p.painted(p.GOOD, lineWidth=0, fillOpacity=0) | {"custom.hideFrom": hidden})
+    return p.Query(expr, name, p.painted(p.GOOD, lineWidth=0, **({"fillOpacity": 0} | custom), hideFrom=hidden))
+
+
+def _band(lower: str, name: str, top: str) -> tuple[p.Query, p.Query]:
+    """Return the line of a lower bound, and the band above it."""
+    return p.Query(lower, name, p.bound_line(p.GOOD)), _edge(top, "all of it", fillOpacity=12, fillBelowTo=name)
 
 
 def queue() -> p.Json:
@@ -49,13 +54,7 @@ def usage() -> p.Json:
     target = q.drawn_threshold("token_usage", "target")
     return p.timeseries(
         "Token usage by pool",
-        p.Query(target, "well used from", p.bound_line(p.GOOD)),
-        p.Query(
-            f"{target} * 0 + 1",
-            "all of it",
-            p.painted(p.GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="well used from")
-            | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
-        ),
+        *_band(target, "well used from", f"{target} * 0 + 1"),
         p.Query(
             q.per_rank(q.ranked("sglang_tuning_token_usage_ratio"), by=("pool",)), "{{pool}}{{rank}}", p.measured()
         ),
@@ -98,13 +97,7 @@ def coverage() -> p.Json:
     lower = f"{q.drawn_threshold('cuda_graph', 'lower')} and on () (sum({q.rate(judged)}) > 0)"
     return p.timeseries(
         "CUDA graph coverage",
-        p.Query(lower, "covered from", p.bound_line(p.GOOD)),
-        p.Query(
-            f"0 * {lower} + 1",
-            "all of it",
-            p.painted(p.GOOD, lineWidth=0, fillOpacity=12, fillBelowTo="covered from")
-            | {"custom.hideFrom": {"legend": True, "tooltip": True, "viz": False}},
-        ),
+        *_band(lower, "covered from", f"0 * {lower} + 1"),
         p.Query(q.ratio(q.rate(replayed), q.rate(batches)), "replayed", p.measured()),
         unit="percentunit",
         ceiling=1,
@@ -121,11 +114,7 @@ def wait() -> p.Json:
     return p.timeseries(
         "Estimated wait in the queue",
         _edge(f"0 * {objective}", "at once"),
-        p.Query(
-            objective,
-            "in time up to",
-            p.bound_line(p.GOOD) | {"custom.fillBelowTo": "at once", "custom.fillOpacity": 12},
-        ),
+        p.Query(objective, "in time up to", p.bound_line(p.GOOD, fillBelowTo="at once", fillOpacity=12)),
         p.Query(q.per_rank(f"{q.ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", p.measured()),
         unit="suffix: s",
         metric="sglang_tuning_queue_wait_seconds",

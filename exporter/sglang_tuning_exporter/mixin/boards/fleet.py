@@ -10,14 +10,13 @@ from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards.client_latency import BETWEEN, FIRST
 from sglang_tuning_exporter.mixin.boards.common import (
-    DOCUMENTS,
     FLEET,
     GUIDE,
     NO_EXPORTER,
     SERVER,
     SMALL,
     TITLES,
-    board_links,
+    links,
     marks,
     variables,
 )
@@ -44,8 +43,7 @@ def board() -> p.Json:
         ),
         variables=variables(fleet=True),
         annotations=marks(shown=False),
-        board_links=board_links(FLEET),
-        documents=DOCUMENTS,
+        links=links(FLEET),
     )
 
 
@@ -66,7 +64,7 @@ def _servers_by_level() -> p.Json:
         sizes=SMALL,
         no_value=NO_EXPORTER,
         mappings=p.texts({"0": ("none", p.QUIET)}),
-        names={level: p.named(said, colour or p.QUIET) for level, (said, colour) in LEVELS.items()},
+        names={level: p.named(said, colour) for level, (said, colour) in LEVELS.items()},
         metric="sglang_tuning_verdict",
         description="Critical: down, stuck, out of memory, far too slow for the objective, or the exporter does not answer."
         " Limited: by one of the guide's figures; the table says by which. Fine: healthy or idle. No verdict:"
@@ -128,7 +126,7 @@ def _worst() -> str:
 
 
 def _columns() -> dict[str, p.Style]:
-    said: dict[str, tuple[str, str | None]] = {name: (words, None) for name, (words, _) in verdicts().items()}
+    said = {name: words for name, (words, _) in verdicts().items()}
     return {
         "instance": {
             "displayName": "Server",

@@ -9,7 +9,7 @@ from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import client_latency, details
-from sglang_tuning_exporter.mixin.boards.common import DOCUMENTS, LATENCY, SMALL, TITLES, board_links, marks, variables
+from sglang_tuning_exporter.mixin.boards.common import LATENCY, SMALL, TITLES, links, marks, variables
 
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token": "ITL"}
 
@@ -29,8 +29,7 @@ def board() -> p.Json:
         ),
         variables=variables(),
         annotations=marks(),
-        board_links=board_links(LATENCY),
-        documents=DOCUMENTS,
+        links=links(LATENCY),
     )
 
 

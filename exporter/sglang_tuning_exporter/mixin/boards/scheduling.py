@@ -8,11 +8,10 @@ from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import details
 from sglang_tuning_exporter.mixin.boards.common import (
-    DOCUMENTS,
     NO_WORK,
     SCHEDULING,
     TITLES,
-    board_links,
+    links,
     marks,
     variables,
 )
@@ -45,8 +44,7 @@ def board() -> p.Json:
         ),
         variables=variables(),
         annotations=marks(),
-        board_links=board_links(SCHEDULING),
-        documents=DOCUMENTS,
+        links=links(SCHEDULING),
     )
 
 

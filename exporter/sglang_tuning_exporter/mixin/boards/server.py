@@ -8,12 +8,11 @@ from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import answers, client_latency, figures
 from sglang_tuning_exporter.mixin.boards.common import (
-    DOCUMENTS,
     NO_EXPORTER,
     SERVER,
     SMALL,
     TITLES,
-    board_links,
+    links,
     marks,
     variables,
 )
@@ -36,8 +35,7 @@ def board() -> p.Json:
         ),
         variables=variables(),
         annotations=marks(),
-        board_links=board_links(SERVER),
-        documents=DOCUMENTS,
+        links=links(SERVER),
     )
 
 

@@ -51,7 +51,7 @@ SIGNAL_TITLES: dict[Signal, str] = {
 }
 
 # Urgency of a verdict, as `queries.verdict` gives it -> words and colour, the most urgent first.
-LEVELS: dict[str, tuple[str, str | None]] = {
+LEVELS: dict[str, tuple[str, str]] = {
     "4": ("Critical", p.BAD),
     "3": ("Limited", p.WATCH),
     "2": ("Could be better", p.NEUTRAL),
@@ -93,17 +93,17 @@ def _coloured_by_urgency(names: Mapping[str, str]) -> dict[str, p.Style]:
     return looks | {"idle": {"displayName": names["idle"], "mappings": p.texts({"0": (" ", p.QUIET)})}}
 
 
-def changes() -> dict[str, tuple[str, str | None]]:
+def changes() -> dict[str, str]:
     """Return for each verdict what to do where no value can be computed: "raise --flag: words"."""
-    said: dict[str, tuple[str, str | None]] = {}
+    said: dict[str, str] = {}
     for row in DIAGNOSES:
         turn = row.turn.filled(DEFAULT.figures)
         flag = f"{turn.direction} --{turn.arg.replace('_', '-')}: " if turn.arg else ""
-        said[row.id] = (flag + turn.fallback, None)
+        said[row.id] = flag + turn.fallback
     return said | {
-        "healthy": ("leave it as it is", None),
-        "idle": ("nothing before there is load", None),
-        "no_clear_bottleneck": ("the guide has no advice for it", None),
-        "starting": ("wait until the model is loaded", None),
-        "not_enough_data": ("wait a few minutes", None),
+        "healthy": "leave it as it is",
+        "idle": "nothing before there is load",
+        "no_clear_bottleneck": "the guide has no advice for it",
+        "starting": "wait until the model is loaded",
+        "not_enough_data": "wait a few minutes",
     }
