@@ -25,7 +25,7 @@ _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in r
 Ranks: TypeAlias = tuple[bytes, ...]  # names of ranks
 
 
-class Strange(NamedTuple):
+class Deviation(NamedTuple):
     """How a line differs from those before it."""
 
     shape: Shape
@@ -70,21 +70,21 @@ class Shape:
         if self.watched >= _WATCHED_AT_MOST and not self.settled:
             self.settled, self.fields = True, {}
 
-    def strange(self, line: Line) -> tuple[Any, ...]:
+    def deviating_fields(self, line: Line) -> tuple[Any, ...]:
         """Return the fields that have another value than in all lines before."""
         found = dict(line.fields)
         return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
 
-    def allow(self, strange: Strange, lines: list[bytes]) -> None:
+    def allow(self, deviation: Deviation, lines: list[bytes]) -> None:
         """Accept the layout and the fields of these lines too."""
         for text in lines:
             line = taken_off(self.form, text)
             found = {} if line is None else dict(line.fields)
-            for name in strange.fields:
+            for name in deviation.fields:
                 if self.fields is not None and name in self.fields:
                     self.fields[name].add(found.get(name))
         self.fields = {name: values for name, values in (self.fields or {}).items() if len(values) <= _VALUES_KEPT}
-        self.learn_prefix(strange.layout, strange.ranks)
+        self.learn_prefix(deviation.layout, deviation.ranks)
         self.pattern = None
 
     def learn_prefix(self, layout: bytes | None, ranks: Ranks | None) -> None:

@@ -18,7 +18,7 @@ from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, form_of, taken_off
 from sglang_tuning_exporter.sglang.log.layers import BYTES, HEAD, LONGEST_BEFORE, Csv, Json, Line
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-from sglang_tuning_exporter.sglang.log.shape import Shape, Strange, layout_of
+from sglang_tuning_exporter.sglang.log.shape import Deviation, Shape, layout_of
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Surroundings:
     @property
     def held(self) -> list[bytes]:
         """The lines of a new process that wait for others like them."""
-        waits = (w for key, w in self._waiting.items() if isinstance(key, Strange) and key.may_be_real)
+        waits = (w for key, w in self._waiting.items() if isinstance(key, Deviation) and key.may_be_real)
         return [line for wait in waits for line in wait.lines]
 
     def look(self, arrived: float | None) -> None:
@@ -102,7 +102,7 @@ class Surroundings:
 
     def _released(self, key: Any, wait: _Waiting) -> _Waiting:
         """Release the lines that may be real."""
-        if not (isinstance(key, Strange) and key.may_be_real):
+        if not (isinstance(key, Deviation) and key.may_be_real):
             return wait
         self.let_go += wait.lines
         return wait._replace(lines=[])
@@ -184,7 +184,7 @@ class Surroundings:
                 continue
             if shape.prefixed and prefix is None and not self._strict and _has_more(text, line.text):
                 continue
-            if self._strict and (key := self._strange(shape, line, prefix)) is not None:
+            if self._strict and (key := self._deviation(shape, line, prefix)) is not None:
                 if self.takes_doubtful and key.may_be_real:
                     return line._replace(prefixed=shape.prefixed)
                 headed = HEAD.match(line.text) is not None
@@ -255,7 +255,7 @@ class Surroundings:
         if len(text) <= _WAITING_LENGTH or number >= enough:
             lines.append(text)
         if number >= enough:
-            if isinstance(key, Strange):
+            if isinstance(key, Deviation):
                 key.shape.allow(key, lines)
             return Taught(lines)
         if len(self._waiting) >= _WAITING:
@@ -289,14 +289,14 @@ class Surroundings:
             line = line._replace(stream=None)
         return line
 
-    def _strange(self, shape: Shape, line: Line, prefix: Prefix | None) -> Strange | None:
+    def _deviation(self, shape: Shape, line: Line, prefix: Prefix | None) -> Deviation | None:
         """Return how a line differs from those before it; `None` where it does not."""
-        fields = shape.strange(line) if shape.settled else ()
+        fields = shape.deviating_fields(line) if shape.settled else ()
         layout, ranks = (None, None) if prefix is None else layout_of(line.text)
         if not fields and shape.fits(layout, ranks):
             return None
         # Only what differs: lines without ranks come between those of schedulers.
-        return Strange(
+        return Deviation(
             shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
         )
 
