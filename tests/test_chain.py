@@ -358,7 +358,7 @@ def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log:
     packed = log.rename("-20260319", packed=True)
     packed.write_bytes(packed.read_bytes()[:-200])
     log.write(1)
-    log.rename("-20260320").rename(f"{log.path}-20260320.zst")
+    log.rename("-20260320").rename(f"{log.path}-20260320.lz4")
     log.write(1)
     follower = LogFollower([str(log.path)], positions=positions)
     names = {follower.status()[0].lost_last}
@@ -366,10 +366,25 @@ def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log:
     assert lost(follower) == 2
     names.add(follower.status()[0].lost_last)
     assert names == {
-        f"{log.path}-20260320.zst: .zst files cannot be read",
+        f"{log.path}-20260320.lz4: .lz4 files cannot be read",
         f"{packed}: unreadable: Compressed file ended before the end-of-stream marker was reached",
     }
     follower.close()
+
+
+def test_a_file_compressed_by_zstd_is_read_where_python_can(log: Log) -> None:
+    zstd = pytest.importorskip("compression.zstd", reason="Python has it from 3.14 on")
+    log.write(1)
+    follower = LogFollower([str(log.path)], from_start=True)
+    assert read(follower) == [1]
+    positions = saved(follower)
+    log.write(2)
+    rotated = log.rename("-20260318")
+    Path(f"{rotated}.zst").write_bytes(zstd.compress(rotated.read_bytes()))
+    rotated.unlink()
+    log.write(1)
+    follower = LogFollower([str(log.path)], positions=positions)
+    assert (read(follower), lost(follower)) == ([2, 3, 4], 0)
 
 
 def test_a_file_that_got_the_inode_of_a_deleted_one_is_another_file(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

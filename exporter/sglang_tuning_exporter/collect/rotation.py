@@ -11,6 +11,7 @@ import re
 import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,16 +21,20 @@ MOST_FILES = 512
 """The newest rotated files of a log that are considered; a directory may hold thousands."""
 MOST_FOLDERS = 64
 """Directories beside a log that are searched for rotated files; those that changed last."""
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Exceptions that a truncated or damaged compressed file raises."""
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
 _MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands
 _EMPTY_BYTES = 512  # a compressed empty file is smaller: a header with a file name, and a checksum
 _UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""Exceptions that a truncated or damaged compressed file raises."""
+with suppress(ImportError):  # from Python 3.14 on
+    _zstd: Any = import_module("compression.zstd")
+    _UNPACK[".zst"] = _zstd.open
+    DAMAGE += (_zstd.ZstdError,)
 READABLE = tuple(_UNPACK)
-"""Extensions of compressed files that can be read; Python cannot read `.zst` before 3.14."""
-_COMPRESSED = (*_UNPACK, ".zst", ".lz4", ".zip")
+"""Extensions of compressed files that can be read."""
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
 _SUFFIX = re.compile(r"[.-]\d[\dT:._Z+-]*")
 _INFIX = re.compile(
