@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import operator
 import os
+import shutil
 import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
@@ -42,8 +43,7 @@ _STOP_SECONDS = 1.0
 _CLOCK_SECONDS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """What was recorded."""
 
     lines: int
@@ -93,28 +93,22 @@ class Recorder:
 
     def run(self, seconds: float | None = None) -> Summary:
         """Record for so long, or until `stop`. Raises `UsageError` when the directory cannot be written or the log cannot be read."""
-        _make(self._output)
         try:
+            self._output.mkdir(parents=True, exist_ok=True)
+            if any(self._output.iterdir()):
+                raise UsageError(f"--output={self._output}: is not empty; give a new directory")
             with (self._output / "server.log").open("ab") as self._log:
                 self._record(seconds)
             self._pack()
         except OSError as error:
             raise UsageError(f"--output={self._output}: {error.strerror or error}; give a new directory") from None
-        return Summary(
-            self._kept_lines,
-            self._lines.left_out,
-            self._scrapes,
-            self._is_full,
-            "" if self._scrapes else self._scrape_error,
-        )
+        why = "" if self._scrapes else self._scrape_error
+        return Summary(self._kept_lines, self._lines.left_out, self._scrapes, self._is_full, why)
 
     @property
     def _is_full(self) -> bool:
-        return (
-            self._log_bytes >= MOST_LOG_BYTES
-            or self._scrapes >= MOST_SCRAPES
-            or self._scraped_bytes >= MOST_SCRAPED_BYTES
-        )
+        figures = (self._log_bytes, self._scrapes, self._scraped_bytes)
+        return any(map(operator.ge, figures, (MOST_LOG_BYTES, MOST_SCRAPES, MOST_SCRAPED_BYTES)))
 
     def _record(self, seconds: float | None) -> None:
         # A thread, because nothing ends a connection that is being made before its own time is over.
@@ -261,8 +255,7 @@ class Recorder:
             part.open("wb") as sink,
             gzip.GzipFile("", "wb", fileobj=sink, mtime=0) as packed,
         ):
-            while data := source.read(1 << 20):
-                packed.write(data)
+            shutil.copyfileobj(source, packed)
         part.rename(self._output / "server.log.gz")
         plain.unlink()
 
@@ -272,15 +265,6 @@ def _printed(line: bytes) -> float | None:
     if prefix is None and (found := find(strip_terminal(line))) is not None:
         prefix = parse_plain_prefix(found.text)
     return None if prefix is None else prefix.time
-
-
-def _make(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        if any(output.iterdir()):
-            raise UsageError(f"--output={output}: is not empty; give a new directory")
-    except OSError as error:
-        raise UsageError(f"--output={output}: {error.strerror or error}; give a new directory") from None
 
 
 def run(recorder: Recorder, output: Path, seconds: float | None) -> int:

@@ -23,7 +23,8 @@ import re
 import zlib
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
@@ -43,29 +44,22 @@ MAX_APART_SECONDS = 600.0
 
 _SCRAPE_NAME = re.compile(r"metrics-\d+-(?P<ms>\d{1,15})\.prom(?:\.gz)?")
 _INFO_NAME = re.compile(r"server_info[^/]*\.json(?:\.gz)?")
+_PART = re.compile(
+    rf"(?:server\.log|events\.jsonl|recording\.json)(?:\.gz)?|{_SCRAPE_NAME.pattern}|{_INFO_NAME.pattern}"
+)
 _READY_LINE = b"The server is fired up and ready to roll!"
 _PREFILL = b"Prefill batch"
 _DECODE = b"Decode batch"
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of the log with its own line end, at its position in seconds."""
+class Timed(NamedTuple):
+    """A line of the log with its own line end, or the exact text of one scrape, at its position in seconds."""
 
     at: float
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedScrape:
-    """The exact text of one scrape of `/metrics`, at its position in seconds."""
-
-    at: float
-    text: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """From this position in seconds on, the server is in this condition."""
 
     at: float
@@ -82,8 +76,8 @@ class Recording:
     name: str
     sglang_version: str | None
     note: str
-    lines: tuple[LogLine, ...]
-    scrapes: tuple[RecordedScrape, ...]
+    lines: tuple[Timed, ...]
+    scrapes: tuple[Timed, ...]
     turns: tuple[Transition, ...]
     loads: tuple[tuple[float, float], ...]
     server_info: bytes | None
@@ -103,7 +97,7 @@ class Recording:
         """The position where the last load ends; the length of the recording when there is none."""
         return self.loads[-1][1] if self.loads else self.length_seconds
 
-    def scrape_at(self, position: float) -> RecordedScrape | None:
+    def scrape_at(self, position: float) -> Timed | None:
         """Return the latest scrape at this position, or the first one before that; None without any scrape."""
         index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)
         return self.scrapes[max(0, index - 1)] if self.scrapes else None
@@ -118,8 +112,7 @@ class Recording:
         return bisect.bisect_right(self.lines, position, key=lambda line: line.at)
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
+class _Event(NamedTuple):
     at: float
     name: str
 
@@ -132,9 +125,10 @@ def load(directory: Path) -> Recording:
     total = 0
     try:
         for path in sorted(directory.iterdir()):
-            if _is_part(path.name) and path.is_file():
-                files[path.name.removesuffix(".gz")] = _read(path)
-                total += len(files[path.name.removesuffix(".gz")])
+            name = path.name.removesuffix(".gz")
+            if _PART.fullmatch(path.name) and path.is_file():
+                files[name] = _read(path)
+                total += len(files[name])
                 if len(files) > MAX_FILES or total > MAX_TOTAL_BYTES:
                     raise UsageError(
                         f"directory={directory}: holds more than {MAX_FILES} files or a gigabyte; thin the scrapes"
@@ -151,7 +145,7 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
     """
     if "server.log" not in files:
         raise UsageError(f"directory={name}: has no server.log or server.log.gz; give the directory of a recording")
-    about = _about(files.get("recording.json", b"{}"), name)
+    about = _object(files.get("recording.json", b"{}"), f"{name}/recording.json")
     moments = _log_moments(
         files["server.log"], _number(about.get("log_utc_offset_seconds", 0), "log_utc_offset_seconds", name)
     )
@@ -181,19 +175,11 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         name=name,
         sglang_version=str(about["sglang_version"]) if about.get("sglang_version") is not None else None,
         note=str(about.get("note", "")),
-        lines=tuple(LogLine(max(0.0, line.at - zero), line.text) for line in moments),
-        scrapes=tuple(RecordedScrape(max(0.0, at - zero), text) for at, text in scrapes),
+        lines=tuple(Timed(max(0.0, line.at - zero), line.text) for line in moments),
+        scrapes=tuple(Timed(max(0.0, at - zero), text) for at, text in scrapes),
         turns=tuple(Transition(max(0.0, turn.at - zero), turn.condition) for turn in turns),
         loads=tuple((max(0.0, begin - zero), max(0.0, end - zero)) for begin, end in _loads(events, moments, zero)),
         server_info=_server_info(files, name),
-    )
-
-
-def _is_part(name: str) -> bool:
-    return (
-        name.removesuffix(".gz") in {"server.log", "events.jsonl", "recording.json"}
-        or _SCRAPE_NAME.fullmatch(name) is not None
-        or _INFO_NAME.fullmatch(name) is not None
     )
 
 
@@ -208,11 +194,11 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _about(text: bytes, name: str) -> dict[str, Any]:
-    about = _json(text, f"{name}/recording.json")
-    if not isinstance(about, dict):
-        raise UsageError(f"{name}/recording.json: must hold one JSON object")
-    return about
+def _object(text: bytes, file: str) -> dict[str, Any]:
+    found = _json(text, file)
+    if not isinstance(found, dict):
+        raise UsageError(f"{file}: must hold one JSON object")
+    return found
 
 
 def _json(text: bytes, file: str) -> Any:
@@ -232,12 +218,10 @@ def _number(value: Any, key: str, name: str) -> float:
 
 
 def _server_info(files: Mapping[str, bytes], name: str) -> bytes | None:
-    for file in sorted(files):
-        if _INFO_NAME.fullmatch(file):
-            if not isinstance(_json(files[file], f"{name}/{file}"), dict):
-                raise UsageError(f"{name}/{file}: must hold one JSON object")
-            return files[file]
-    return None
+    file = next(filter(_INFO_NAME.fullmatch, sorted(files)), None)
+    if file is not None:
+        _object(files[file], f"{name}/{file}")
+    return files.get(file or "")
 
 
 def _events(text: bytes, name: str) -> list[_Event]:
@@ -260,45 +244,37 @@ def _message(line: bytes) -> bytes:
     return line if prefix is None else line[prefix.end :]
 
 
-def _log_moments(log: bytes, offset: float) -> list[LogLine]:
+def _log_moments(log: bytes, offset: float) -> list[Timed]:
     """Place each line at its unix seconds; lines printed at the same second are spread evenly over it.
 
     A line without a time follows its predecessor. Empty when no line has a time.
     """
     printed: list[tuple[float, bytes]] = []
-    untimed_head: list[bytes] = []
-    now: float | None = None
+    untimed: list[bytes] = []
     for line in io.BytesIO(log):
         prefix = parse_plain_prefix(line)
-        # Several processes write to one file, so times may be out of order; a replay never goes back.
         if prefix is not None and prefix.time is not None:
-            now = prefix.time - offset if now is None else max(now, prefix.time - offset)
-        if now is None:
-            untimed_head.append(line)
+            # Several processes write to one file, so times may be out of order; a replay never goes back.
+            printed.append((max(prefix.time - offset, printed[-1][0] if printed else -inf), line))
+        elif printed:
+            printed.append((printed[-1][0], line))
         else:
-            printed.append((now, line))
-    if not printed:
-        return []
-    return list(_spread([(printed[0][0], line) for line in untimed_head] + printed))
+            untimed.append(line)
+    return list(_spread([(printed[0][0], line) for line in untimed] + printed)) if printed else []
 
 
-def _spread(printed: list[tuple[float, bytes]]) -> Iterator[LogLine]:
+def _spread(printed: list[tuple[float, bytes]]) -> Iterator[Timed]:
     for moment, group in groupby(printed, key=lambda pair: pair[0]):
         texts = [text for _, text in group]
         # Under SGLANG_LOG_MS the times carry milliseconds.
         width = 1.0 if moment.is_integer() else 0.001
         for index, text in enumerate(texts):
-            yield LogLine(moment + width * index / len(texts), text)
+            yield Timed(moment + width * index / len(texts), text)
 
 
-def _ready_moment(events: list[_Event], moments: list[LogLine]) -> float | None:
-    for event in events:
-        if event.name == "ready":
-            return event.at
-    for line in moments:
-        if _READY_LINE in line.text:
-            return line.at
-    return None
+def _ready_moment(events: list[_Event], moments: list[Timed]) -> float | None:
+    ready = [event.at for event in events if event.name == "ready"]
+    return next(iter(ready or (line.at for line in moments if _READY_LINE in line.text)), None)
 
 
 def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Transition]:
@@ -322,7 +298,7 @@ def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> l
     return turns
 
 
-def _loads(events: list[_Event], moments: list[LogLine], zero: float) -> list[tuple[float, float]]:
+def _loads(events: list[_Event], moments: list[Timed], zero: float) -> list[tuple[float, float]]:
     loads: list[tuple[float, float]] = []
     begin = None
     for event in events:

@@ -47,7 +47,9 @@ class ReplayServer:
     With `loop` it starts again at the end, from the moment the server was ready, with the first counter values. Without,
     the last scrape is still served and the log is quiet. `on_tick` gets the position in seconds after each step, on the
     replay's own thread.
-    Raises `UsageError` for an invalid speed, and from `start` if the log or the port cannot be opened.
+    `position_seconds`: recorded seconds since the server was ready, of this round; `finished`: the recording has been played to its end;
+    `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed, and from `start` if
+    the log or the port cannot be opened.
     """
 
     def __init__(
@@ -64,19 +66,20 @@ class ReplayServer:
         if not (math.isfinite(speed) and 0 < speed <= MAX_SPEED):
             raise UsageError(f"speed={speed}: give recorded seconds per second, above 0 and at most {MAX_SPEED:.0f}")
         self._recording = recording
+        self.length_seconds = recording.length_seconds  # of one round
         self._log_path = log_path
         self._address = Address(host, port)
         self._speed = speed
         self._loop = loop
         self._on_tick = on_tick
-        self._position = 0.0
+        self.position_seconds = 0.0
         self._written = 0
         self._stopping = threading.Event()
-        self._ended = threading.Event()
+        self.finished = False
         self._http: HTTPServer | None = None
         self._log: IO[bytes] | None = None
         self._threads: list[threading.Thread] = []
-        self._failure: OSError | None = None
+        self.failure: OSError | None = None
 
     @property
     def url(self) -> str:
@@ -84,26 +87,6 @@ class ReplayServer:
         if self._http is None:
             raise RuntimeError("a replay has its address after start()")
         return self._http.url
-
-    @property
-    def finished(self) -> bool:
-        """Whether the recording has been played to its end; never true with `loop`."""
-        return self._ended.is_set()
-
-    @property
-    def failure(self) -> OSError | None:
-        """Why the log cannot be written any more (such as a full disk); None if it can."""
-        return self._failure
-
-    @property
-    def position_seconds(self) -> float:
-        """Recorded seconds since the server was ready, of this round."""
-        return self._position
-
-    @property
-    def length_seconds(self) -> float:
-        """Recorded seconds of one round."""
-        return self._recording.length_seconds
 
     def start(self) -> None:
         """Open log and port, write the log up to the moment the server was ready, and start the replay."""
@@ -146,7 +129,7 @@ class ReplayServer:
             if position >= self.length_seconds:
                 self._advance(self.length_seconds)
                 if not self._loop or self.failure is not None:
-                    self._ended.set()
+                    self.finished = True
                     return
                 # A recording shorter than a step would otherwise restart thousands of times at once.
                 began = time.monotonic()
@@ -161,7 +144,7 @@ class ReplayServer:
         text = b"".join(line.text for line in self._recording.lines[self._written : until])
         self._written = until
         self._write(text)
-        self._position = position
+        self.position_seconds = position
         if self._on_tick is not None:
             self._on_tick(position)
 
@@ -172,7 +155,7 @@ class ReplayServer:
             while rest:
                 rest = rest[self._log.write(rest) :]
         except OSError as error:
-            self._failure = error
+            self.failure = error
 
     def _keep_log_small(self) -> None:
         assert self._log is not None
@@ -181,12 +164,12 @@ class ReplayServer:
 
     def _answer(self, path: str, _body: bytes | None) -> Answer | None:
         """Return the recorded server's answer; None while it was down."""
-        condition = self._recording.condition_at(self._position)
+        condition = self._recording.condition_at(self.position_seconds)
         if condition == "away":
             return None
         match path:
             case "/metrics":
-                scrape = self._recording.scrape_at(self._position)
+                scrape = self._recording.scrape_at(self.position_seconds)
                 return _not_found() if scrape is None else (200, _EXPOSITION, scrape.text)
             case "/health" | "/health_generate":
                 return (200 if condition == "ready" else 503, _JSON, b"")
