@@ -30,6 +30,7 @@ from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.given import check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.openmetrics import OpenMetricsFile
+from sglang_tuning_exporter.report.progress import watched
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.serve.metrics import SidecarCollector
 from sglang_tuning_exporter.sglang.clean import clean
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.state.rank import RankState
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_SAY_EVERY = 3600.0  # seconds of the log
+_WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps
 
 
 class _Book:
@@ -203,8 +204,8 @@ def run(
     begin: float | None = None
     end = 0.0
     try:
-        with OpenMetricsFile(output, {"job": job, "instance": instance}) as file:
-            for at, families in _progress(night.moments(), read):
+        with OpenMetricsFile(output, {"job": job, "instance": instance}) as file, watched(read, worth=_WORTH_BYTES):
+            for at, families in night.moments():
                 begin = at if begin is None else begin
                 end = at
                 file.add(families, at)
@@ -237,20 +238,3 @@ def _shift(logs: Logs, date: str | None) -> float:
     if day is None:
         raise UsageError(f"--date={shown(date)}: give the day of the log's first line as YYYY-MM-DD")
     return float(day)
-
-
-def _progress(moments: Iterator[tuple[float, list[Metric]]], logs: Logs) -> Iterator[tuple[float, list[Metric]]]:
-    """Pass the scrapes on, and show on a terminal how far they are."""
-    first = said = None
-    show = sys.stderr.isatty()
-    for at, families in moments:
-        first = at if first is None else first
-        if show and (said is None or at - said >= _SAY_EVERY):
-            said = at
-            sys.stderr.write(
-                f"\r\x1b[K{(at - first) / 3600:.0f} hours of the log, {sum(logs.lines_taken.values())} lines"
-            )
-            sys.stderr.flush()
-        yield at, families
-    if show and said is not None:
-        sys.stderr.write("\r\x1b[K")

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import IO
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sglang_tuning_exporter.report.inputs import Logs
 
 # A smaller log is read before a progress line helps.
 WORTH_BYTES = 64 << 20
@@ -14,9 +21,9 @@ _BAR = 30
 class Progress:
     """Bytes read of `total` (0: not known, as of a pipe). Writes nothing where `stream` is no terminal."""
 
-    def __init__(self, stream: IO[str], total: int, *, piped: bool = False) -> None:
+    def __init__(self, stream: IO[str], total: int, *, piped: bool = False, worth: int = WORTH_BYTES) -> None:
         self._stream, self._total = stream, 0 if piped else total
-        self._shown = stream.isatty() and (piped or total >= WORTH_BYTES)
+        self._shown = stream.isatty() and (piped or total >= worth)
         self._begin = self._last = time.monotonic()
         self._read = 0
 
@@ -34,6 +41,17 @@ class Progress:
         if self._shown and self._last > self._begin:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+@contextmanager
+def watched(logs: Logs, worth: int = WORTH_BYTES) -> Iterator[None]:
+    """Show how much of logs of at least `worth` bytes is read."""
+    progress = Progress(sys.stderr, logs.size, piped=logs.is_piped, worth=worth)
+    logs.watch(progress.add)
+    try:
+        yield
+    finally:
+        progress.clear()
 
 
 def progress_line(read: int, total: int, seconds: float) -> str:

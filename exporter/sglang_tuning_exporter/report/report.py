@@ -19,7 +19,7 @@ from sglang_tuning_exporter.report.document import Against, Input, build
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.given import check, check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.progress import Progress
+from sglang_tuning_exporter.report.progress import watched
 from sglang_tuning_exporter.report.terminal import Style, render
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
@@ -73,12 +73,8 @@ class ReadLogs:
 
     def __init__(self, logs: Logs, profile: Profile) -> None:
         self.analysis, self.logs, self._alarms = Analysis(profile), logs, AlarmClock(profile)
-        progress = Progress(sys.stderr, logs.size, piped=logs.is_piped)
-        logs.watch(progress.add)
-        try:
+        with watched(logs):
             self._read()
-        finally:
-            progress.clear()
 
     def _read(self) -> None:
         analysis, alarms, state = self.analysis, self._alarms, self.analysis.state
