@@ -8,26 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.diagnosis.advice import SWITCHED, shown
 from sglang_tuning_exporter.diagnosis.table import BY_ID
-from sglang_tuning_exporter.report.wording import (
-    CHANGES,
-    ENDINGS,
-    PHASES,
-    after_the_end,
-    confidence,
-    duration,
-    figure,
-    first_with,
-    in_part,
-    is_measured,
-    judged_words,
-    memory_words,
-    moment,
-    no_alert,
-    sentence,
-    span_words,
-    summary,
-    verdict_time,
-)
+from sglang_tuning_exporter.report import wording as say
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.json_findings import Document
@@ -87,11 +68,11 @@ def render(document: Document, style: Style = PLAIN) -> str:
 def _head(document: Document, style: Style) -> str:
     verdict = document["verdict"]
     tone = BY_ID[verdict].severity if verdict in BY_ID else "good" if verdict == "healthy" else "none"
-    sure = confidence(document)
-    graded = [f"confidence: {sure}" if sure else "", verdict_time(document)]
+    sure = say.confidence(document)
+    graded = [f"confidence: {sure}" if sure else "", say.verdict_time(document)]
     grade = f" ({'; '.join(filter(None, graded))})" if any(graded) else ""
-    lines = [f"{style.paint(tone, sentence(document))}{grade}", span_words(document)]
-    lines += [line for line in (judged_words(document), in_part(document)) if line]
+    lines = [f"{style.paint(tone, say.sentence(document))}{grade}", say.span_words(document)]
+    lines += [line for line in (say.judged_words(document), say.in_part(document)) if line]
     lines += [f"Note: {note}" for note in document["notes"]]
     return "\n".join(lines)
 
@@ -102,14 +83,14 @@ def _heading(text: str, style: Style) -> str:
 
 def _finding(number: int, finding: dict[str, Any], document: Document, style: Style) -> str:
     severity = style.paint(finding["severity"], finding["severity"])
-    grade = f", confidence {finding['confidence']}" if is_measured(finding) else ""
-    lines = [f"{number}. {style.paint('bold', summary(document, finding))} [{severity}{grade}]"]
+    grade = f", confidence {finding['confidence']}" if say.is_measured(finding) else ""
+    lines = [f"{number}. {style.paint('bold', say.summary(document, finding))} [{severity}{grade}]"]
     lines += [
-        f"   {item['name']}: {figure(item['value'], item['unit'])} (threshold {figure(item['threshold'], item['unit'])})"
-        for item in (finding["evidence"] if is_measured(finding) else ())
+        f"   {item['name']}: {say.figure(item['value'], item['unit'])} (threshold {say.figure(item['threshold'], item['unit'])})"
+        for item in (finding["evidence"] if say.is_measured(finding) else ())
     ]
     for advice in finding["advice"]:
-        if (first := first_with(advice, document)) < number:
+        if (first := say.first_with(advice, document)) < number:
             lines.append(_INDENT + style.paint("bold", f"change: {_typed(advice)}, as for finding {first}"))
             continue
         lines.append(_INDENT + style.paint("bold", _turn(advice)))
@@ -156,13 +137,13 @@ def _command(document: Document, style: Style) -> str:
 
 def _alerts(document: Document, style: Style) -> str:
     alerts = document["alerts"]
-    after = after_the_end(document)
+    after = say.after_the_end(document)
     if not alerts:
         fired = "No alert would have fired." if document["span"]["seconds"] else ""
-        return " ".join(filter(None, (fired, after or no_alert(document))))
+        return " ".join(filter(None, (fired, after or say.no_alert(document))))
     lines = [_heading("Alerts that would have fired", style)]
     for alert in alerts:
-        when = f"{moment(alert)}  for {duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
+        when = f"{say.moment(alert)}  for {say.duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
         lines.append(f"   {style.paint(alert['severity'], alert['alert'])} {when}")
     return "\n".join([*lines, *([style.indented(after)] if after else [])])
 
@@ -174,13 +155,13 @@ def _phases(document: Document, style: Style) -> str:
     lines = [_heading("The course of the run", style)]
     starts = {start["run"]: start for start in document["starts"]}
     for phase in phases[:_PHASES_SHOWN]:
-        words = PHASES[phase["phase"]]
-        line = f"   {moment(phase)}  {words:<9} {duration(phase['seconds']):>8}"
+        words = say.PHASES[phase["phase"]]
+        line = f"   {say.moment(phase)}  {words:<9} {say.duration(phase['seconds']):>8}"
         if phase["detail"]:
             line += f"  {phase['detail']}"
         memory = starts.get(phase["run"], {}).get("memory")
         if phase["phase"] == "start_up" and memory:
-            line += f"  {memory_words(memory)}"
+            line += f"  {say.memory_words(memory)}"
         lines.append(line)
     if len(phases) > _PHASES_SHOWN:
         lines.append(f"   and {len(phases) - _PHASES_SHOWN} more")
@@ -203,7 +184,7 @@ def _starts(document: Document, style: Style) -> str:
     lines = [_heading("From start to start", style)]
     for start in starts[:_PHASES_SHOWN]:
         name = f"start {start['run']}" if start["started_in_log"] else "before the first start"
-        lines.append(f"   {moment(start)}  {name}: {_start_figures(start)}; {ENDINGS[start['ending']]}")
+        lines.append(f"   {say.moment(start)}  {name}: {_start_figures(start)}; {say.ENDINGS[start['ending']]}")
         if start["against_last"] is not None:
             change = start["against_last"]
             lines += [f"      {each['flag']} {each['before']} → {each['after']}" for each in change["changed_args"][:8]]
@@ -218,7 +199,7 @@ def _start_figures(start: dict[str, Any]) -> str:
     figures = start["figures"]
     if not figures or not figures["serving_seconds"]:
         return "nothing was served"
-    words = [f"serving {duration(figures['serving_seconds'])}"]
+    words = [f"serving {say.duration(figures['serving_seconds'])}"]
     if figures["generated_tokens_per_second"] is not None:
         words.append(f"{figures['generated_tokens_per_second']:.0f} tokens/s")
     words.append(f"{figures['retractions_per_minute']:.1f} retractions/min")
@@ -232,14 +213,14 @@ def _comparison(document: Document, style: Style) -> str:
         return ""
     against = ", ".join(comparison["against"][:3]) + (" and more" if len(comparison["against"]) > 3 else "")
     lines = [
-        _heading(f"Against {against}: {CHANGES[comparison['overall']]}", style),
+        _heading(f"Against {against}: {say.CHANGES[comparison['overall']]}", style),
         style.indented(comparison["words"]),
     ]
     lines += [f"   {each['flag']}: {each['before']} → {each['after']}" for each in comparison["changed_args"]]
     for row in comparison["figures"]:
         if not row["before"] and not row["after"]:
             continue
-        words = f"{figure(row['before'], row['unit'])} → {figure(row['after'], row['unit'])}"
+        words = f"{say.figure(row['before'], row['unit'])} → {say.figure(row['after'], row['unit'])}"
         change = "" if row["change"] in {"same", "different"} else row["change"]
         lines.append(f"   {row['name']:<37} {words:<24} {style.paint(_CHANGE_COLOURS[row['change']], change)}".rstrip())
     return "\n".join(lines)
