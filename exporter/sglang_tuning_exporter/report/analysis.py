@@ -118,7 +118,7 @@ class Analysis:
         self._sampler = Sampler(self.state)
         self._serves_until: float | None = None  # by the last batch line, which came at the next
         self._ends_after = self._pass_due = -inf
-        self._runs = Runs(self.state, profile, self._sampler, self.course)
+        self._runs = Runs(self.state, self._sampler, self.course)
         self._judged: JudgedRun | None = None
 
     def take(self, moment: float, event: Event | BatchRun | None) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.capacity.model import capacities
-from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, Past, ended
+from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.report.chapters import memory_document
 from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.report.sampling import Sampler
     from sglang_tuning_exporter.report.sightings import Sightings
     from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.server import ServerState
     from sglang_tuning_exporter.state.stages import Hang
 
@@ -65,8 +62,8 @@ class JudgedRun:
 class Runs:
     """The summary of each run when it ends, from the totals since it began."""
 
-    def __init__(self, state: ServerState, profile: Profile, sampler: Sampler, course: Course) -> None:
-        self._state, self._profile, self._sampler, self._course = state, profile, sampler, course
+    def __init__(self, state: ServerState, sampler: Sampler, course: Course) -> None:
+        self._state, self._sampler, self._course = state, sampler, course
         self._base = _Base()
         self._last: Run | None = None
         self._hang: Hang | None = None  # the longest of the run
@@ -123,45 +120,33 @@ class Runs:
         self, run: Run | None, last: float, served: float, sightings: Sightings, *, restarted: bool
     ) -> JudgedRun:
         state, base = self._state, self._base
-        facts, served = state.facts, served - base.served
+        served -= base.served
         by_rank = self._gained()
         totals = sum(by_rank.values(), Totals())
         totals.counts["served_seconds"] = served
         marks = state.out_of_memory + state.liveness
         marks.subtract(base.marks)
         figures = self._figures(totals, served, marks, base)
-        past = Past(
-            totals,
-            +marks,
-            last - base.at,
-            facts,
-            self._profile.for_edition(first=facts.is_first_edition),
-            by_rank,
-            self._starts_before(last) if not restarted else 0,
+        past = replace(
+            past_of(state, last, starting=not restarted and state.life.starts(last)),
+            recent=totals,
+            marks=+marks,
+            watched_seconds=last - base.at,
+            by_rank=by_rank,
+            starts=self._starts_before(last) if not restarted else 0,
             hang=self._hang or (state.hang(last) if not restarted else None),
-            watchdog=state.life.watchdog,
-            words=ended(state.life.died, state.life.crash),
-            crash=state.life.crash,
             troubles=frozenset({"server_down"} if state.life.died and not restarted else ()),
-            now=last,
             last_seen=sightings.last,
-            knows_waits=state.knows_waits(last),
-            starting=not restarted and state.life.starts(last),
-            capacities=partial(capacities, state, None, last),
+            serves=False,
         )
         return JudgedRun(run, judge(past), totals, figures, served, sightings)
 
     def _starts_before(self, end: float) -> int:
         """Return the starts of the half hour up to the last one; none if that one has lasted for longer."""
-        run = self._last_started
-        if run is None or (end - run > LOOP_SECONDS and not self._state.life.died):
+        began = None if self._course.run is None else self._course.run.start
+        if began is None or (end - began > LOOP_SECONDS and not self._state.life.died):
             return 0
-        return self._state.recent_marks(run, LOOP_SECONDS)[START]
-
-    @property
-    def _last_started(self) -> float | None:
-        run = self._course.run
-        return None if run is None else run.start
+        return self._state.recent_marks(began, LOOP_SECONDS)[START]
 
     def _gained(self) -> dict[int | None, Totals]:
         """Return the totals of this run for each scheduler that had work; those of other starts had none."""
@@ -176,16 +161,12 @@ class Runs:
         sampler = self._sampler
         totals.counts["rejected_requests"] = self._state.server_totals.counts["rejected_requests"] - base.rejected
         seconds = sampler.generated_for - base.generated_for
+        rate = (sampler.generated - base.generated) / seconds if seconds > 0 else None
         return figures_of(
             totals,
             served,
-            throughput=(sampler.generated - base.generated) / seconds if seconds > 0 else None,
-            generated=self._generated(served, seconds),
+            throughput=rate,
+            generated=(rate or 0.0) * served,  # an estimate: the rate is read for a part of the seconds only
             out_of_memory=sum(marks[phase] for phase in OUT_OF_MEMORY_PHASES),
             has_graphs=not self._state.facts.without_graph,
         )
-
-    def _generated(self, served: float, seconds: float) -> float:
-        """Return an estimate of the tokens generated in the run: the rate is read for a part of the seconds only."""
-        rate = (self._sampler.generated - self._base.generated) / seconds if seconds > 0 else 0.0
-        return rate * served

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import RankFigures
@@ -44,7 +43,7 @@ class SchedulerCounters:
         self.last: RankFigures | None = None  # of the last scrape
         self.has_passes = self.has_retractions = self.has_admitted = False
         self._progress: float | None = None
-        self._passes_logged: Counter[str] = Counter()
+        self._passes = dict.fromkeys(_PASSES, 0.0)  # at the start of the server: those since then are from its log
         self._retracted = (0.0, 0.0)  # requests by log and by metrics at the last `count_retracted`
 
     def figure(self, name: str) -> float | None:
@@ -74,18 +73,13 @@ class SchedulerCounters:
         counts = self._totals.counts
         # The server counts from its first batch on: the batches that were counted from the log are among them.
         is_first = not self.has_passes and (new.graph_passes is not None or new.eager_passes is not None)
-        logged = self._passes_logged if is_first else Counter[str]()
+        logged = {kind: counts[kind] - self._passes[kind] if is_first else 0.0 for kind in _PASSES}
         self.has_passes = self.has_passes or is_first
         self.has_admitted = self.has_admitted or new.admitted_requests is not None
         self.has_retractions = self.has_retractions or new.retracted_requests is not None
         counts["replayed"] += max(int(found.replayed) - logged["replayed"], 0)
         counts["eager"] += max(int(found.eager) - logged["eager"], 0)
         counts["native_retracted_requests"] += int(found.retracted)
-
-    def count_logged(self, kind: str, passes: int) -> None:
-        """Add decode passes that the log shows, of a server that counts none: `replayed` or `eager`."""
-        self._totals.counts[kind] += passes
-        self._passes_logged[kind] += passes
 
     def count_retracted(self, *, by_log: bool) -> None:
         """Add the requests retracted since the last call, from the log or from the server's counter."""
@@ -105,7 +99,7 @@ class SchedulerCounters:
     def reset(self) -> None:
         """Forget whether a new server counts its passes: until a scrape shows it, the log counts them."""
         self.has_passes = False
-        self._passes_logged.clear()
+        self._passes = {kind: self._totals.counts[kind] for kind in _PASSES}
 
     def saved(self) -> dict[str, float]:
         """Return the counts that come from the log alone; a later process would count them twice."""
@@ -116,6 +110,8 @@ class SchedulerCounters:
         """Add what `saved` returned to an earlier process."""
         for name in ("retraction_events", "log_retracted_requests", *_PASSES):
             self._totals.counts[name] += counts.get(name, 0)
+        for kind in _PASSES:
+            self._passes[kind] += counts.get(kind, 0)
         logged = counts.get("log_retracted_requests", 0)
         self._totals.counts["retracted_requests"] += counts.get("retracted_requests", logged)
         self._retracted = (self._retracted[0] + logged, self._retracted[1])

@@ -195,7 +195,7 @@ class RankState(Gauges):
         if self._others is not None:
             self._excuse_eager(now, running)
         if not self.counters.has_passes:
-            self.counters.count_logged("replayed" if graph else "eager", decodes * self.thresholds.interval)
+            self.totals.counts["replayed" if graph else "eager"] += decodes * self.thresholds.interval
 
     def _count_prefills(  # noqa: PLR0917 - called for every line, by position
         self, now: float, printed: float, prefills: int, sequences: int, computed: int, cached: int | None
@@ -289,7 +289,9 @@ class RankState(Gauges):
         if not self.time.serves:
             states = self.thresholds.classifier.serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)
             self.time.see_before((states, 0.0, None, None), now)
-            self._observe(1)
+            self.totals.counts["observations"] += 1
+            if not self.served:
+                self._begin_work()
 
     @property
     def overdue_seconds(self) -> float:
@@ -317,7 +319,9 @@ class RankState(Gauges):
         is_full = self._cadence.full
         states = ALL_IDLE
         if observations:
-            self._observe(observations)
+            self.totals.counts["observations"] += observations
+            if not self.served:
+                self._begin_work()
             states = self._serving(now, is_full)
         else:
             self.rest()
@@ -325,12 +329,9 @@ class RankState(Gauges):
         # The next line nearly always comes within this time: until then nothing else is looked at.
         self.time.see(held, now, now + LEAST_SECONDS if observations and not is_full else -inf)
 
-    def _observe(self, observations: int) -> None:
-        """Count observations of work."""
-        self.totals.counts["observations"] += observations
-        if not self.served:
-            self.served = True
-            self._on_first_work()
+    def _begin_work(self) -> None:
+        self.served = True
+        self._on_first_work()
 
     def _serving(self, now: float, prefill_full: bool) -> States:
         """Return the states while something runs or waits."""
