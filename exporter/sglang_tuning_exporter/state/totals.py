@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from sglang_tuning_exporter.state.signals import ALL_UNKNOWN, IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
+from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal, States
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +29,11 @@ _Key = TypeVar("_Key")
 
 # The states of a scheduler, and its queued requests, usage of the fullest pool and running requests, where known.
 Held: TypeAlias = tuple[States, float | None, float | None, float | None]
+
+
+@lru_cache(maxsize=1024)
+def _keys(states: States) -> tuple[tuple[Signal, str], ...]:
+    return tuple(zip(SIGNALS, states, strict=True))
 
 
 def _combine(mine: dict[_Key, float], theirs: dict[_Key, float], sign: int) -> None:
@@ -84,8 +90,8 @@ class Totals:
         sizes: dict[float, float] = {}
         of_queued = of_usage = of_running = queued_for = usage_for = running_for = 0.0
         held_back_usage = held_back_running = held_back_for = held = 0.0
-        last: States = ALL_UNKNOWN
-        serves = is_held_back = False
+        last = pending[0][1][0]
+        serves, is_held_back = last[0] == "serving", last[3] == HELD_BACK
         for seconds, (states, queued, usage, running) in pending:
             if states is not last and states != last:  # most often they are those of before
                 held_for[last] = held_for.get(last, 0.0) + held
@@ -112,18 +118,18 @@ class Totals:
         for size, seconds in sizes.items():
             self._running_seconds[batch_size_bucket(size)] += seconds
         for states, seconds in held_for.items():
-            for key in zip(SIGNALS, states, strict=True):
+            for key in _keys(states):
                 self._seconds[key] += seconds
-        for figure, integral, known_for in (
-            ("queued", of_queued, queued_for),
-            ("usage", of_usage, usage_for),
-            ("running", of_running, running_for),
-            ("held_back_usage", held_back_usage, held_back_for),
-            ("held_back_running", held_back_running, held_back_for),
+        for figure, figure_seconds, integral, known_for in (
+            ("queued", "queued_seconds", of_queued, queued_for),
+            ("usage", "usage_seconds", of_usage, usage_for),
+            ("running", "running_seconds", of_running, running_for),
+            ("held_back_usage", "held_back_usage_seconds", held_back_usage, held_back_for),
+            ("held_back_running", "held_back_running_seconds", held_back_running, held_back_for),
         ):
             if known_for:
                 self._integrals[figure] += integral
-                self._integrals[figure + "_seconds"] += known_for
+                self._integrals[figure_seconds] += known_for
 
     def copy(self) -> Totals:
         """Return an independent copy."""
