@@ -199,9 +199,21 @@ class Rejection:
     suspect: bool = False
 
 
+@dataclass(slots=True)
+class TooLong:
+    """A prompt that the KV cache, or the context, can never hold: refused, or truncated (`--allow-auto-truncate`)."""
+
+    time: float | None
+    rank: Rank
+    tokens: int
+    most: int  # a prompt has fewer tokens than this
+    suspect: bool = False
+
+
 Event: TypeAlias = (
     DecodeBatch | PrefillBatch | Retraction | OutOfMemory | ServerArgs | KvPool | Memory | Limits | Liveness | Rejection
-)
+    | TooLong
+)  # fmt: skip
 
 LINE_KINDS = (
     "decode", "prefill", "retraction", "out_of_memory", "startup", "liveness", "access", "request", "traceback", "other",

@@ -18,6 +18,7 @@ from sglang_tuning_exporter.sglang.events import (
     Rejection,
     Retraction,
     ServerArgs,
+    TooLong,
 )
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.state.arguments import WHOLE_ARGS
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # A failure whose line has no phase waits so long for another rank's line that has one: a counter cannot go back.
 EXPLAIN_SECONDS = 0.4
+OF_KV_CACHE = 0.9  # SGLang accepts prompts of up to the KV cache's size less 6 tokens
 
 _StartLine: TypeAlias = "ServerArgs | KvPool | Memory | Limits | Liveness"
 
@@ -102,6 +104,8 @@ class LoggedServer:
                 self._fail(event, now)
         elif isinstance(event, Rejection):
             self._reject(event, now)
+        elif isinstance(event, TooLong):
+            self._refuse_long(event, now)
         else:
             self._see_start_line(event, now)
         return True
@@ -271,7 +275,7 @@ class LoggedServer:
             if self._recalled.wait:
                 self._confirm_recalled(self._recalled.worked(event.rank, now, event.time))
             self.life.recall_work()
-        elif isinstance(event, (Retraction, OutOfMemory, Rejection)):
+        elif isinstance(event, (Retraction, OutOfMemory, Rejection, TooLong)):
             return
         elif isinstance(event, ServerArgs):
             if self._is_whole(event) and self._recalled.start(event, now, sure=self._is_sure(event)):
@@ -303,6 +307,15 @@ class LoggedServer:
         self.server_totals.counts["rejected_requests"] += 1
         self.journal.see(REJECTION, now)
         self._tell(event, now)
+
+    def _refuse_long(self, event: TooLong, now: float) -> None:
+        """Count a prompt that the KV cache can never hold; each TP rank logs one that is truncated."""
+        # Far below the KV cache's size it is the model's context that is too short.
+        fits = event.most < OF_KV_CACHE * min(self.facts.kv_pool_tokens.values(), default=0.0)
+        if not event.suspect and not event.rank.tp and not fits:
+            counts = self.rank(event.rank.dp, now).totals.counts
+            counts["too_long_prompts"] += 1
+            counts["too_long_tokens"] += event.tokens
 
     def _retract(self, event: Retraction, now: float) -> None:
         if event.testing:

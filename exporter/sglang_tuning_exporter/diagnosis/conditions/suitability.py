@@ -155,6 +155,12 @@ def _is_short(past: Past) -> bool:
     )
 
 
+def prompts_beyond_kv_cache(past: Past) -> Evidence | None:
+    """Prompts are longer than the whole KV cache."""
+    count = past.recent.counts.get("too_long_prompts")
+    return Evidence("prompts refused or truncated", count, 0.0, "count") if count else None
+
+
 def quantization_candidate(past: Past) -> Evidence | None:
     """The weights take much of the memory that the KV cache lacks."""
     facts = past.facts

@@ -6,7 +6,7 @@ from sglang_tuning_exporter.diagnosis import clients, interruption, profile_sett
 from sglang_tuning_exporter.diagnosis.conditions import Slow, Suits, suitability
 from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
-from sglang_tuning_exporter.diagnosis.sizing import admission, case, layout, limits, prefill
+from sglang_tuning_exporter.diagnosis.sizing import admission, case, layout, limits, pools, prefill
 from sglang_tuning_exporter.diagnosis.suspects import how_many
 
 _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this row names the flag to change"
@@ -156,6 +156,22 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
             cost="Each GPU holds all weights, so each KV cache is smaller; single requests are slower.",
         ),
         sizes=layout.one_gpu,
+    ),
+    Diagnosis(
+        id="prompts_beyond_kv_cache",
+        condition=Suits(suitability.prompts_beyond_kv_cache),
+        summary="Prompts are longer than the whole KV cache: SGLang refuses or truncates them.",
+        seen="{value} prompts were longer than the KV cache",
+        guide="not in SGLang's guide: a prompt must fit into the KV cache, less 6 tokens, even if it is the only one",
+        turn=Turn(
+            "max_total_tokens",
+            "raise",
+            "larger than the longest prompt with its answer",
+            "SGLang answers such a prompt with an error (status 400) at once, or cuts it off with --allow-auto-truncate. No other flag helps.",
+            "the clients send such prompts by mistake: then nothing needs to change",
+            cost="Less GPU memory stays free for peaks.",
+        ),
+        sizes=pools.beyond,
     ),
     Diagnosis(
         id="router_candidate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
@@ -28,6 +29,22 @@ def larger_pool(case: Case) -> Value | None:
     if not cap or (pool is not None and pool < IN_FORCE * cap):
         return None
     return Value(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
+
+
+def beyond(case: Case) -> list[Value]:
+    """Enlarge the KV cache beyond the prompts that it could not hold."""
+    counts = case.recent.counts
+    mean = counts["too_long_tokens"] / counts["too_long_prompts"]
+    words = f"enlarge the KV cache ({larger_pool_flags(case)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
+    larger = larger_pool(case)
+    return [person(words, "larger_pool")] if larger is None else [replace(larger, suggested=_doubled_to(mean, larger))]
+
+
+def _doubled_to(tokens: float, larger: Value) -> float:
+    size = float(larger.suggested or 0.0)
+    while size < tokens:
+        size *= 2
+    return size
 
 
 def eight_bits(case: Case) -> str:

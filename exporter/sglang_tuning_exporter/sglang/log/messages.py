@@ -19,6 +19,7 @@ from sglang_tuning_exporter.sglang.events import (
     Rank,
     Rejection,
     ServerArgs,
+    TooLong,
 )
 from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLines
@@ -34,6 +35,12 @@ _REJECTED = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"POST [^"\n]{1,2000} HTTP/
 ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _REQUEST = re.compile(
     rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(|\{[^\n]{0,200}\"event\": ?\"request\."
+)
+# validate_input_length, srt/managers/utils.py: the first as an error of the request, the second with --allow-auto-truncate.
+_TOO_LONG = re.compile(
+    rb"Input length \((\d{1,9}) tokens\) exceeds the maximum allowed length \((\d{1,9}) tokens\)\."
+    rb"|Request length is longer than the KV cache pool size or the max context length\. Truncated\."
+    rb" len\(req\.origin_input_ids\)=(\d{1,9}), (?:self\.)?max_req_input_len=(\d{1,9})\."
 )
 _OTHER_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
 
@@ -204,6 +211,10 @@ class MessageReader:
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
         if message.rstrip().endswith(TRACEBACK):
             return "traceback"
+        if (found := _TOO_LONG.match(message)) is not None:
+            tokens, most = (int(number) for number in found.groups() if number is not None)
+            events.append(TooLong(time, rank, tokens, most, suspect=doubt))
+            return "request"
         if _OTHER_BATCH.match(message):
             self.unrecognised["batch_line"] += 1
         return "other"
