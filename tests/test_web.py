@@ -310,3 +310,19 @@ def test_a_check_that_passed_shows_its_figure_with_its_limit_or_no_and_never_wha
     assert checks["Memory reserve too large"] == "9.9 GB (limit 10.0 GB)"
     assert checks["Memory reserve too small"] == "9.9 GB (at least 5.0 GB)"
     assert not [figure for figure in checks.values() if not re.fullmatch(r"no|none|.+ \((limit|at least) .+\)", figure)]
+
+
+def test_each_change_has_its_own_reasons_below_it(tmp_path: Path) -> None:
+    with lived(SCENES["recorded"](), tmp_path) as sidecar, web(sidecar) as address:
+        page = text_of(requests.get(address + "/?still", timeout=10).text)
+    order = (
+        "--schedule-conservativeness 1.3",
+        "SGLang admits more requests",
+        "above 1.43",
+        "raise --max-total-tokens",
+        "--max-total-tokens keeps the KV cache smaller",
+        "no more fits into GPU memory",
+        "The command line",
+    )
+    places = [page.index(words) for words in order]
+    assert places == sorted(places)
