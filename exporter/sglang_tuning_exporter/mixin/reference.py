@@ -14,7 +14,7 @@ from sglang_tuning_exporter.mixin.rendering import render
 from sglang_tuning_exporter.mixin.tables import advice, default, link, when
 from sglang_tuning_exporter.serve.metrics import OF_METRICS, sections
 from sglang_tuning_exporter.serve.metrics.families import PREFIX
-from sglang_tuning_exporter.serve.metrics.web import web
+from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.active_config import up_family
 from sglang_tuning_exporter.sglang.metrics import catalogue as facts
 from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
@@ -191,7 +191,7 @@ def _metrics() -> str:
     sidecar = Sidecar(config)  # never started: its families have no samples, and their names, labels and help
     with sidecar.view() as now:
         found = sections(sidecar, now)
-    serving = [web(None, is_tls=False), up_family()]
+    serving = [web(None, is_tls=False), up_family(is_up=True)]
     recorded = sorted({record.name for record in records()})
     return render("metrics.md.j2", sections=found | {"Serving": serving}, columns=_columns, recorded=recorded)
 

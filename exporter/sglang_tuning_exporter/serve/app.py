@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
@@ -11,13 +11,14 @@ from prometheus_client.process_collector import ProcessCollector
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.serve import formats
 from sglang_tuning_exporter.serve.api import render as render_findings
+from sglang_tuning_exporter.serve.metrics import FamilyCollector, registry
 from sglang_tuning_exporter.serve.metrics import page as own_page
-from sglang_tuning_exporter.serve.metrics import registry
-from sglang_tuning_exporter.serve.metrics.web import WebCollector
-from sglang_tuning_exporter.serve.routes import reading
+from sglang_tuning_exporter.serve.metrics.sources import web
 from sglang_tuning_exporter.serve.security.guard import Guard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client.registry import CollectorRegistry
 
     from sglang_tuning_exporter.collect.sidecar import Sidecar
@@ -27,6 +28,7 @@ TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 # Kept of the scraper's timeout for rendering and the way back.
 MARGIN_SECONDS = 0.5
 MARGIN_SHARE = 0.1
+_Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")
 
 
 def scrape_timeout(announced: str | None, most: float) -> float:
@@ -56,10 +58,11 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
     """
     app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
     families = registry(sidecar)
-    families.register(WebCollector(sidecar.config.external_url, lambda: web_config is not None and web_config.is_tls))
+    is_tls = web_config is not None and web_config.is_tls
+    families.register(FamilyCollector(lambda: web(sidecar.config.external_url, is_tls=is_tls)))
     ProcessCollector(registry=families)
     if web_config is not None:
-        families.register(web_config)
+        families.register(FamilyCollector(web_config.up))
     app.add_middleware(Guard, web_config=web_config)
 
     @reading(app, "/metrics", response_class=PlainTextResponse)
@@ -84,6 +87,17 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> FastAP
 
     app.include_router(_pages(sidecar))
     return app
+
+
+def reading(routes: FastAPI | APIRouter, path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:
+    """Decorate a function that answers GET and HEAD; `described` are the arguments of FastAPI's `get`."""
+
+    def decorate(endpoint: _Endpoint) -> _Endpoint:
+        # In the schema, two methods would need two operation names.
+        routes.api_route(path, methods=["HEAD"], **{**described, "include_in_schema": False})(endpoint)
+        return routes.get(path, **described)(endpoint)
+
+    return decorate
 
 
 def _pages(sidecar: Sidecar) -> APIRouter:

@@ -14,7 +14,7 @@ from sglang_tuning_exporter.serve.metrics.server import failures, memory, server
 from sglang_tuning_exporter.serve.metrics.sources import agreement, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sglang_tuning_exporter.serve.metrics.families import Family
     from sglang_tuning_exporter.serve.metrics.view import SidecarView
@@ -66,6 +66,17 @@ class SidecarCollector(Collector):
             if sidecar.log is not None and sidecar.log.reads_the_past:
                 families = [each for each in families if each.type != "counter" or each.name in OF_METRICS]
         return (family for family in families if family.samples)
+
+
+class FamilyCollector(Collector):
+    """Collects the one family that a function returns at each scrape."""
+
+    def __init__(self, family: Callable[[], Family]) -> None:
+        self._family = family
+
+    def collect(self) -> list[Family]:
+        """Return the family."""
+        return [self._family()]
 
 
 def page(families: CollectorRegistry) -> str:

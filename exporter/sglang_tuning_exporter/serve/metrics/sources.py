@@ -46,6 +46,15 @@ def sources(sidecar: SidecarView) -> Iterable[Family]:
         yield from _lines(sidecar, sidecar.log)
 
 
+def web(external_url: str | None, *, is_tls: bool) -> Family:
+    """Return the family with the address of this exporter's pages, for the links in notifications."""
+    return info(
+        "web",
+        "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it serves.",
+        {"external_url": sound(external_url), "scheme": "https" if is_tls else "http"},
+    )
+
+
 def _files(log: LogView) -> Iterable[Family]:
     words = "Whether this log file is being followed."
     yield gauge("log_up", words, "file").filled([(sound(file.path), float(file.up)) for file in log.files])

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from prometheus_client.registry import Collector
-
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.serve.metrics.families import gauge
+from sglang_tuning_exporter.serve.metrics.families import single
 from sglang_tuning_exporter.serve.security import tls
 from sglang_tuning_exporter.serve.security.web_config import Refused, WebConfig, parse
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sglang_tuning_exporter.serve.metrics.families import Family
 
@@ -31,9 +29,10 @@ _Look: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
-def up_family() -> Family:
-    """Return the family without a sample."""
-    return gauge("web_config_up", "Whether the present --web-config is in force; 0 while the last valid one is.")
+def up_family(*, is_up: bool) -> Family:
+    """Return the family that shows whether the present file is in force."""
+    words = "Whether the present --web-config is in force; 0 while the last valid one is."
+    return single("web_config_up", words, float(is_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _need_bcrypt() -> None:
         raise Refused("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
 
 
-class ActiveConfig(Collector):
+class ActiveConfig:
     """Holds the `rules` in force. `start` looks for changes once a second, and calls `on_change` after one."""
 
     def __init__(self, path: Path) -> None:
@@ -126,9 +125,9 @@ class ActiveConfig(Collector):
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def collect(self) -> Iterator[Family]:
-        """Return whether the present file is in force."""
-        yield up_family().filled([(float(not self._problem),)])
+    def up(self) -> Family:
+        """Return the family that shows whether the present file is in force."""
+        return up_family(is_up=not self._problem)
 
     def renew(self) -> bool:
         """Reload when the files have not changed for one look; True when the rules are new.
