@@ -45,9 +45,7 @@ class Sampler:
         ranks = self._state.schedulers
         seconds = until - now
         if seconds > STEP_SECONDS and not any(rank.time.until >= until for rank in ranks):
-            # No longer than the state holds.
-            serving = [end - now for rank in ranks if (end := rank.time.serves_until) is not None]
-            seconds = min(seconds, _HOLDS_SECONDS, max([STEP_SECONDS, *serving]))
+            seconds = min(seconds, _held_seconds(ranks, now))
         running = queued = usage = None
         for rank in ranks:
             if rank.time.seen_at is None:
@@ -116,3 +114,9 @@ class Sampler:
             self.generated += self._throughput * seconds
             self.generated_for += seconds
         self._held_until = self._seen
+
+
+def _held_seconds(ranks: list[RankState], now: float) -> float:
+    """Return how long the present state holds at most: a second, or while a scheduler serves."""
+    serving = [end - now for rank in ranks if (end := rank.time.serves_until) is not None]
+    return min(_HOLDS_SECONDS, max([STEP_SECONDS, *serving]))

@@ -290,8 +290,7 @@ class RankState(Gauges):
             states = self.thresholds.classifier.serving(0.0, 0.0, None, self.graph, False, self.queue_wait_seconds, now)
             self.time.see_before((states, 0.0, None, None), now)
             self.totals.counts["observations"] += 1
-            if not self.served:
-                self._begin_work()
+            self._begin_work()
 
     @property
     def overdue_seconds(self) -> float:
