@@ -77,10 +77,6 @@ def _head(document: Document, style: Style) -> str:
     return "\n".join(lines)
 
 
-def _heading(text: str, style: Style) -> str:
-    return style.paint("bold", text)
-
-
 def _finding(number: int, finding: dict[str, Any], document: Document, style: Style) -> str:
     severity = style.paint(finding["severity"], finding["severity"])
     grade = f", confidence {finding['confidence']}" if say.is_measured(finding) else ""
@@ -132,7 +128,7 @@ def _command(document: Document, style: Style) -> str:
         f"\n   (secrets are never read: add {', '.join(command['secrets'])} where set)" if command["secrets"] else ""
     )
     together = f"\n   ({TOGETHER})" if len(command["changes"]) > 1 else ""
-    return f"{_heading(f'The command line with {changes}:', style)}\n   {command['text']}{together}{secrets}"
+    return f"{style.paint('bold', f'The command line with {changes}:')}\n   {command['text']}{together}{secrets}"
 
 
 def _alerts(document: Document, style: Style) -> str:
@@ -141,7 +137,7 @@ def _alerts(document: Document, style: Style) -> str:
     if not alerts:
         fired = "No alert would have fired." if document["span"]["seconds"] else ""
         return " ".join(filter(None, (fired, after or say.no_alert(document))))
-    lines = [_heading("Alerts that would have fired", style)]
+    lines = [style.paint("bold", "Alerts that would have fired")]
     for alert in alerts:
         when = f"{say.moment(alert)}  for {say.duration(alert['seconds'])}{', until the log ends' if alert['ongoing'] else ''}"
         lines.append(f"   {style.paint(alert['severity'], alert['alert'])} {when}")
@@ -152,7 +148,7 @@ def _phases(document: Document, style: Style) -> str:
     phases = document["phases"]
     if not phases:
         return ""
-    lines = [_heading("The course of the run", style)]
+    lines = [style.paint("bold", "The course of the run")]
     starts = {start["run"]: start for start in document["starts"]}
     for phase in phases[:_PHASES_SHOWN]:
         words = say.PHASES[phase["phase"]]
@@ -163,9 +159,11 @@ def _phases(document: Document, style: Style) -> str:
         if phase["phase"] == "start_up" and memory:
             line += f"  {say.memory_words(memory)}"
         lines.append(line)
-    if len(phases) > _PHASES_SHOWN:
-        lines.append(f"   and {len(phases) - _PHASES_SHOWN} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_more(phases)])
+
+
+def _more(items: list[Any]) -> list[str]:
+    return [f"   and {len(items) - _PHASES_SHOWN} more"] if len(items) > _PHASES_SHOWN else []
 
 
 def _earlier(document: Document, style: Style) -> str:
@@ -173,15 +171,14 @@ def _earlier(document: Document, style: Style) -> str:
     if not earlier:
         return ""
     shown_ = [style.indented(each["words"]) for each in earlier[:_PHASES_SHOWN]]
-    more = [f"   and {len(earlier) - _PHASES_SHOWN} more"] if len(earlier) > _PHASES_SHOWN else []
-    return "\n".join([_heading("Other starts, as each was judged", style), *shown_, *more])
+    return "\n".join([style.paint("bold", "Other starts, as each was judged"), *shown_, *_more(earlier)])
 
 
 def _starts(document: Document, style: Style) -> str:
     starts = document["starts"]
     if len(starts) < 2:
         return ""
-    lines = [_heading("From start to start", style)]
+    lines = [style.paint("bold", "From start to start")]
     for start in starts[:_PHASES_SHOWN]:
         name = f"start {start['run']}" if start["started_in_log"] else "before the first start"
         lines.append(f"   {say.moment(start)}  {name}: {_start_figures(start)}; {say.ENDINGS[start['ending']]}")
@@ -190,9 +187,7 @@ def _starts(document: Document, style: Style) -> str:
             lines += [f"      {each['flag']} {each['before']} → {each['after']}" for each in change["changed_args"][:8]]
             colour = _CHANGE_COLOURS.get(change["overall"], "bold")
             lines.append(style.indented(style.paint(colour, change["words"]), "      "))
-    if len(starts) > _PHASES_SHOWN:
-        lines.append(f"   and {len(starts) - _PHASES_SHOWN} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_more(starts)])
 
 
 def _start_figures(start: dict[str, Any]) -> str:
@@ -213,7 +208,7 @@ def _comparison(document: Document, style: Style) -> str:
         return ""
     against = ", ".join(comparison["against"][:3]) + (" and more" if len(comparison["against"]) > 3 else "")
     lines = [
-        _heading(f"Against {against}: {say.CHANGES[comparison['overall']]}", style),
+        style.paint("bold", f"Against {against}: {say.CHANGES[comparison['overall']]}"),
         style.indented(comparison["words"]),
     ]
     lines += [f"   {each['flag']}: {each['before']} → {each['after']}" for each in comparison["changed_args"]]
@@ -238,7 +233,7 @@ def _shares(document: Document, style: Style) -> str:
             lines.append(
                 f"   {name:<12} {state.replace('_', ' '):<17} {100 * share:3.0f} %  {style.paint('info', bar)}"
             )
-    return "\n".join([_heading("Share of the serving time", style), *lines]) if lines else ""
+    return "\n".join([style.paint("bold", "Share of the serving time"), *lines]) if lines else ""
 
 
 def _figures(document: Document, style: Style) -> str:
@@ -248,7 +243,7 @@ def _figures(document: Document, style: Style) -> str:
         f"decode lines {counts['decode_batches']}{_stand_for(document)}, prefill batches {counts['prefill_batches']}"
     )
     lines = [
-        _heading("Counted", style),
+        style.paint("bold", "Counted"),
         f"   lines {counts['lines']}, {batches}, starts {counts['server_starts']}, unrecognised {counts['unrecognised']}",
         f"   retractions {counts['retraction_events']} ({counts['retracted_requests']} requests), out of memory "
         + (", ".join(f"{phase} {count}" for phase, count in failures.items()) or "never"),
