@@ -335,7 +335,8 @@ def _in_words(rows: str) -> str:
 
 
 def _recommended() -> str:
-    said = latest(own("sglang_tuning_recommendation_timestamp_seconds"))
+    # the newest: a back-filled series has no end, so that an older advice would stand beside it for five minutes
+    said = f"topk by ({ON}, diagnosis) (1, {latest(own('sglang_tuning_recommendation_timestamp_seconds'))})"
     return f"group by ({ON}, diagnosis, flag, current, suggested) ({said})"
 
 

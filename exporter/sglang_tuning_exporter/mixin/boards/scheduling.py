@@ -18,7 +18,7 @@ from sglang_tuning_exporter.mixin.boards.common import (
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
-AMBERS = (p.WATCH, "#f0a36b", "#8f3f08", "#e8c39e", "#d98032", "#6b3410", "#b98a5e", "#ffd9b3")
+AMBERS = (p.WATCH, "#8f3f08", "#f0a36b", "#d98032", "#6b3410", "#b98a5e", "#e8c39e", "#ffd9b3")
 QUEUES = {
     "grammar": "grammar",
     "bootstrap": "bootstrap (prefill side)",
