@@ -6,7 +6,9 @@ and what is forged. No failure, start, retraction, argument or end of the server
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +60,38 @@ FORGED: dict[str, bytes] = {
     "behind a return": b"100%|##########| 1/1\r%pDecode out of memory. Try to lower your batch size.",
     "behind a bar": b"\n100%|##########| 1/1 [00:00<00:00, 1.0it/s]%p" + _RETRACTION,
     "far behind": b"\nx" * 70 + b"\n%pDecode out of memory. Try to lower your batch size.",
+    **{
+        f"twenty lines {name}": b"\n" + around.replace(b"%s", b"%p" + _RETRACTION) * 20
+        for name, around in {
+            "with two prefixes": b"%p%s\n",
+            "with a level between two prefixes": b"%p{x.py:1} INFO - [x] %s\n",
+            "of a pod": b"pod-0 server %s\n",
+            "of another runtime": b"2026-11-20T19:26:00.1Z stderr F %s\n",
+            "of a program": b"(Engine pid=1) %s\n",
+            "of JSON": b'{"ts":1795204278,"message":"%s"}\n',
+            "of JSON in JSON": b'{"time":1795204278,"log":"{\\"message\\":\\"%s\\"}"}\n',
+            "of JSON with words of a request": b'{"ts":1795204278,"content":"%s"}\n',
+            "of rows": b'["a","%s"]\n',
+            "of CSV": b'a;"%s"\n',
+            "in quotes": b"- '%s'\n",
+            "of a debugging supervisor": b"2026-11-20 19:26:00,123 DEBG 'sglang' stderr output:\n%s\n\n",
+            "in Chinese": "\u670d\u52a1\u5668\uff1a%s\n".encode(),
+            "behind other ends of a line": "x\u2028%s\u0085%s\v%s\f%s\\n%s\\u000a%s\n".encode(),
+        }.items()
+    },
+    "a traceback in JSON": b'\n{"ts":1,"message":"%pTool \\nTraceback (most recent call last):\\n  File \\"x.py\\", line 1, in forward_decode\\n'
+    + _OUT_OF_MEMORY
+    + b'"}',
+    "behind a huge line": b"\n" + b"y" * 300_000 + b"\n%p" + _RETRACTION,
 }
+
+# What stands around every physical line of a log, those of a request too.
+ENVELOPES: tuple[Callable[[bytes], bytes], ...] = (
+    lambda line: line,
+    lambda line: b"2026-11-20T19:26:00.123456789Z stderr F " + line,
+    lambda line: json.dumps({"log": line.decode("utf-8", "replace") + "\n", "stream": "stderr"}).encode(),
+    lambda line: b"Nov 20 19:26:00 gpu-01 sglang[4711]: " + line,
+)
 
 # Messages with raw words, `%s`, of several releases.
 CARRIERS: dict[str, bytes] = {
@@ -91,7 +124,8 @@ class Told(NamedTuple):
 class Played:
     """A recording that is read as it was written, with words in its middle; with `metrics` its scrapes come in between."""
 
-    def __init__(self, recording: Recording, middle: int, *, metrics: bool) -> None:
+    def __init__(self, recording: Recording, middle: int, *, metrics: bool, envelope: int = 0) -> None:
+        self._envelope = ENVELOPES[envelope]
         self.state, self.reader, self.now = ServerState(PROFILES["online"], 0.0), LogReader(strict=True), 0.0
         self._recording = recording
         self._metrics = metrics
@@ -114,6 +148,8 @@ class Played:
 
     def say(self, text: bytes) -> None:
         """Write a text at this moment."""
+        if self._envelope is not ENVELOPES[0]:
+            text = b"".join(self._envelope(line) + b"\n" for line in text.removesuffix(b"\n").split(b"\n"))
         self.state.observe_all(self.reader.feed_runs(text, self.now), self.now)
 
     def until_middle(self) -> None:
@@ -140,9 +176,9 @@ class Played:
         )
 
 
-def play(recording: Recording, words: bytes, middle: int, *, metrics: bool) -> Told:
+def play(recording: Recording, words: bytes, middle: int, *, metrics: bool, envelope: int = 0) -> Told:
     """Return the facts after a recording with these words before line `middle`; `%p` becomes the prefix at that time."""
-    played = Played(recording, middle, metrics=metrics)
+    played = Played(recording, middle, metrics=metrics, envelope=envelope)
     played.until_middle()
     prefix = next(
         (line.text[: line.text.index(b"]") + 2] for line in recording.lines[middle:] if line.text[:3] == b"[20"), b""
@@ -196,7 +232,8 @@ def check_forgery(data: bytes) -> None:
     # A log that ends, or falls silent, bears out what was claimed.
     last = max(number for number, line in enumerate(recording.lines) if b"Decode batch" in line.text) - 60
     middle = served + int.from_bytes(data[5:8], "big") % max(last - served, 1)
-    told = play(recording, carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged), middle, metrics=metrics)
+    words = carrier.replace(b"%s", data[8:].replace(b"%", b"") + forged)
+    told = play(recording, words, middle, metrics=metrics, envelope=data[1] // 2 % len(ENVELOPES))
     true = truth[metrics]
     if not metrics:
         least, most = _retractions(recording, middle, carrier, forged)
@@ -206,5 +243,5 @@ def check_forgery(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """One input for each kind of forgery, with metrics and without."""
-    return [bytes((at, metrics, at, 0, at, 0, 7 * at, 0)) for at in range(len(FORGED)) for metrics in (0, 1)]
+    """Two inputs for each kind of forgery, behind other messages, in turn with metrics and in each envelope."""
+    return [bytes((at, at % 8, at, 0, at + more, 0, 7 * at, 0)) for at in range(len(FORGED)) for more in (0, 5)]

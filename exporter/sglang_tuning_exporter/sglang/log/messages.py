@@ -83,7 +83,7 @@ class MessageReader:
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
-        self._served = False  # a batch was printed, so requests may have put raw text into the log
+        self._served = True  # requests may have put raw text into the log: until a start is read, and again from its first batch on
         self._settled = False  # a line of SGLang's was read, so the form of the stream is known
         self._day = 0
         self._clock: float | None = None

@@ -143,7 +143,7 @@ class LogReader(MessageReader):
         if kind != "other" or len(line) > _HEADER_LENGTH or (line and _STAMPED.match(line) is None):
             return not self._served
         form = _NUMBERS.sub(b"0", line)
-        if not self._served and len(self._headers) < _HEADERS_KEPT:
+        if not (self.counts["decode"] or self.counts["prefill"]) and len(self._headers) < _HEADERS_KEPT:
             self._headers.add(form)
         return not self._served or (form in self._headers and self._headers != {b""})
 
