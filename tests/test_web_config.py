@@ -24,7 +24,7 @@ from sglang_tuning_exporter.serve import server
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 from sglang_tuning_exporter.serve.security.guard import TokenBucket
-from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords
+from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords, credentials
 from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, Refused, parse
 from web_access import (
     Certificates,
@@ -559,33 +559,32 @@ def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() ->
 
 def test_a_right_password_is_remembered_while_its_hash_is_the_same_and_a_wrong_one_never() -> None:
     passwords, users = Passwords(), {"a": HASH}
-    right, wrong = basic("a", "right"), basic("a", "wrong")
-    assert passwords.remembers(users, right) is None
-    assert passwords.verify(users, right)
-    assert passwords.remembers(users, right) is True
-    assert not passwords.verify(users, wrong)
-    assert passwords.remembers(users, wrong) is None
-    assert passwords.remembers({"a": hashed("right")}, right) is None
-    assert passwords.remembers({}, right) is None
-    assert passwords.remembers(users, None) is False
+    assert not passwords.remembers(users, "a", b"right")
+    assert passwords.verify(users, "a", b"right")
+    assert passwords.remembers(users, "a", b"right")
+    assert not passwords.verify(users, "a", b"wrong")
+    assert not passwords.remembers(users, "a", b"wrong")
+    assert not passwords.remembers({"a": hashed("right")}, "a", b"right")
+    assert not passwords.remembers({}, "a", b"right")
+    assert credentials(None) is None
 
 
 def test_no_more_than_a_hundred_passwords_are_remembered_and_none_of_them_in_clear() -> None:
     passwords = Passwords()
     users = {str(number): HASH for number in range(MOST_REMEMBERED + 5)}
     for name in users:
-        assert passwords.verify(users, basic(name, "right"))
-    remembered = [name for name in users if passwords.remembers(users, basic(name, "right"))]
+        assert passwords.verify(users, name, b"right")
+    remembered = [name for name in users if passwords.remembers(users, name, b"right")]
     assert remembered == list(users)[5:]
     assert b"right" not in b"".join(passwords._right)
 
 
 def test_a_name_that_nobody_has_costs_as_much_as_the_dearest_password() -> None:
     passwords, users = Passwords(), {"a": HASH, "b": hashed("x", 6)}
-    assert not passwords.verify(users, basic("nobody", "right"))
+    assert not passwords.verify(users, "nobody", b"right")
     (stand_in,) = passwords._nobody.values()
     assert stand_in[:7] == users["b"][:7].encode()
-    assert not passwords.verify(users, basic("nobody", "."))
+    assert not passwords.verify(users, "nobody", b".")
 
 
 def test_who_is_known_does_not_wait_for_those_who_guess(certified: Certificates) -> None:

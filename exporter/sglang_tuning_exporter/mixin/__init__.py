@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
-from sglang_tuning_exporter.mixin import alerts, boards, reference, static, tables
+from sglang_tuning_exporter.mixin import alerts, boards, reference, tables
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links
 
 LEAST_SCALE, MOST_SCALE = 0.001, 1000.0  # beyond, durations would be 0, or longer than Prometheus allows
@@ -19,9 +19,15 @@ def files(time_scale: float = 1.0, links: Links = DEFAULT_LINKS) -> dict[str, st
         **alerts.files(time_scale, links),
         **runbooks.files(),
         **boards.files(),
-        **static.files(),
+        **_static(),
         **reference.files(),
     }
+
+
+def _static() -> dict[str, str]:
+    """Return the configuration files that need no computing: an installed exporter writes them without a checkout."""
+    root = Path(__file__).parent / "static"
+    return {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in root.rglob("*") if path.is_file()}
 
 
 def _with_inserts(output: Path, time_scale: float, links: Links) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse
 
-from sglang_tuning_exporter.serve.security.passwords import Passwords
+from sglang_tuning_exporter.serve.security.passwords import Passwords, credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,11 +80,11 @@ class Guard:
         return None
 
     async def _is_known(self, users: Mapping[str, str], header: str | None) -> bool:
-        known = self._passwords.remembers(users, header)
-        if known is None:
-            loop = asyncio.get_running_loop()
-            known = await loop.run_in_executor(self._verifier, self._passwords.verify, users, header)
-        return known
+        given = credentials(header)
+        if given is None or self._passwords.remembers(users, *given):
+            return given is not None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._verifier, self._passwords.verify, users, *given)
 
 
 class TokenBucket:

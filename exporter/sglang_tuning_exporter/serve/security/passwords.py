@@ -26,27 +26,19 @@ class Passwords:
         self._lock = threading.Lock()  # never held during a bcrypt: cached users do not wait for guesses
         self._nobody: dict[int, bytes] = {}
 
-    def remembers(self, users: Mapping[str, str], header: str | None) -> bool | None:
-        """Return whether an Authorization header is accepted, from the cache; None when bcrypt has to decide."""
-        parsed = _parsed(header)
-        if parsed is None:
-            return False
-        name, password = parsed
+    def remembers(self, users: Mapping[str, str], name: str, password: bytes) -> bool:
+        """Return whether this password was found right before; else bcrypt has to decide."""
         known = self._digest(name, users.get(name, ""), password)
         with self._lock:
-            if name in users and known in self._right:
+            is_known = name in users and known in self._right
+            if is_known:
                 self._right.move_to_end(known)
-                return True
-        return None
+        return is_known
 
-    def verify(self, users: Mapping[str, str], header: str | None) -> bool:
-        """Return the same by bcrypt. An unknown name takes as long as a wrong password."""
+    def verify(self, users: Mapping[str, str], name: str, password: bytes) -> bool:
+        """Return whether bcrypt finds the password right. An unknown name takes as long as a wrong password."""
         import bcrypt  # noqa: PLC0415 - only where passwords are set
 
-        parsed = _parsed(header)
-        if parsed is None:
-            return False
-        name, password = parsed
         hashed = users.get(name)
         against = hashed.encode() if hashed is not None else self._hash_of_nobody(users)
         try:
@@ -78,7 +70,7 @@ class Passwords:
         return self._nobody[cost]
 
 
-def _parsed(header: str | None) -> tuple[str, bytes] | None:
+def credentials(header: str | None) -> tuple[str, bytes] | None:
     """Parse an Authorization header into name and password; None for anything but Basic."""
     scheme, _, encoded = (header or "").partition(" ")
     if scheme.lower() != "basic":
