@@ -208,7 +208,7 @@ class Folders:
         """Return whether a file was created, renamed or deleted in one of them since the last call."""
         try:
             folder = os.path.dirname(os.path.realpath(self._path))  # noqa: PTH120 -- ten times a second
-            modified = os.stat(folder).st_mtime_ns  # noqa: PTH116
+            modified = os.stat(folder).st_mtime_ns  # noqa: PTH116 -- ten times a second
             if self._modified[:1] != [modified]:
                 self._below = rotation.directories(folder)
         except (OSError, ValueError):  # a name with a NUL byte
@@ -223,14 +223,13 @@ class Folders:
         """
         folder, base = os.path.split(os.path.realpath(self._path))
         found = rotation.rotated(folder, base)
-        if not marks or not assign(marks[-1:], found):
-            self.changed()
-            for below in self._below:
+        if marks and not assign(marks[-1:], found):
+            for below in rotation.directories(folder):
                 # A directory with a log of this name has the files of another server.
-                there = [] if os.path.lexists(os.path.join(below, base)) else rotation.rotated(below, base)  # noqa: PTH118
+                there = [] if os.path.lexists(f"{below}/{base}") else rotation.rotated(below, base)
                 if assign(marks, there):
-                    found += there
-        return rotation.newest(found)
+                    found = rotation.newest(found + there)
+        return found
 
 
 def assign(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, int]:

@@ -109,14 +109,15 @@ def modified(folder: str) -> int:
 
 
 def directories(folder: str) -> list[str]:
-    """Return the directories in one that changed last."""
-    with os.scandir(folder) as entries:
+    """Return the directories in one that changed last; none if it cannot be read."""
+    with suppress(OSError, ValueError), os.scandir(folder) as entries:
         found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return sorted(found, key=modified, reverse=True)[:MOST_FOLDERS]
+        return sorted(found, key=modified, reverse=True)[:MOST_FOLDERS]
+    return []
 
 
 def rotated(folder: str, base: str) -> list[Place]:
-    """Return the files of one directory that belong to the log of this name."""
+    """Return the files of one directory that belong to the log of this name, oldest first."""
     found: dict[str, Place] = {}
     with suppress(OSError, ValueError), os.scandir(folder) as entries:
         for name, suffix, inside in [(entry.name, *_added(entry.name, base)) for entry in entries]:
@@ -124,7 +125,7 @@ def rotated(folder: str, base: str) -> list[Place]:
                 with suppress(OSError):
                     path = os.path.join(folder, name)  # noqa: PTH118 -- thousands of them
                     found[suffix] = _place(path, suffix, inside=inside)
-    return list(found.values())
+    return newest(list(found.values()))
 
 
 def _place(path: str, suffix: str, *, inside: bool) -> Place:
