@@ -176,44 +176,29 @@ class Stack:
         path = self._directory / "alerts" / "alertmanager.yml"
         configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
         configuration["receivers"][0]["webhook_configs"][0]["url"] = self._receiver.url
-        path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
-        self.alertmanager_url = f"http://{LOOPBACK}:{free_port()}"
-        self._launch(
-            "alertmanager",
-            [
-                str(program("alertmanager")),
-                f"--config.file={path}",
-                f"--storage.path={self._directory / 'alertmanager'}",
-                f"--web.listen-address={self.alertmanager_url.removeprefix('http://')}",
-                "--cluster.listen-address=",
-            ],
-            f"{self.alertmanager_url}/-/ready",
-        )
+        storage = f"--storage.path={self._directory / 'alertmanager'}"
+        self.alertmanager_url = self._start("alertmanager", path, configuration, storage, "--cluster.listen-address=")
 
     def _start_prometheus(self) -> None:
-        interval = self._scrape_interval
+        def targets(url: str) -> list[dict[str, list[str]]]:
+            return [{"targets": [url.removeprefix("http://")]}]
+
+        names = ("scrape_interval", "scrape_timeout", "evaluation_interval")
         configuration: dict[str, Any] = {
-            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+            "global": dict.fromkeys(names, self._scrape_interval),
             "rule_files": ["alerts/rules/*.yml"],
-            "scrape_configs": [
-                {"job_name": "sglang", "static_configs": [{"targets": [self.exporter_url.removeprefix("http://")]}]}
-            ],
+            "scrape_configs": [{"job_name": "sglang", "static_configs": targets(self.exporter_url)}],
         }
         if self.alertmanager_url:
-            target = self.alertmanager_url.removeprefix("http://")
-            configuration["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [target]}]}]}
+            configuration["alerting"] = {"alertmanagers": [{"static_configs": targets(self.alertmanager_url)}]}
+        storage = f"--storage.tsdb.path={self._directory / 'prometheus'}"
         path = self._directory / "prometheus.yml"
+        self.prometheus_url = self._start("prometheus", path, configuration, storage, "--log.level=warn")
+
+    def _start(self, name: str, path: Path, configuration: dict[str, Any], *flags: str) -> str:
+        """Start a program with this configuration on a free port; return its URL."""
         path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
-        self.prometheus_url = f"http://{LOOPBACK}:{free_port()}"
-        self._launch(
-            "prometheus",
-            [
-                str(program("prometheus")),
-                f"--config.file={path}",
-                f"--storage.tsdb.path={self._directory / 'prometheus'}",
-                f"--web.listen-address={self.prometheus_url.removeprefix('http://')}",
-                # Debian's package sets these to its own folders, which the API does not need.
-                "--log.level=warn",
-            ],
-            f"{self.prometheus_url}/-/ready",
-        )
+        address = f"{LOOPBACK}:{free_port()}"
+        command = [str(program(name)), f"--config.file={path}", f"--web.listen-address={address}", *flags]
+        self._launch(name, command, f"http://{address}/-/ready")
+        return f"http://{address}"
