@@ -23,6 +23,7 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # give a rate.
 SMALLEST_STEP = "1m"
 NO_TRAFFIC = "No requests, or only the log is read"  # a log has no latencies
+TILE: Json = {"titleSize": 14, "valueSize": 30}  # pixels
 NOT_REPORTED = "Not reported"  # by this release, by this kind of server, or because it is down
 
 # Green: fine. Amber: requests are held back. Red: act. Blue: information. Grey: idle or unknown.
@@ -162,7 +163,7 @@ def _panel(
         "fieldConfig": {
             "defaults": {
                 "unit": facts.get("unit", "none"),
-                "noValue": facts.get("no_value", NO_TRAFFIC),
+                "noValue": facts.get("no_value", NOT_REPORTED),
                 # boards have no thresholds of their own; words for no value are grey
                 "thresholds": steps(QUIET, (0, NEUTRAL)),
                 "custom": custom or {},
@@ -184,7 +185,7 @@ def stat(
     fill: bool = False,
     decimals: int | None = None,
     mappings: list[Json] | None = None,
-    sizes: Json | None = None,
+    sizes: Json = TILE,
     **facts: Unpack[Facts],
 ) -> Json:
     """Show the newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours the background."""
@@ -201,9 +202,8 @@ def stat(
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": text,
         "wideLayout": False,  # the name stands above the value, however wide the tile is
+        "text": sizes,
     }
-    if sizes:
-        options["text"] = sizes
     return _panel(
         "stat",
         title,
@@ -237,6 +237,7 @@ def timeseries(
     defaults: Json = {"color": {"mode": "palette-classic"}, "min": 0}
     if ceiling is not None:
         defaults["max"] = ceiling
+    facts = {"unit": "short", **facts}
     return _panel(
         "timeseries",
         title,
@@ -254,6 +255,7 @@ def timeseries(
 
 def heatmap(title: str, query: Query, *, axis_unit: str, **facts: Unpack[Facts]) -> Json:
     """Draw the buckets of a histogram (series by `le`) over time, `axis_unit` on the left."""
+    facts = {"unit": "short", **facts}
     return _panel(
         "heatmap",
         title,

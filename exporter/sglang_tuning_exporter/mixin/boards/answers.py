@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import PanelRow
-from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER, SMALL
+from sglang_tuning_exporter.mixin.boards.common import GUIDE, NO_EXPORTER
 from sglang_tuning_exporter.mixin.boards.words import (
     LEVELS,
     SEVERITIES,
@@ -25,7 +25,6 @@ def verdict_strip() -> PanelRow:
         p.Query(q.with_figure(q.verdict(ended=True)), "{{verdict}}"),
         text="name",
         fill=True,
-        unit="none",
         no_value=NO_EXPORTER,
         names=verdict_sentences(),
         mappings=p.texts(LEVELS),
@@ -159,7 +158,6 @@ def _figure(
         no_value=no_value,
         names=looks,
         decimals=decimals,
-        sizes=SMALL,
     )
 
 
@@ -282,7 +280,6 @@ def _answers() -> p.Json:
         "Data sources",
         p.Query(f"min({q.known(q.own('sglang_tuning_up'))})", "metrics"),
         p.Query(f"min({q.known(q.own('sglang_tuning_log_up'))})", "log"),
-        unit="none",
         no_value=NO_EXPORTER,
         mappings=p.texts({"1": ("up", p.NEUTRAL), "0": ("down", p.BAD)}),
         sizes={"titleSize": 14, "valueSize": 20},

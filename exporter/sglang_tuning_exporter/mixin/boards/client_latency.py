@@ -83,7 +83,6 @@ def _map(title: str, metric: tuple[str, ...], says: str, no_value: str = p.NO_TR
         title,
         p.Query(q.buckets(*metric), "{{le}}"),
         axis_unit=SECONDS,
-        unit="short",
         metric=metric[0],
         description=says,
         no_value=no_value,

@@ -10,7 +10,6 @@ from sglang_tuning_exporter.state.profiles import PROFILES
 
 GUIDE = PROFILES["offline"]  # the guide's profile; its figures appear in descriptions, never in queries
 
-SMALL = {"titleSize": 14, "valueSize": 30}
 NO_EXPORTER = "No answer from the exporter"
 NO_WORK = "No requests in this time"
 

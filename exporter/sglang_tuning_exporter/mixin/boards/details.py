@@ -33,7 +33,6 @@ def speculation() -> Chapter:
             "accepted share of drafts",
             p.painted("purple", axisPlacement="right") | {"unit": "percentunit", "max": 1},
         ),
-        unit="short",
         metric="sglang:spec_accept_length",
         no_value="No speculative decoding",
         description="Tokens that one step adds to a request, and the share of the draft tokens that were accepted. The guide has"
@@ -67,7 +66,6 @@ def _lengths() -> p.Json:
             for name, (metric, *colours) in LENGTHS.items()
             for share, words, colour in zip(("0.5", "0.99"), ("p50", "p99"), colours, strict=True)
         ),
-        unit="short",
         metric="sglang:prompt_tokens_histogram",
         no_value="Not exposed; until 0.5.9 only with --collect-tokens-histogram",
         description="Tokens of the prompts and of the answers of the requests that ended. Most of the guide's flags depend on"
@@ -80,7 +78,6 @@ def _status() -> p.Json:
     return p.timeseries(
         "HTTP responses per second",
         p.Query(f"sum by (status_code) ({answers})", "{{status_code}}"),
-        unit="short",
         metric="sglang:http_responses_total",
         no_value=NOT_HERE,
         names={"200": p.painted(p.NEUTRAL), "503": p.painted(p.WATCH)},

@@ -39,9 +39,7 @@ def queue() -> p.Json:
         p.Query(f"{q.drawn_threshold('queue', 'lower')} {by_wait}", "healthy from", p.bound_line(p.GOOD)),
         p.Query(f"{upper} {near} {by_wait} or {by_rank}", "limit{{rank}}", p.bound_line(p.WATCH)),
         p.Query(q.per_rank(queued), "queued{{rank}}", p.measured(fillOpacity=0)),
-        unit="short",
         metric="sglang_tuning_queued_requests",
-        no_value=p.NOT_REPORTED,
         description="Requests that wait, and the limit in force. Where throughput counts it is a range (the guide's"
         f" {GUIDE.queue_lower:.0f} to {GUIDE.queue_upper:.0f}): below the lower line the client is the bottleneck; above the upper one,"
         " drawn when the queue comes near it, scheduling costs too much. A profile for interactive clients limits the wait:"
@@ -61,7 +59,6 @@ def usage() -> p.Json:
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_token_usage_ratio",
-        no_value=p.NOT_REPORTED,
         description=f"Share of each KV cache in use. The guide wants it above {GUIDE.token_usage_target} while requests"
         " wait; below it, look for what holds them back.",
     )
@@ -78,7 +75,6 @@ def retractions() -> p.Json:
             p.painted("purple", lineWidth=1),
         ),
         p.Query(q.while_there(f"({q.retractions()})", ""), "retractions", p.painted(p.BAD)),
-        unit="short",
         metric="sglang_tuning_retraction_events_total",
         no_value=NO_LOG,
         description="Times the KV cache was full and running requests went back to the queue, and how many requests"
@@ -102,7 +98,6 @@ def coverage() -> p.Json:
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_decode_batches_total",
-        no_value=p.NOT_REPORTED,
         description="Share of decode batches that replayed a captured graph. The guide raises the largest captured"
         " batch when batches outgrow it, and lowers the static memory share with it.",
     )
@@ -118,7 +113,6 @@ def wait() -> p.Json:
         p.Query(q.per_rank(f"{q.ranked('sglang_tuning_queue_wait_seconds')} < Inf"), "wait{{rank}}", p.measured()),
         unit="suffix: s",
         metric="sglang_tuning_queue_wait_seconds",
-        no_value=p.NOT_REPORTED,
         description="Requests waiting divided by requests admitted per second. The guide counts requests; an online"
         " server is judged by this wait. A gap means that requests wait and none is admitted.",
     )
@@ -132,9 +126,7 @@ def running() -> p.Json:
         "Running requests and their limit",
         p.Query(q.per_rank(near), "limit{{rank}}", p.bound_line(p.WATCH)),
         p.Query(q.per_rank(q.ranked("sglang_tuning_running_requests")), "running{{rank}}", p.measured()),
-        unit="short",
         metric="sglang_tuning_running_requests",
-        no_value=p.NOT_REPORTED,
         description="Requests in the running batch against the most that may run (drawn where they come near it). Where the guide sees usage below"
         " its target with a queue, a batch at this line means that the limit holds them back, not"
         " admission.",

@@ -14,7 +14,6 @@ from sglang_tuning_exporter.mixin.boards.common import (
     GUIDE,
     NO_EXPORTER,
     SERVER,
-    SMALL,
     TITLES,
     links,
     marks,
@@ -59,9 +58,7 @@ def _servers_by_level() -> p.Json:
     return p.stat(
         "Servers",
         p.Query(counted, "{{level}}"),
-        unit="none",
         decimals=0,
-        sizes=SMALL,
         no_value=NO_EXPORTER,
         mappings=p.texts({"0": ("none", p.QUIET)}),
         names={level: p.named(said, colour) for level, (said, colour) in LEVELS.items()},
@@ -84,8 +81,6 @@ def _summary() -> PanelRow:
                 text="value",
                 unit="locale",
                 decimals=0,
-                sizes=SMALL,
-                no_value=p.NOT_REPORTED,
                 metric="sglang_tuning_queued_requests",
                 description="Requests in all queues. What the guide calls healthy depends on the server, so that it is"
                 " judged by server and not here.",
@@ -96,7 +91,6 @@ def _summary() -> PanelRow:
                 text="value",
                 unit="suffix: tok/s",
                 decimals=0,
-                sizes=SMALL,
                 no_value="none",
                 metric="sglang_tuning_generation_tokens_per_second",
                 description="Tokens that all servers together generate in a second, over the last 5 minutes. The guide"
@@ -212,7 +206,7 @@ def _lines(
     metric: str,
     says: str,
     *,
-    unit: str,
+    unit: str = "short",
     no_value: str = p.NOT_REPORTED,
     ceiling: float | None = None,
 ) -> p.Json:
@@ -265,7 +259,6 @@ def _load() -> PanelRow:
                 "sglang_tuning_retraction_events_total",
                 f"Times the KV cache was full and running requests went back, over 10 minutes. The guide tolerates about"
                 f" {GUIDE.retractions_per_minute:.0f} a minute.",
-                unit="short",
                 no_value="None in this time",
             ),
         ),

@@ -9,7 +9,7 @@ from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import Chapter, PanelRow
 from sglang_tuning_exporter.mixin.boards import client_latency, details
-from sglang_tuning_exporter.mixin.boards.common import LATENCY, SMALL, TITLES, links, marks, variables
+from sglang_tuning_exporter.mixin.boards.common import LATENCY, TITLES, links, marks, variables
 
 LATENCIES = {"time_to_first_token": "TTFT", "inter_token": "ITL"}
 
@@ -52,7 +52,6 @@ def _against(title: str, metric: tuple[str, ...], objective: str, says: str) -> 
         ),
         unit="s",
         decimals=2,
-        sizes=SMALL,
         no_value=p.NO_TRAFFIC,
         names={"too slow": p.painted(p.WATCH), "in time": p.painted(p.GOOD), "p99": p.painted(p.NEUTRAL)},
         metric=metric[0],
@@ -92,7 +91,6 @@ def _budget() -> p.Json:
         ),
         unit="suffix:x",
         decimals=1,
-        sizes=SMALL,
         no_value=p.NO_TRAFFIC,
         names={
             "far too fast": p.painted(p.BAD),
@@ -143,8 +141,6 @@ def _tiles() -> PanelRow:
                 ),
                 unit="suffix: /min",
                 decimals=1,
-                sizes=SMALL,
-                no_value=p.NOT_REPORTED,
                 names={"too many": p.painted(p.WATCH), "none": p.painted(p.GOOD), "a few": p.painted("yellow")},
                 metric="sglang_tuning_rejected_requests_total",
                 description="Requests turned away or aborted, a minute, over the last 5 minutes. The guide would have"
@@ -169,6 +165,7 @@ def _burning() -> PanelRow:
                 p.Query(_burn(latency, "1h"), "over 1 hour", p.painted(p.NEUTRAL)),
                 p.Query(_burn(latency, "6h"), "over 6 hours", p.painted("purple", fillOpacity=0)),
                 unit="suffix:x",
+                no_value=p.NO_TRAFFIC,
                 metric="sglang_tuning_latency_breaches_total",
                 description="How many times faster than allowed the objective of the profile is missed: 1 uses the error"
                 " budget up exactly. The guide has no such figure; its flags help when a line is crossed.",

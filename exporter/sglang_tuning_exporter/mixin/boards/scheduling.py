@@ -125,7 +125,6 @@ def _admission() -> PanelRow:
         unit="percentunit",
         ceiling=1,
         metric="sglang_tuning_new_token_ratio",
-        no_value=p.NOT_REPORTED,
         description="Share of its max_new_tokens for which each running request is budgeted: what the guide's"
         " conservativeness scales. It jumps after a retraction and decays slowly; high long after the"
         " last one, it holds requests back.",
@@ -137,7 +136,6 @@ def _admission() -> PanelRow:
         p.Query(f"sum by (queue) ({waiting}) and on (queue) {ever}", "{{queue}}"),
         names={queue: p.named(said, colour) for (queue, said), colour in zip(QUEUES.items(), p.COLOURS, strict=True)},
         fill=0,
-        unit="short",
         metric="sglang_tuning_waiting_requests",
         no_value="None waited elsewhere, or not reported",
         description="Requests that wait although the KV cache has room: their grammar is being compiled, or, on a disaggregated"
@@ -154,9 +152,7 @@ def _prefill() -> PanelRow:
     backlog = p.timeseries(
         "Prompt tokens waiting",
         p.Query(q.per_rank(q.ranked("sglang_tuning_pending_tokens")), "waiting{{rank}}", p.measured()),
-        unit="short",
         metric="sglang_tuning_pending_tokens",
-        no_value=p.NOT_REPORTED,
         description="Tokens of the prompts in the queue. High with few decode batches, the server is bound by prompts:"
         " the guide raises --chunked-prefill-size, memory allowing.",
     )
@@ -168,9 +164,7 @@ def _prefill() -> PanelRow:
             "{{graph}}",
         ),
         names={"replayed": p.named("graph replayed", p.NEUTRAL), "eager": p.named("without graph", "purple")},
-        unit="short",
         metric="sglang_tuning_decode_batches_total",
-        no_value=p.NOT_REPORTED,
         description="Decode batches with and without a captured CUDA graph; where the server does not count them, one in"
         " 40. Few of them beside a long backlog mean that prompts take the time; the guide cares for both.",
     )

@@ -10,7 +10,6 @@ from sglang_tuning_exporter.mixin.boards import answers, client_latency, figures
 from sglang_tuning_exporter.mixin.boards.common import (
     NO_EXPORTER,
     SERVER,
-    SMALL,
     TITLES,
     links,
     marks,
@@ -85,9 +84,7 @@ def _throughput() -> PanelRow:
         p.Query(computed, "prompt, computed", p.painted(p.NEUTRAL)),
         p.Query(cached, "prompt, from the prefix cache", p.painted("light-blue")),
         p.Query(f"sum({q.generated_tokens()})", "generated", p.painted(p.GOOD)),
-        unit="short",
         metric="sglang_tuning_generation_tokens_per_second",
-        no_value=p.NOT_REPORTED,
         description="Tokens read and written: what every change of a flag should be judged by. The guide tunes for"
         " throughput, and this is it.",
     )
@@ -96,9 +93,7 @@ def _throughput() -> PanelRow:
         p.Query(f"sum({q.rate(q.native('sglang:num_requests_total'))})", "finished", p.painted(p.NEUTRAL)),
         p.Query(f"sum({q.rate(q.own('sglang_tuning_aborted_requests_total'))})", "aborted", p.painted(p.WATCH)),
         p.Query(f"sum({q.rate(q.own('sglang_tuning_rejected_requests_total'))})", "rejected", p.painted(p.BAD)),
-        unit="short",
         metric="sglang:num_requests_total",
-        no_value=p.NOT_REPORTED,
         description="Requests that ended, were aborted by their clients, or were turned away because the queue was"
         " full. The guide slows the clients down before it comes to that.",
     )
@@ -116,7 +111,6 @@ def _health() -> PanelRow:
         "Log lines per second",
         p.Query(f"{kinds} and on (kind) ({seen})", "{{kind}}"),
         p.Query(f"sum({q.rate(unknown)})", "not recognised", p.painted(p.BAD)),
-        unit="short",
         no_value="No log is read",
         metric="sglang_tuning_log_lines_total",
         description="Lines read, by kind; only kinds that were seen in the time shown. The guide's figures are in the decode and prefill lines; lines that look"
@@ -127,7 +121,6 @@ def _health() -> PanelRow:
         p.Query(f"time() - max({q.known(q.own('sglang_tuning_log_last_line_timestamp_seconds'))})", "ago"),
         unit="s",
         text="value",
-        sizes=SMALL,
         no_value="No log is read",
         decimals=0,
         metric="sglang_tuning_log_last_line_timestamp_seconds",
@@ -143,8 +136,6 @@ def _starts() -> PanelRow:
     memory = p.stat(
         "Out of memory",
         p.Query(f'label_replace({failed} > 0, "verdict", "in $1", "phase", "(.*)") or on () {never}', "{{verdict}}"),
-        unit="none",
-        sizes=SMALL,
         decimals=0,
         no_value="No log is read",
         mappings=p.texts({"0": ("never", p.GOOD)}),
@@ -158,10 +149,8 @@ def _starts() -> PanelRow:
     starts = p.stat(
         "Starts of the server",
         p.Query(f"sum(increase({q.own('sglang_tuning_server_starts_total')}[$__range]))", "starts"),
-        unit="none",
         decimals=0,
         text="value",
-        sizes=SMALL,
         no_value=NO_EXPORTER,
         mappings=p.texts({"0": ("none", p.QUIET)}),
         metric="sglang_tuning_server_starts_total",
