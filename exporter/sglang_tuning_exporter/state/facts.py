@@ -44,7 +44,7 @@ class ServerFacts(Arguments):
     logged_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # from the start-up line
     scraped_pool_tokens: dict[int | None, float] = field(default_factory=dict)  # from the metrics
     # Memory is that of one GPU, of the rank with most; a draft model's is separate.
-    kv_pool_gb: float | None = None
+    kv_pool_gb: float | None = None  # of all pools: full attention, sliding windows, states of linear layers
     draft_pool_gb: float | None = None
     graph_sizes: tuple[int, ...] = ()
     graph_gb: float | None = None  # all captures
@@ -112,14 +112,9 @@ class ServerFacts(Arguments):
 
     def _sum_up(self) -> None:
         """Take over what the ranks have printed so far; figures from the metrics alone stay."""
-        sums = self._memory.figures()
-        self.memory_before_weights_gb = sums.before_weights or self.memory_before_weights_gb
-        self.weights_gb = sums.weights or self.weights_gb
-        self.draft_weights_gb = sums.draft_weights or self.draft_weights_gb
-        self.kv_pool_gb = sums.pool or self.kv_pool_gb
-        self.draft_pool_gb = sums.draft_pool or self.draft_pool_gb
-        self.graph_gb = sums.graphs or self.graph_gb
-        self.decode_graph_gb = sums.decode_graphs or self.decode_graph_gb
+        for name, gigabytes in self._memory.figures().items():
+            if gigabytes:
+                setattr(self, name, gigabytes)
 
     @property
     def rank_weights_gb(self) -> float | None:

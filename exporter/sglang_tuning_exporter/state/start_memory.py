@@ -7,73 +7,66 @@ prints the target's first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import MOST_RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sglang_tuning_exporter.sglang.events import KvPool, Memory, Rank
 
 
-@dataclass(slots=True)
-class RankMemory:
-    """The memory lines of one rank, in GB; None is unknown."""
+# The figures of a rank, as they are named in `ServerFacts`; of several ranks the largest one counts.
+_FIGURES = ("weights_gb", "draft_weights_gb", "kv_pool_gb", "draft_pool_gb", "graph_gb", "decode_graph_gb")
 
-    before_weights: float | None = None
-    before_load: float | None = None  # free before the last load, a draft's included
-    weights: float | None = None
-    draft_weights: float | None = None
-    pool: float | None = None  # of all pools: full attention, sliding windows, states of linear layers
-    draft_pool: float | None = None
-    graphs: float | None = None  # all captures
-    decode_graphs: float | None = None  # those that grow with the largest captured decode batch, a draft's among them
-    pool_ended: bool = False
+
+class RankMemory:
+    """The memory lines of one rank, in GB."""
+
+    def __init__(self) -> None:
+        self.before_weights: float | None = None
+        self.gigabytes: dict[str, float] = {}  # by name in `_FIGURES`
+        self._before_load: float | None = None  # free before the last load, a draft's included
+        self._pool_ended = False
 
     def take(self, event: Memory) -> None:
         """Take a memory line."""
         if event.stage == "weights_begin":
             self.before_weights = event.available_gb if self.before_weights is None else self.before_weights
-            self.before_load = event.available_gb
+            self._before_load = event.available_gb
         elif event.stage == "pool":
-            self.pool_ended = True
+            self._pool_ended = True
         used = self._loaded(event) if event.stage == "weights" else event.used_gb
         if used is None:
             return
         if event.stage == "weights":
-            if self.weights is None:
-                self.weights = used
-            else:
-                self.draft_weights = (self.draft_weights or 0.0) + used
+            self._add("draft_weights_gb" if "weights_gb" in self.gigabytes else "weights_gb", used)
         elif event.stage == "state_cache":
             self._add_pool(used)
         elif event.stage == "graph":
-            self.graphs = (self.graphs or 0.0) + used
+            self._add("graph_gb", used)
             if not event.of_prefill:
-                self.decode_graphs = (self.decode_graphs or 0.0) + used
+                self._add("decode_graph_gb", used)
 
     def _loaded(self, event: Memory) -> float | None:
         """Return the memory of the weights; up to 0.4.0 it is the difference of the memory free before and after the load."""
-        if event.used_gb is not None or self.before_load is None or event.available_gb is None:
+        if event.used_gb is not None or self._before_load is None or event.available_gb is None:
             return event.used_gb
-        return max(round(self.before_load - event.available_gb, 2), 0.0)
+        return max(round(self._before_load - event.available_gb, 2), 0.0)
 
     def take_pool(self, event: KvPool) -> None:
         """Take a pool line; up to the first `Memory pool end` they are the target's."""
         if event.gigabytes is None:
             return
-        if event.resized or (self.pool_ended and self.pool is None):
-            self.pool = event.gigabytes
+        if event.resized or (self._pool_ended and "kv_pool_gb" not in self.gigabytes):
+            self.gigabytes["kv_pool_gb"] = event.gigabytes
         else:
             self._add_pool(event.gigabytes)
 
     def _add_pool(self, gigabytes: float) -> None:
-        if self.pool_ended:
-            self.draft_pool = (self.draft_pool or 0.0) + gigabytes
-        else:
-            self.pool = (self.pool or 0.0) + gigabytes
+        self._add("draft_pool_gb" if self._pool_ended else "kv_pool_gb", gigabytes)
+
+    def _add(self, name: str, gigabytes: float) -> None:
+        self.gigabytes[name] = self.gigabytes.get(name, 0.0) + gigabytes
 
 
 class StartMemory:
@@ -91,22 +84,13 @@ class StartMemory:
                 self._ranks[rank] = known
         return known
 
-    def figures(self) -> RankMemory:
-        """Return the most of each figure, and the least memory that was free before the weights.
+    def figures(self) -> dict[str, float]:
+        """Return the most of each figure, and the least memory that was free before the weights, as named in `ServerFacts`.
 
         SGLang sizes the pools of all ranks by the latter (`get_available_gpu_memory(distributed=True)`).
         """
         ranks = self._ranks.values()
-
-        def most(figures: Iterable[float | None]) -> float | None:
-            return max((figure for figure in figures if figure is not None), default=None)
-
-        return RankMemory(
-            before_weights=min((r.before_weights for r in ranks if r.before_weights is not None), default=None),
-            weights=most(rank.weights for rank in ranks),
-            draft_weights=most(rank.draft_weights for rank in ranks),
-            pool=most(rank.pool for rank in ranks),
-            draft_pool=most(rank.draft_pool for rank in ranks),
-            graphs=most(rank.graphs for rank in ranks),
-            decode_graphs=most(rank.decode_graphs for rank in ranks),
-        )
+        free = [rank.before_weights for rank in ranks if rank.before_weights is not None]
+        known = {name: [rank.gigabytes[name] for rank in ranks if name in rank.gigabytes] for name in _FIGURES}
+        most = {name: max(figures) for name, figures in known.items() if figures}
+        return {**most, "memory_before_weights_gb": min(free, default=0.0)}
