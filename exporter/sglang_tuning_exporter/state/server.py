@@ -22,7 +22,6 @@ from sglang_tuning_exporter.state.counters import ServerCounters, gained
 from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, Recent
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
-from sglang_tuning_exporter.state.looks import Looks
 from sglang_tuning_exporter.state.saved import counts, mappings
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ class ServerState(LoggedServer):
         }
         self.latency = LatencyLedger(objectives, profile.window_seconds)
         self._counters = ServerCounters()
-        self._looks = Looks()
         self._scraped = False
         self._progress: float | None = None
         self._looked_at: float | None = None  # the last scrape
@@ -114,7 +112,7 @@ class ServerState(LoggedServer):
         if self.stages.came_out(scrape.sent):
             self._worked_at = self._looked_at
         self._looked_at = now
-        self.stages.see(self._looks.take(scrape, self.ranks, self.facts), now)
+        self.stages.observe(scrape, self.ranks, self.facts, now)
         if self.hang(now) is not None:
             self.journal.see(HUNG, now)
 

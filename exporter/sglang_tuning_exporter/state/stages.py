@@ -6,7 +6,16 @@ Each stage has its own progress. Pure; `now` is seconds on the caller's clock. R
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from sglang_tuning_exporter.state.counters import gained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sglang_tuning_exporter.sglang.events import Scrape
+    from sglang_tuning_exporter.state.facts import ServerFacts
+    from sglang_tuning_exporter.state.rank import RankState
 
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -17,6 +26,8 @@ IDLE_SECONDS = 10.0  # of idle schedulers beside open requests
 STEPS_TO_OUTPUT = 60.0  # decode steps after which every running request must have sent tokens
 CHECK_SECONDS = 20.0  # until a health check fails
 VAIN_SECONDS = 90.0  # between two failed checks of one hang
+# With speculative decoding a step gives several tokens, and releases that send every fiftieth token may skip some of these.
+SPECULATED_STEPS = 250.0
 SUSPECT_SECONDS = 30.0  # without progress, until the exporter makes a health check of its own
 
 _WORDS: dict[Stage, str] = {
@@ -42,31 +53,31 @@ class Hang:
 
 
 @dataclass(slots=True)
-class Look:
+class StageFigures:
     """What one scrape shows of the stages; counters are the server's own, cumulative."""
 
     sent: float | None  # moves when the detokenizer sends something; health checks do not count
     scheduled: float | None  # moves when the schedulers do something
-    steps: float = 0.0  # decode steps since the look before, as far as counted or logged
+    steps: float = 0.0  # decode steps since the scrape before, as far as counted or logged
     lag: float = 0.0  # how many of them may be older than that
-    tokens: float = 0.0  # decoded since the look before, for all requests together
-    joined: float = 0.0  # requests that began to run since the look before
+    tokens: float = 0.0  # decoded since the scrape before, for all requests together
+    joined: float = 0.0  # requests that began to run since the scrape before
     interval: float = 0.0  # decode steps after which a running request sends tokens, where an argument sets it
     aborted: float | None = None
     requests: float | None = None  # that the HTTP server has open
     works: float | None = None  # requests that run or wait in the schedulers
-    figures: tuple[float | None, ...] = ()  # gauges that a scheduler refreshes while it works
+    gauges: tuple[float | None, ...] = ()  # those that a scheduler refreshes while it works
     idle: bool = False  # no scheduler has anything to do
     excused: bool = False  # the requests wait for something else: a grammar, the other half of a pair
 
-    def has_sent_since(self, before: Look | None) -> bool:
-        """Whether something was sent since the look before."""
+    def has_sent_since(self, before: StageFigures | None) -> bool:
+        """Whether something was sent since the scrape before."""
         return before is not None and None not in {before.sent, self.sent} and self.sent != before.sent
 
-    def has_scheduled_since(self, before: Look) -> bool:
-        """Whether a scheduler did something since the look before."""
+    def has_scheduled_since(self, before: StageFigures) -> bool:
+        """Whether a scheduler did something since the scrape before."""
         moved = None not in {self.scheduled, before.scheduled} and self.scheduled != before.scheduled
-        return moved or self.steps > 0 or (bool(self.works) and self.figures != before.figures)
+        return moved or self.steps > 0 or (bool(self.works) and self.gauges != before.gauges)
 
 
 class _Silence:
@@ -83,43 +94,44 @@ class _Silence:
         self.idle_at: float | None = None  # since when the schedulers are idle beside open requests
         self.scheduled = False  # a scheduler has done something
 
-    def add(self, look: Look, before: Look, now: float) -> None:
-        """Add a look in which nothing was sent."""
-        self.scheduled = self.scheduled or look.has_scheduled_since(before)
-        aborted = max((look.aborted or 0.0) - (before.aborted or 0.0), 0.0)
+    def add(self, figures: StageFigures, before: StageFigures, now: float) -> None:
+        """Add a scrape in which nothing was sent."""
+        self.scheduled = self.scheduled or figures.has_scheduled_since(before)
+        aborted = max((figures.aborted or 0.0) - (before.aborted or 0.0), 0.0)
         self.gave_up += aborted
-        if look.steps > 0 or look.tokens > 0:
+        if figures.steps > 0 or figures.tokens > 0:
             self.decoded_at = now if self.decoded_at is None else self.decoded_at
             # Requests that decode after others gave up may be younger.
-            self.steps = 0.0 if aborted else self.steps + look.steps
-            self.tokens += look.tokens
-            self.joined += look.joined
-            self.works = max(self.works, look.works or 0.0)
-            if self.proven_at is None and self._must_have_sent(look):
+            self.steps = 0.0 if aborted else self.steps + figures.steps
+            self.tokens += figures.tokens
+            self.joined += figures.joined
+            self.works = max(self.works, figures.works or 0.0)
+            if self.proven_at is None and self._must_have_sent(figures):
                 self.proven_at = now
-        waits = bool(look.requests) and not look.excused
+        waits = bool(figures.requests) and not figures.excused
         self.open_at = (self.open_at or now) if waits else None
-        self.idle_at = (self.idle_at or now) if waits and look.idle else None
+        self.idle_at = (self.idle_at or now) if waits and figures.idle else None
 
-    def _must_have_sent(self, look: Look) -> bool:
+    def _must_have_sent(self, figures: StageFigures) -> bool:
         """Whether a request has decoded so long that it must have sent tokens."""
-        least = max(STEPS_TO_OUTPUT, 1.2 * look.interval)
+        least = max(STEPS_TO_OUTPUT, 1.2 * figures.interval)
         # More tokens than all requests together can have without one of them sending any.
-        enough = least * (self.joined + self.works) + look.lag * self.works
-        return self.steps >= least + look.lag or self.tokens > enough > 0
+        enough = least * (self.joined + self.works) + figures.lag * self.works
+        return self.steps >= least + figures.lag or self.tokens > enough > 0
 
 
 class Stages:
-    """Takes one look after the other, and the health checks and batch lines of the log."""
+    """Takes one scrape after the other, and the health checks and batch lines of the log."""
 
     def __init__(self) -> None:
         self.batch_at: float | None = None  # the last batch line
+        self._counted: dict[int | None, tuple[float | None, ...]] = {}  # by scheduler, at the last scrape
         self.restarted()
 
     def restarted(self) -> None:
         """Begin with a new server."""
         self._vain: tuple[float, float] | None = None  # since when health checks fail, and the last one
-        self._seen: Look | None = None
+        self._seen: StageFigures | None = None
         self._sent_at: float | None = None
         self._silence = _Silence(busy=False)
 
@@ -143,22 +155,64 @@ class Stages:
             silence.open_at = silence.idle_at = None
 
     def came_out(self, sent: float | None) -> bool:
-        """Whether the detokenizer has sent something since the last look; health checks do not count."""
+        """Whether the detokenizer has sent something since the last scrape; health checks do not count."""
         before = None if self._seen is None else self._seen.sent
         return before is not None and sent is not None and sent > before
 
-    def see(self, look: Look, now: float) -> None:
-        """Take one scrape."""
-        before, self._seen = self._seen, look
-        if look.sent is None:
+    def observe(self, scrape: Scrape, ranks: Mapping[int | None, RankState], facts: ServerFacts, now: float) -> None:
+        """Take one scrape; the ranks have taken it already."""
+        steps, tokens, joined = self._done(ranks, facts.decode_log_interval)
+        outside = sum((rank.grammar_queued or 0) + sum(rank.queues.values()) for rank in scrape.ranks)
+        works = sum((rank.running or 0) + (rank.queued or 0) for rank in scrape.ranks)
+        speculates = bool(facts.args.get("speculative_algorithm"))
+        figures = StageFigures(
+            scrape.sent,
+            scrape.scheduled,
+            steps,
+            facts.decode_log_interval,
+            tokens,
+            joined,
+            max(facts.arg("stream_interval") or 0.0, SPECULATED_STEPS if speculates else 0.0),
+            scrape.aborted_requests,
+            scrape.open_requests,
+            works,
+            tuple(
+                gauge for rank in scrape.ranks for gauge in (rank.running, rank.used_tokens, rank.generation_throughput)
+            ),
+            idle=not works and any(rank.running is not None for rank in scrape.ranks),
+            excused=outside > 0,
+        )
+        self._see(figures, now)
+
+    def _done(self, ranks: Mapping[int | None, RankState], interval: float) -> tuple[float, float, float]:
+        """Return decode steps, decoded tokens and requests that began to run since the last scrape.
+
+        The server's own counters are used where it has them, else the lines of the log.
+        """
+        steps = tokens = joined = 0.0
+        before, self._counted = self._counted, {}
+        for dp, rank in ranks.items():
+            counts = rank.totals.counts
+            of_server = rank.counters.figure("decoded_tokens"), rank.counters.figure("admitted_requests")
+            now = (counts["replayed"] + counts["eager"], counts["decoded"], counts["joined"], *of_server)
+            batches, lines, sequences, decoded, admitted = map(gained, before.get(dp, now), now)
+            self._counted[dp] = now
+            steps = max(steps, batches)
+            tokens += lines * interval if of_server[0] is None else decoded
+            joined += sequences if of_server[1] is None else admitted
+        return steps, tokens, joined
+
+    def _see(self, figures: StageFigures, now: float) -> None:
+        before, self._seen = self._seen, figures
+        if figures.sent is None:
             return
-        if before is not None and before.sent == look.sent:
-            self._silence.add(look, before, now)
+        if before is not None and before.sent == figures.sent:
+            self._silence.add(figures, before, now)
             return
-        if look.has_sent_since(before):
+        if figures.has_sent_since(before):
             self._vain = None
         self._sent_at = now
-        self._silence = _Silence(busy=bool(look.works or look.requests or (before is not None and before.works)))
+        self._silence = _Silence(busy=bool(figures.works or figures.requests or (before is not None and before.works)))
 
     @property
     def left_in_vain(self) -> bool:
