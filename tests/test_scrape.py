@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
 from conftest import (
     RETRACTION,
@@ -238,3 +241,43 @@ def test_a_health_check_is_answered_in_vain_or_not_made(answer: Answer, healthy:
         assert Client(server.url, server.url + "/metrics").health(0.5) is healthy
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_server_with_tls_is_scraped_where_its_certificate_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, trusted: bool
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    if trusted:
+        monkeypatch.setattr("certifi.where", lambda: str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"https://localhost:{server.server_address[1]}"
+    client = Client(address, f"{address}/metrics")
+    try:
+        if trusted:
+            assert client.metrics(10.0) == _Page.text
+        else:
+            with pytest.raises(ScrapeError, match="its certificate is not trusted") as caught:
+                client.metrics(10.0)
+            assert caught.value.reason == "unreachable"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Page(BaseHTTPRequestHandler):
+    text = "sglang:num_running_reqs 1\n"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.text)))
+        self.end_headers()
+        self.wfile.write(self.text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass

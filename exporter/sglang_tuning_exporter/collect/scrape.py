@@ -260,23 +260,14 @@ def _tls_failure(error: ssl.SSLError) -> str:
 def _pools(opened: Callable[[socket.socket | None], None]) -> dict[str, type[HTTPConnectionPool]]:
     """Make pools that expose the socket of a connection: urllib3 hides it until the headers have arrived."""
 
-    class Plain(HTTPConnection):
-        def connect(self) -> None:
-            super().connect()
+    def noted(pool: type[HTTPConnectionPool], connection: type[HTTPConnection]) -> type[HTTPConnectionPool]:
+        def connect(self: HTTPConnection) -> None:
+            connection.connect(self)
             opened(self.sock)
 
-    class Secure(HTTPSConnection):
-        def connect(self) -> None:
-            super().connect()
-            opened(self.sock)
+        return type(pool.__name__, (pool,), {"ConnectionCls": type("Noted", (connection,), {"connect": connect})})
 
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = Secure
-
-    return {"http": PlainPool, "https": SecurePool}
+    return {"http": noted(HTTPConnectionPool, HTTPConnection), "https": noted(HTTPSConnectionPool, HTTPSConnection)}
 
 
 class Scraper:
