@@ -38,9 +38,22 @@ def _tag(image: str) -> str:
     return image.rsplit("/", 1)[-1].partition(":")[2]
 
 
-def _filled_in(text: str) -> str:
-    """Give the text as compose reads it with no .env: every ${NAME:-default} replaced by its default."""
-    return re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
+VARIABLE = re.compile(r"\$\{([A-Z_]+):-([^${}]*)\}")  # one without another inside
+
+
+def _filled_in(text: str, **given: str) -> str:
+    """Give the text as compose reads it: every ${NAME:-default} replaced by what is given, else by its default."""
+    while VARIABLE.search(text):
+        text = VARIABLE.sub(lambda match: given.get(match[1], match[2]), text)
+    return text
+
+
+def _defaults(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    while matches := VARIABLE.findall(text):
+        found |= dict(matches)
+        text = VARIABLE.sub(r"\2", text)
+    return found
 
 
 def _containers(path: str) -> dict[str, dict[str, Any]]:
@@ -128,6 +141,13 @@ def test_every_published_port_is_bound_to_this_machine_only(name: str) -> None:
         assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", _filled_in(port))
 
 
+def test_a_notification_links_to_the_port_that_is_published() -> None:
+    url = SERVICES["exporter"]["environment"]["SGLANG_TUNING_EXTERNAL_URL"]
+    assert _filled_in(url) == "http://127.0.0.1:9741"
+    assert _filled_in(url, EXPORTER_PORT="19741") == "http://127.0.0.1:19741"
+    assert _filled_in(url, EXPORTER_PORT="19741", EXPORTER_URL="https://gpu1/") == "https://gpu1/"
+
+
 def test_the_page_of_each_service_for_people_is_published() -> None:
     assert {name for name in SERVICES if "ports" in SERVICES[name]} == {
         "exporter", "prometheus", "alertmanager", "grafana",
@@ -144,7 +164,7 @@ def test_every_variable_has_a_default_and_is_explained_in_the_example() -> None:
 
 
 def test_a_value_the_example_leaves_out_is_the_default_of_the_compose_file() -> None:
-    defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", COMPOSE_TEXT))
+    defaults = _defaults(COMPOSE_TEXT)
     shown = dict(re.findall(r"^#([A-Z_]+)=(.*)$", DOT_ENV, re.MULTILINE))
     assert shown
     assert shown == {name: defaults[name] for name in shown}
