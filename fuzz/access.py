@@ -21,7 +21,7 @@ import yaml
 
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig, read
 from sglang_tuning_exporter.serve.security.guard import METHODS, Guard
-from sglang_tuning_exporter.serve.security.web_config import HEADERS, SUITES, Refused, parse
+from sglang_tuning_exporter.serve.security.web_config import HEADERS, SUITES, WebConfigError, parse
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -99,11 +99,11 @@ def check_web_config(data: bytes) -> None:
     path = place / "web.yml"
     path.write_bytes(data)
     try:
-        rules = read(path)
-    except Refused as refused:
-        _is_discreet(str(refused), data)
+        loaded = read(path)
+    except WebConfigError as error:
+        _is_discreet(str(error), data)
         return
-    config = rules.config
+    config = loaded.config
     assert config == parse(data.decode("utf-8")), "a second reading differs"
     _has_no_key_twice(yaml.compose(data.decode("utf-8"), Loader=yaml.BaseLoader))
     for name, hashed in config.users.items():
@@ -116,9 +116,9 @@ def check_web_config(data: bytes) -> None:
         assert "\n" not in value
     limit = config.rate_limit
     assert limit is None or (0 < limit.interval < _LONGEST_SECONDS and limit.burst > 0)
-    assert (config.tls is None) == (rules.context is None)
-    if config.tls is not None and rules.context is not None:
-        tls, made = config.tls, rules.context
+    assert (config.tls is None) == (loaded.context is None)
+    if config.tls is not None and loaded.context is not None:
+        tls, made = config.tls, loaded.context
         assert bool(tls.cert) != bool(tls.cert_file)
         assert bool(tls.key) != bool(tls.key_file)
         is_required = tls.client_auth_type == "RequireAndVerifyClientCert"

@@ -25,7 +25,7 @@ from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig
 from sglang_tuning_exporter.serve.security.guard import TokenBucket
 from sglang_tuning_exporter.serve.security.passwords import MOST_REMEMBERED, Passwords, credentials
-from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, Refused, parse
+from sglang_tuning_exporter.serve.security.web_config import CURVES, HEADERS, SUITES, WebConfigError, parse
 from web_access import (
     Certificates,
     Met,
@@ -194,7 +194,7 @@ def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_
     ],
 )  # fmt: skip
 def test_a_slip_is_one_sentence_with_its_remedy(text: str, words: str) -> None:
-    with pytest.raises(Refused, match=re.escape(words)) as refused:
+    with pytest.raises(WebConfigError, match=re.escape(words)) as refused:
         parse(text)
     assert "\n" not in str(refused.value)
 
@@ -492,10 +492,10 @@ def test_what_was_missing_is_taken_over_when_it_comes(tmp_path: Path) -> None:
     file = own.write(GUARDED)
     web_config = ActiveConfig(file)
     own.write(GUARDED.replace("server.", "later."))
-    assert [web_config.renew(), web_config.renew()] == [False, False]
+    assert [web_config.reload(), web_config.reload()] == [False, False]
     own.issue("later", own.authority, "localhost")
-    assert web_config.renew()
-    assert not web_config.renew()
+    assert web_config.reload()
+    assert not web_config.reload()
 
 
 def test_a_prometheus_scrapes_over_tls_with_a_password(certified: Certificates, tmp_path: Path) -> None:
@@ -551,10 +551,10 @@ def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() ->
     assert (limit.interval, other.interval) == (0.5, 90.0)
     assert parse("rate_limit: {interval: 0, burst: 2}").rate_limit is None
     bucket = TokenBucket()
-    assert [bucket.gives(limit, 0.0) for _ in range(3)] == [True, True, False]
-    assert [bucket.gives(limit, 0.5), bucket.gives(limit, 0.6)] == [True, False]
-    assert [bucket.gives(limit, 99.0) for _ in range(3)] == [True, True, False]
-    assert [bucket.gives(other, 99.0), bucket.gives(other, 99.0)] == [True, False]
+    assert [bucket.take(limit, 0.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.take(limit, 0.5), bucket.take(limit, 0.6)] == [True, False]
+    assert [bucket.take(limit, 99.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.take(other, 99.0), bucket.take(other, 99.0)] == [True, False]
 
 
 def test_a_right_password_is_remembered_while_its_hash_is_the_same_and_a_wrong_one_never() -> None:

@@ -109,7 +109,7 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
 
 def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> None:
     """Set our headers on every response, uvicorn's own 400 and 503 too."""
-    own = {} if web_config is None else web_config.rules.config.http.headers
+    own = {} if web_config is None else web_config.loaded.config.http.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]
 
 

@@ -109,7 +109,7 @@ class PerRank(Generic[T]):
         return family
 
 
-def sound(text: str | None) -> str:
+def printable(text: str | None) -> str:
     """Return words from outside without characters that would break the page, such as lone surrogates."""
     return clean(text or "")
 
@@ -117,7 +117,7 @@ def sound(text: str | None) -> str:
 def brief(text: str | None) -> str:
     """Return at most `LONGEST_LABEL` characters: a very long name would cost memory in every Prometheus."""
     words = text or ""
-    return sound(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")
+    return printable(words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "…")
 
 
 def spelled(labels: Mapping[str, str]) -> str:

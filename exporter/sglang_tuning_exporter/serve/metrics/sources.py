@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, single, sound
+from sglang_tuning_exporter.serve.metrics.families import counter, gauge, info, printable, single
 from sglang_tuning_exporter.sglang.events import LINE_KINDS
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ def web(external_url: str | None, *, is_tls: bool) -> Family:
     return info(
         "web",
         "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it serves.",
-        {"external_url": sound(external_url), "scheme": "https" if is_tls else "http"},
+        {"external_url": printable(external_url), "scheme": "https" if is_tls else "http"},
     )
 
 
 def _files(log: LogView) -> Iterable[Family]:
     words = "Whether this log file is being followed."
-    yield gauge("log_up", words, "file").filled([(sound(file.path), float(file.up)) for file in log.files])
+    yield gauge("log_up", words, "file").filled([(printable(file.path), float(file.up)) for file in log.files])
     words = (
         "1 while lines from before the exporter's start are still being read; the log's counters are absent until then."
     )

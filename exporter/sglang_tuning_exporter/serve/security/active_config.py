@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.serve.metrics.families import single
 from sglang_tuning_exporter.serve.security import tls
-from sglang_tuning_exporter.serve.security.web_config import Refused, WebConfig, parse
+from sglang_tuning_exporter.serve.security.web_config import WebConfig, WebConfigError, parse
 
 if TYPE_CHECKING:
     import ssl
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.metrics.families import Family
 
 LOOK_SECONDS = 1.0
-_Look: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
+_Status: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 logger = logging.getLogger("sglang_tuning_exporter")
 
@@ -36,36 +36,36 @@ def up_family(*, is_up: bool) -> Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class LoadedConfig:
     """The file's settings and the TLS context made of them (None without TLS), at one moment."""
 
     config: WebConfig
     context: ssl.SSLContext | None
     files: tuple[Path, ...]
-    look: _Look  # the files' status before they were read
+    status: _Status  # the files' status before they were read
 
 
-def read(path: Path) -> Rules:
-    """Read a web configuration file and the files that it names. Raises `Refused`."""
-    look = _look((path,))
+def read(path: Path) -> LoadedConfig:
+    """Read a web configuration file and the files that it names. Raises `WebConfigError`."""
+    status = _status((path,))
     try:
         with path.open("rb") as file:
             text = file.read(tls.MOST_BYTES).decode("utf-8")
     except OSError as error:
-        raise Refused(f"{error.strerror or error}; give a file that this user may read") from None
+        raise WebConfigError(f"{error.strerror or error}; give a file that this user may read") from None
     except ValueError:  # not UTF-8
-        raise Refused("not text; give YAML") from None
+        raise WebConfigError("not text; give YAML") from None
     config = parse(text)
     if config.users:
         _need_bcrypt()
     if config.tls is None:
-        return Rules(config, None, (path,), look)
+        return LoadedConfig(config, None, (path,), status)
     others = tls.files(config.tls, path.parent)
-    look += _look(others)
-    return Rules(config, tls.context(config.tls, path.parent), (path, *others), look)
+    status += _status(others)
+    return LoadedConfig(config, tls.context(config.tls, path.parent), (path, *others), status)
 
 
-def _look(files: tuple[Path, ...]) -> _Look:
+def _status(files: tuple[Path, ...]) -> _Status:
     """Return the status of each file, which changes when it is written; None for a missing one."""
     looks: list[tuple[int, ...] | None] = []
     for file in files:
@@ -81,20 +81,20 @@ def _need_bcrypt() -> None:
     try:
         import bcrypt  # noqa: F401, PLC0415 - only where passwords are set
     except ImportError:
-        raise Refused("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
+        raise WebConfigError("basic_auth_users: needs the package bcrypt; pip install bcrypt") from None
 
 
 class ActiveConfig:
-    """Holds the `rules` in force. `start` looks for changes once a second, and calls `on_change` after one."""
+    """Holds the configuration in force, `loaded`. `start` looks for changes once a second, and calls `on_change` after one."""
 
     def __init__(self, path: Path) -> None:
         """Read the file. Raises `UsageError`."""
         self._path = path
         try:
-            self.rules = read(path)
-        except Refused as refused:
-            raise UsageError(f"--web-config={path}: {refused}") from None
-        self._seen = self.rules.look
+            self.loaded = read(path)
+        except WebConfigError as error:
+            raise UsageError(f"--web-config={path}: {error}") from None
+        self._seen = self.loaded.status
         self._problem = ""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,7 +102,7 @@ class ActiveConfig:
     @property
     def is_tls(self) -> bool:
         """Whether TLS is on, which is decided at the start."""
-        return self.rules.context is not None
+        return self.loaded.context is not None
 
     def listener_context(self) -> ssl.SSLContext | None:
         """Return the listener's context, which follows each change; None without TLS."""
@@ -110,7 +110,7 @@ class ActiveConfig:
 
     def start(self, on_change: Callable[[], object]) -> None:
         """Look for changes in a thread, so that no request reads or waits for a file."""
-        config = self.rules.config
+        config = self.loaded.config
         if config.http.http2:
             logger.info(
                 "%s: http_server_config.http2 is accepted and ignored: the exporter speaks HTTP/1.1", self._path
@@ -129,30 +129,30 @@ class ActiveConfig:
         """Return the family that shows whether the present file is in force."""
         return up_family(is_up=not self._problem)
 
-    def renew(self) -> bool:
-        """Reload when the files have not changed for one look; True when the rules are new.
+    def reload(self) -> bool:
+        """Reload where files changed, and did not change since the last look; return whether a new configuration is in force.
 
         After a problem it is tried at every look, since a missing file may have appeared.
         """
-        look = _look(self.rules.files)
-        is_still, self._seen = look == self._seen, look
-        if not is_still or (look == self.rules.look and not self._problem):
+        status = _status(self.loaded.files)
+        is_still, self._seen = status == self._seen, status
+        if not is_still or (status == self.loaded.status and not self._problem):
             return False
         try:
-            rules = read(self._path)
-        except Refused as refused:
-            self._complain(str(refused))
+            loaded = read(self._path)
+        except WebConfigError as error:
+            self._complain(str(error))
             return False
-        if (rules.context is None) is self.is_tls:
+        if (loaded.context is None) is self.is_tls:
             self._complain("tls_server_config: restart the exporter to turn TLS on or off")
             return False
-        self.rules, self._seen, self._problem = rules, rules.look, ""
-        logger.info("%s: reloaded: %s", self._path, _summary(rules.config))
+        self.loaded, self._seen, self._problem = loaded, loaded.status, ""
+        logger.info("%s: reloaded: %s", self._path, _summary(loaded.config))
         return True
 
     def _watch(self, on_change: Callable[[], object]) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
-            if self.renew():
+            if self.reload():
                 on_change()
 
     def _complain(self, problem: str) -> None:
@@ -161,8 +161,8 @@ class ActiveConfig:
         self._problem = problem
 
     def _context(self) -> ssl.SSLContext:
-        assert self.rules.context is not None
-        return self.rules.context
+        assert self.loaded.context is not None
+        return self.loaded.context
 
 
 def _summary(config: WebConfig) -> str:

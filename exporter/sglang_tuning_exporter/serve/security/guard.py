@@ -67,8 +67,8 @@ class Guard:
         given = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
         closing = {"Connection": "close"} if _is_heavy(given) else {}
         if self._web_config is not None:
-            config = self._web_config.rules.config
-            if config.rate_limit is not None and not self._bucket.gives(config.rate_limit, self._clock()):
+            config = self._web_config.loaded.config
+            if config.rate_limit is not None and not self._bucket.take(config.rate_limit, self._clock()):
                 return PlainTextResponse("Too Many Requests\n", 429, headers=closing)
             if config.users and not await self._is_known(config.users, given.get(b"authorization")):
                 asking = {"WWW-Authenticate": 'Basic realm="sglang-tuning-exporter", charset="UTF-8"'}
@@ -94,7 +94,7 @@ class TokenBucket:
         self._limit: RateLimit | None = None
         self._filled, self._at = 0.0, 0.0
 
-    def gives(self, limit: RateLimit, now: float) -> bool:
+    def take(self, limit: RateLimit, now: float) -> bool:
         """Take one token at `now`, in seconds; False when none is left. A new limit starts with a full bucket."""
         if limit != self._limit:
             self._limit, self._filled, self._at = limit, float(limit.burst), now

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, Refused, shown
+from sglang_tuning_exporter.serve.security.web_config import CURVES, SUITES, TLS, WebConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ def files(tls: TLS, directory: Path) -> tuple[Path, ...]:
 
 
 def context(tls: TLS, directory: Path) -> ssl.SSLContext:
-    """Return a server context made of the files that `tls` names. Raises `Refused`."""
+    """Return a server context made of the files that `tls` names. Raises `WebConfigError`."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.set_alpn_protocols(["http/1.1"])
     made.minimum_version, made.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
@@ -31,7 +31,7 @@ def context(tls: TLS, directory: Path) -> ssl.SSLContext:
         try:
             made.set_ecdh_curve(CURVES[curve])
         except (ssl.SSLError, ValueError):  # Python 3.10 cannot set X25519
-            raise Refused(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
+            raise WebConfigError(f"curve_preferences={curve}: this Python cannot set it; leave it out") from None
     _load_pair(made, _pem(tls, directory, "cert"), _pem(tls, directory, "key"))
     if tls.client_auth_type != "NoClientCert":
         _trust(made, _pem(tls, directory, "client_ca"))
@@ -86,7 +86,7 @@ def _choose_suites(made: ssl.SSLContext, tls: TLS) -> None:
     try:
         made.set_ciphers(":".join(older))
     except ssl.SSLError:
-        raise Refused("tls_server_config.cipher_suites: this machine's OpenSSL allows none of them") from None
+        raise WebConfigError("tls_server_config.cipher_suites: this machine's OpenSSL allows none of them") from None
 
 
 def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
@@ -99,7 +99,7 @@ def _pem(tls: TLS, directory: Path, kind: str) -> bytes:
             return file.read(MOST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or "not a path"
-        raise Refused(
+        raise WebConfigError(
             f"tls_server_config.{kind}_file={shown(name)}: {reason}; give a PEM file that this user may read"
         ) from None
 
@@ -116,7 +116,7 @@ def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
         made.load_cert_chain(paths[0], paths[1], password=_no_password)
     except ssl.SSLError as error:
         reason = (error.reason or "not PEM").lower().replace("_", " ")
-        raise Refused(
+        raise WebConfigError(
             f"tls_server_config.cert_file and key_file: {reason}; give a certificate and its key as PEM"
         ) from None
     finally:
@@ -126,11 +126,13 @@ def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes) -> None:
 
 def _no_password() -> str:
     """Refuse a key with a password; OpenSSL would ask for it at the terminal."""
-    raise Refused("tls_server_config.key_file: the key has a password; give one without")
+    raise WebConfigError("tls_server_config.key_file: the key has a password; give one without")
 
 
 def _trust(made: ssl.SSLContext, authority: bytes) -> None:
     try:
         made.load_verify_locations(cadata=authority.decode("ascii", "replace"))
     except (ssl.SSLError, ValueError):
-        raise Refused("tls_server_config.client_ca_file: no certificate in it; give the authority's as PEM") from None
+        raise WebConfigError(
+            "tls_server_config.client_ca_file: no certificate in it; give the authority's as PEM"
+        ) from None

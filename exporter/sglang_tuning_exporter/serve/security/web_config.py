@@ -86,7 +86,7 @@ _REMEDIES = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - what it says of the file
+class WebConfigError(Exception):
     """The file cannot be applied: one sentence with key, value and remedy, without secrets."""
 
 
@@ -293,9 +293,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise Refused(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
+            raise WebConfigError(f"line {key_node.start_mark.line + 1}: give a plain word as a key")
         if key in found:
-            raise Refused(f"{shown(key)}: it stands there twice; keep one")
+            raise WebConfigError(f"{shown(key)}: it stands there twice; keep one")
         found[key] = loader.construct_object(value_node, deep=True)
     return found
 
@@ -304,21 +304,21 @@ _Loader.add_multi_constructor("", _content)
 
 
 def parse(text: str) -> WebConfig:
-    """Read the text of a web configuration file. Raises `Refused`."""
+    """Read the text of a web configuration file. Raises `WebConfigError`."""
     try:
         content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506 # a BaseLoader, which makes nothing but text, lists and mappings
     except yaml.MarkedYAMLError as error:
         # Without the line itself, which PyYAML would show: it may be a password's.
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise Refused(f"not YAML{line}; write one 'key: value' on each line") from None
+        raise WebConfigError(f"not YAML{line}; write one 'key: value' on each line") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError):  # as of an escape beyond Unicode
-        raise Refused("not YAML; write one 'key: value' on each line") from None
+        raise WebConfigError("not YAML; write one 'key: value' on each line") from None
     if content is None or content == "":
-        raise Refused("it is empty; write what is to be guarded, or start without it")
+        raise WebConfigError("it is empty; write what is to be guarded, or start without it")
     try:
         return WebConfig.model_validate(content)
     except ValidationError as error:
-        raise Refused(_sentence(error.errors(include_url=False)[0])) from None
+        raise WebConfigError(_sentence(error.errors(include_url=False)[0])) from None
 
 
 def _sentence(error: ErrorDetails) -> str:
