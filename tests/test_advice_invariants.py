@@ -25,19 +25,21 @@ SERVED = 300.0
 STEPS = 12  # of advice followed one after the other
 FIGURES: dict[str, list[Any]] = {
     "enable_mixed_chunk": [False, True],
-    "prefill_decode_interval": [0, 5],
-    "schedule_conservativeness": [0.05, 0.3, 0.7, 1.0, 1.3, 1.5, 3.0],
-    "chunked_prefill_size": [-1, 256, 1024, 2048, 3000, 4096, 8192, 16384, 65536],
-    "max_prefill_tokens": [256, 16384],
-    "max_running_requests": [None, 1, 8, 64, 250, 1000],
-    "max_total_tokens": [None, 4096, 100_000],
-    "mem_fraction_static": [0.15, 0.5, 0.71, 0.8, 0.88, 0.95],
-    "cuda_graph_max_bs": [None, 8, 160, 512, 768],
-    "cuda_graph_max_bs_decode": [None, 8, 160, 512, 768],
-    "page_size": [1, 16, 64, 128],
+    "prefill_decode_interval": [0, 5, 100],
+    "schedule_conservativeness": [0.0, 0.05, 0.3, 0.7, 1.0, 1.3, 1.43, 1.5, 3.0, 100.0],
+    "chunked_prefill_size": [-1, 1, 64, 256, 1024, 2048, 3000, 4096, 8192, 16384, 65536, 10**6],
+    "max_prefill_tokens": [1, 256, 16384, 10**6],
+    "max_running_requests": [None, 1, 2, 8, 64, 250, 1000, 10**6],
+    "max_queued_requests": [None, 0, 1, 100],
+    "prefill_max_requests": [None, 1, 64],
+    "max_total_tokens": [None, 64, 4096, 100_000],
+    "mem_fraction_static": [0.01, 0.15, 0.5, 0.71, 0.8, 0.88, 0.95, 0.99],
+    "cuda_graph_max_bs": [None, 1, 8, 160, 512, 768, 4096],
+    "cuda_graph_max_bs_decode": [None, 1, 8, 160, 512, 768, 4096],
+    "page_size": [1, 16, 64, 128, 1024],
     "tp_size": [1, 2, 8],
     "ep_size": [1],
-    "schedule_policy": ["fcfs", "lpm"],
+    "schedule_policy": ["fcfs", "lpm", "random"],
     "kv_cache_dtype": ["auto", "fp8_e5m2"],
     "load_balance_method": ["round_robin"],
     "attention_backend": [None, "flashinfer", "torch_native"],
@@ -46,7 +48,10 @@ FIGURES: dict[str, list[Any]] = {
     "disaggregation_mode": ["null", "prefill", "decode"],
     "lora_paths": [None, ["/a"]],
     "random_seed": [0, 42],
-    "swa_full_tokens_ratio": [0.8, 1.0],
+    "swa_full_tokens_ratio": [0.01, 0.8, 1.0],
+    "stream_interval": [1, 50],
+    "disable_overlap_schedule": [False, True],
+    "num_continuous_decode_steps": [1, 16],
     "disable_radix_cache": [False, True],
     "disable_cuda_graph": [False, True],
     "enable_priority_scheduling": [False, True],
@@ -70,8 +75,8 @@ def servers(draw: st.DrawFn) -> ServerFacts:
         args[arg] = printed(arg, args[arg], args, release)
     running = args["max_running_requests"]
     facts = ServerFacts(version=release, args=args, running_limits={None: float(running)} if running else {})
-    facts.kv_pool_tokens[None] = draw(st.sampled_from([4096.0, 100_000.0, 1_000_000.0]))
-    facts.available_gb[None] = draw(st.sampled_from([0.5, 4.0, 5.5, 7.0, 13.5, 30.0]))
+    facts.kv_pool_tokens[None] = draw(st.sampled_from([64.0, 4096.0, 100_000.0, 1_000_000.0]))
+    facts.available_gb[None] = draw(st.sampled_from([0.0, 0.5, 4.0, 5.5, 7.0, 13.5, 30.0, 75.0]))
     facts.memory_before_weights_gb, facts.weights_gb, facts.graph_gb = 80.0, draw(st.sampled_from([8.0, 60.0])), 1.5
     facts.kv_pool_gb = 20.0
     return facts
@@ -96,7 +101,10 @@ def pasts(draw: st.DrawFn) -> Past:
     recent.seconds["activity", "serving"] = SERVED
     for signal, among in states.items():
         recent.seconds[signal, draw(st.sampled_from(among))] = SERVED  # type: ignore[index] # drawn from its own states
-    usage, running = draw(st.sampled_from([0.05, 0.4, 0.7, 0.95])), draw(st.sampled_from([1, 6, 50, 300, 700, 1000]))
+    usage, running = (
+        draw(st.sampled_from([0.0, 0.05, 0.4, 0.7, 0.95, 1.0])),
+        draw(st.sampled_from([0, 1, 6, 50, 300, 700, 1000])),
+    )
     queued = draw(st.sampled_from([0, 30, 3000]))
     recent.integrals.update(
         usage=SERVED * usage,
@@ -112,6 +120,9 @@ def pasts(draw: st.DrawFn) -> Past:
         retraction_events=draw(st.sampled_from([0.0, 0.0, 400.0])),
         computed_tokens=1e6,
         cached_tokens=draw(st.sampled_from([0.0, 1e6])),
+        rejected_requests=draw(st.sampled_from([0.0, 0.0, 1e3])),
+        too_long_prompts=10.0,
+        too_long_tokens=draw(st.sampled_from([1e3, 1e7])),
     )
     marks = draw(st.sampled_from([{}, {}, {}, {"prefill": 1}, {"decode": 1}, {"graph_capture": 1}, {"startup": 1}]))
     slow = Recent(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
@@ -129,7 +140,14 @@ def pasts(draw: st.DrawFn) -> Past:
 def advised(judged: Judgement) -> list[Advice]:
     """Give all advice that goes into the command line."""
     found = [f for f in judged.findings if not f.diagnosis.is_chance]
-    return [a for each in found for a in each.advice if a.arg and a.suggested is not None]
+    return [a for each in found for a in each.advice if a.is_set]
+
+
+def new_value(advice: Advice) -> str:
+    """Give the new value as the command line's list of changes has it."""
+    if advice.removes:
+        return "not set"
+    return ("on" if advice.suggested else "off") if advice.is_switch else shown(advice.suggested)
 
 
 def command(judged: Judgement) -> Command:
@@ -176,7 +194,7 @@ def test_every_command_line_is_accepted_by_its_release(past: Past) -> None:
 def test_findings_and_command_line_say_the_same(past: Past) -> None:
     judged = judge(past)
     told = {(change.flag, change.new) for change in command(judged).changes}
-    said = {(a.flag, ("on" if a.suggested else "off") if a.is_switch else shown(a.suggested)) for a in advised(judged)}
+    said = {(a.flag, new_value(a)) for a in advised(judged)}
     assert said <= told
     assert {flag for flag, _ in told} - {flag for flag, _ in said} <= {"--cuda-graph-bs", "--cuda-graph-bs-decode"}
 

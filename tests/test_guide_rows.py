@@ -553,3 +553,13 @@ def test_no_more_are_let_in_while_each_step_takes_too_long_because_of_those_that
     assert row not in found(late)
     assert late.changes["max_running_requests"] == running // 3
     assert "schedule_conservativeness" not in late.changes
+
+
+@pytest.mark.parametrize(("limit", "raised"), [(2, 8), (8, None)])
+def test_while_a_small_batch_misses_the_objective_the_limit_is_raised_to_a_small_batch_at_most(
+    limit: int, raised: int | None
+) -> None:
+    # Otherwise the next advice would be to lower it again.
+    figures = slow(9.0, 0.3, running=limit, queued=20, usage=0.1)[len(started()) :]
+    late = judged(started(max_running_requests=limit) + figures)
+    assert late.changes.get("max_running_requests") == raised

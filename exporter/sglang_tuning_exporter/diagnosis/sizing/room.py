@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.sizing.case import Value
 from sglang_tuning_exporter.diagnosis.sizing.graphs import growth_to, largest_covered, usual_size
-from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, batch_within_objective, running_limit
+from sglang_tuning_exporter.diagnosis.sizing.limits import (
+    LOWERED_LIMIT,
+    SMALL_BATCH,
+    batch_within_objective,
+    running_limit,
+)
 from sglang_tuning_exporter.sglang.args.flags import is_before
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ def at_limit(case: Case) -> list[Value]:
     running, in_time = case.recent.mean("running"), batch_within_objective(case)
     if running and in_time is not None:
         room = min(room, max(in_time / running, 1.0))
+    if "latency_batch_too_large" in case.held:
+        room = min(room, max(SMALL_BATCH * limit.shared_by / current, 1.0))  # a larger batch would be lowered again
     share, size = case.facts.room_for_micro_batch, case.facts.arg(case.facts.micro_batch_arg)
     if share and size:
         suggested = min(float(_round_down(size * room)), share)
