@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from compressed import compressed
 from fuzz import files
 from sglang_tuning_exporter.collect import positions, rotation
 from sglang_tuning_exporter.collect.positions import digest
@@ -372,15 +373,14 @@ def test_a_compressed_file_that_is_damaged_or_of_an_unknown_packing_is_said(log:
     follower.close()
 
 
-def test_a_file_compressed_by_zstd_is_read_where_python_can(log: Log) -> None:
-    zstd = pytest.importorskip("compression.zstd", reason="Python has it from 3.14 on")
+def test_a_file_compressed_by_zstd_is_read(log: Log) -> None:
     log.write(1)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1]
     positions = saved(follower)
     log.write(2)
     rotated = log.rename("-20260318")
-    Path(f"{rotated}.zst").write_bytes(zstd.compress(rotated.read_bytes()))
+    Path(f"{rotated}.zst").write_bytes(compressed(rotated.read_bytes(), ".zst"))
     rotated.unlink()
     log.write(1)
     follower = LogFollower([str(log.path)], positions=positions)

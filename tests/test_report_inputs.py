@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from compressed import compressed
+from sglang_tuning_exporter.collect.compression import OPENERS
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
 from sglang_tuning_exporter.report.clock import Clock
@@ -133,6 +135,30 @@ def test_a_packed_log_gives_what_the_log_itself_gives(tmp_path: Path) -> None:
     one, other = document(str(packed)), document(str(plain))
     assert one["counts"]["decode_batches"] == 236
     assert {**one, "sources": []} == {**other, "sources": []}
+
+
+@pytest.mark.parametrize("extension", [".bz2", ".xz", ".zst"])
+def test_a_log_in_any_compression_gives_what_the_log_itself_gives(tmp_path: Path, extension: str) -> None:
+    text = gzip.decompress((RECORDINGS / "big_queue" / "server.log.gz").read_bytes())
+    half = text.index(b"\n", len(text) // 2) + 1
+    path = tmp_path / f"server.log{extension}"
+    path.write_bytes(compressed(text[:half], extension) + compressed(text[half:], extension))
+    assert document(str(path))["counts"]["decode_batches"] == 236
+    path.write_bytes(compressed(text[:half], extension) + compressed(text[half:], extension)[:100])
+    logs = Logs([str(path)])
+    assert 20 < report(logs, PROFILES["online"])["counts"]["decode_batches"] < 236
+    assert logs.notes == [f"{path}: is damaged or ends early; only what comes before it was read"]
+
+
+def test_a_log_that_python_cannot_unpack_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OPENERS, ".zst")
+    path = tmp_path / "server.log.zst"
+    path.write_bytes(compressed(b"x\n", ".zst"))
+    with pytest.raises(UsageError) as raised:
+        Logs([str(path)])
+    assert str(raised.value) == (
+        f"{path}: is compressed by zstd, which cannot be read here; install sglang-tuning-exporter[zstd], or unpack it with zstd -d"
+    )
 
 
 def test_members_of_a_gzip_file_are_read_one_after_the_other_and_padding_is_none(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
 from sglang_tuning_exporter.collect.stream import Key, Packed, Stream, why
 
@@ -294,7 +295,7 @@ class Chain:
                 link = self.stream(fd, place.path)
                 if mark is not None:
                     link.go_on_at(mark.position)
-            except rotation.DAMAGE as error:
+            except DAMAGE as error:
                 os.close(fd)
                 self._lose(f"{place.path}: {error}")
                 continue

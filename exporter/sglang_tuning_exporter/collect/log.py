@@ -9,9 +9,9 @@ from dataclasses import replace
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from sglang_tuning_exporter.collect.compression import READABLE
 from sglang_tuning_exporter.collect.log_clock import offset_of
 from sglang_tuning_exporter.collect.positions import digest
-from sglang_tuning_exporter.collect.rotation import READABLE
 from sglang_tuning_exporter.collect.state_file import StateFile
 from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.sglang.clean import clean

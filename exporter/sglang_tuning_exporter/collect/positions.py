@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.compression import DAMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -78,7 +79,7 @@ class Mark:
                 with rotation.unpacked(fd, name) as file:
                     return self._is_in(lambda size, at: file.read(size) if file.seek(at) == at else b"", same=same)
             return self._is_in(lambda size, at: os.pread(fd, size, at), same=same)
-        except rotation.DAMAGE:
+        except DAMAGE:
             return False
 
     def is_of(self, fd: int) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import itertools
-import lzma
 import os
 import re
-import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
+
+from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS, READABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,15 +22,6 @@ OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIF
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
 _MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands
 _EMPTY_BYTES = 512  # a compressed empty file is smaller: a header with a file name, and a checksum
-_UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Exceptions that a truncated or damaged compressed file raises."""
-with suppress(ImportError):  # from Python 3.14 on
-    _zstd: Any = import_module("compression.zstd")
-    _UNPACK[".zst"] = _zstd.open
-    DAMAGE += (_zstd.ZstdError,)
-READABLE = tuple(_UNPACK)
-"""Extensions of compressed files that can be read."""
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
 _SUFFIX = re.compile(r"[.-]\d[\dT:._Z+-]*")
@@ -80,7 +68,7 @@ def is_readable(path: str) -> bool:
 @contextmanager
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raise `OSError` for a format that Python cannot read."""
-    opener = _UNPACK.get(packing(name))
+    opener = OPENERS.get(packing(name))
     if opener is None:
         raise OSError(f"{packing(name)} files cannot be read")
     with os.fdopen(os.dup(fd), "rb") as file:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
+from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class Packed(Stream):
         self._file = self._open.enter_context(rotation.unpacked(fd, name))
         try:
             super().__init__(path, fd, lines)
-        except rotation.DAMAGE:
+        except DAMAGE:
             self._open.close()
             raise
         self.size = 1  # more than was read, until its end was reached
@@ -275,7 +276,7 @@ class Packed(Stream):
             self._file.seek(max(0, end - _LAST_WORDS))
             text = self._file.read(min(end, _LAST_WORDS))
             self._file.seek(end)
-        except rotation.DAMAGE:
+        except DAMAGE:
             return b""
         return Lines(self.lines.limit, Dropped()).feed(text[text.find(b"\n") + 1 :] if end > _LAST_WORDS else text)
 
@@ -309,7 +310,7 @@ class Packed(Stream):
     def _next(self) -> bytes:
         try:
             raw = self._file.read(CHUNK)
-        except rotation.DAMAGE as error:
+        except DAMAGE as error:
             raise OSError(errno.EIO, str(error)) from error
         self.at_end = not raw
         self._advance(raw)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE
 
 if TYPE_CHECKING:
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 14
-GZIP = b"\x1f\x8b"
 
 
 MIB = 1 << 20
@@ -37,7 +38,32 @@ class Readable(Protocol):
 
 
 class Damaged(Exception):  # noqa: N818 - no error: everything readable was read
-    """A gzip file ends early, or other data follows it."""
+    """A compressed file ends early, or other data follows it."""
+
+
+@dataclass(slots=True)
+class _Rejoined:
+    """A stream whose first bytes were read already."""
+
+    first: bytes
+    stream: Readable
+
+    def read(self, size: int = COMPRESSED_BLOCK) -> bytes:
+        found, self.first = self.first[:size], self.first[size:]
+        return found or self.stream.read(size)
+
+
+def unpack(packing: str, first: bytes, stream: Readable) -> Iterator[bytes]:
+    """Decompress a file in the format of an extension. Raises `Damaged` after everything that can be read."""
+    if packing == ".gz":
+        yield from unzip(first, stream)
+        return
+    try:
+        with OPENERS[packing](_Rejoined(first, stream)) as text:
+            while chunk := text.read1(BLOCK):  # what `read` had when the file ends early would be lost
+                yield chunk
+    except DAMAGE as error:
+        raise Damaged("is damaged or ends early") from error
 
 
 def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:

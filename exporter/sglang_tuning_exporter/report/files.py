@@ -12,13 +12,13 @@ from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
+from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, ZSTD_REMEDY, packing
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.blocks import (
     BLOCK,
-    GZIP,
     Damaged,
     TooMuch,
-    unzip,
+    unpack,
     whole_lines,
     within,
     without_holes,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 MOST_WITHOUT_A_LINE = 32 << 20
-_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.gz)?$")
+_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-._](?P<date>\d{8}(?:[-._]?\d{1,10})?))?(?:\.(?:gz|bz2|xz|zst))?$")
 
 
 def shown(name: str) -> str:
@@ -123,7 +123,7 @@ class LogSource:
             yield from self._lines(self._chunks(_Watched(self.stream, self)))
         else:
             with Path(self.name).open("rb") as stream:
-                self._is_packed = os.pread(stream.fileno(), len(GZIP), 0) == GZIP
+                self._is_packed = packing(os.pread(stream.fileno(), max(map(len, MAGIC)), 0)) != ""
                 chunks = self._chunks(_Watched(stream, self)) if self._is_packed else self._plain(stream)
                 yield from self._lines(chunks)
 
@@ -137,12 +137,15 @@ class LogSource:
 
     def _chunks(self, stream: _Watched) -> Iterator[bytes]:
         first = stream.read(BLOCK)
-        if not first.startswith(GZIP):
+        extension = packing(first)
+        if not extension:
             yield from within(stream.chunks(first), self.most, None)
             return
+        if extension not in OPENERS:
+            raise UsageError(f"{shown(self.name)}: is compressed by zstd, which cannot be read here; {ZSTD_REMEDY}")
         rest = b""
         try:
-            for chunk in within(unzip(first, stream), self.most, lambda: self._taken):
+            for chunk in within(unpack(extension, first, stream), self.most, lambda: self._taken):
                 # The last line may be cut, and a cut figure is wrong.
                 end = chunk.rfind(b"\n") + 1
                 if rest:

@@ -13,6 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
+from sglang_tuning_exporter.collect.compression import OPENERS
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
 from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_order, shown
@@ -303,7 +304,7 @@ class Logs:
 def _size(log: Sequence[LogSource]) -> float:
     """Return the bytes of a log's files, unpacked; nothing of a pipe."""
     files = [Path(source.name) for source in log if source.stream is None]
-    return sum(path.stat().st_size / (_PACKS_TO if path.suffix == ".gz" else 1.0) for path in files)
+    return sum(path.stat().st_size / (_PACKS_TO if path.suffix in OPENERS else 1.0) for path in files)
 
 
 def _next_time(events: Sequence[Event | BatchRun], place: int, following: bytes) -> float | None:
