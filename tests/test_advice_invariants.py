@@ -145,9 +145,9 @@ def advised(judged: Judgement) -> list[Advice]:
 
 def new_value(advice: Advice) -> str:
     """Give the new value as the command line's list of changes has it."""
-    if advice.removes:
-        return "not set"
-    return ("on" if advice.suggested else "off") if advice.is_switch else shown(advice.suggested)
+    if advice.is_switch:
+        return "on" if advice.suggested else "off"
+    return "not set" if advice.removes else shown(advice.suggested)
 
 
 def command(judged: Judgement) -> Command:

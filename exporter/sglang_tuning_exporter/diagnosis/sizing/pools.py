@@ -34,7 +34,7 @@ def larger_pool(case: Case) -> Value | None:
 def beyond(case: Case) -> list[Value]:
     """Enlarge the KV cache beyond the prompts that it could not hold."""
     counts = case.recent.counts
-    mean = counts["too_long_tokens"] / counts["too_long_prompts"]
+    mean = counts["too_long_tokens"] / max(counts["too_long_prompts"], 1.0)
     words = f"enlarge the KV cache ({larger_pool_flags(case)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
     larger = larger_pool(case)
     return [person(words, "larger_pool")] if larger is None else [replace(larger, suggested=_doubled_to(mean, larger))]
