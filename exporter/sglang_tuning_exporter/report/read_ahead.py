@@ -158,7 +158,10 @@ def available() -> int:
 
 def work(number: int, pace: float | None) -> None:
     """Read the blocks that come on the socket with this number, until it closes."""
-    copyreg.pickle(MappingProxyType, lambda queues: (dict, (dict(queues),)))  # type: ignore[return-value,arg-type] # a batch without other queues has one
+    copyreg.pickle(  # nosec B403 # data of our own process
+        MappingProxyType,  # a batch without other queues has one
+        lambda queues: (dict, (dict(queues),)),  # type: ignore[return-value,arg-type]
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the other process ends this one
     with socket.socket(fileno=number) as asked:
         blocks: SimpleQueue[bytes | None] = SimpleQueue()
