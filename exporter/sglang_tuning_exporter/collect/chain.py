@@ -170,14 +170,9 @@ class Chain:
         here, last = len(beside), len(marks) - 1
         sure = found.get(last) == here and marks[last].head_bytes >= places.SURE_BYTES
         mark_of = {to: marks[at] for at, to in found.items()}
-        copied, cut = False, 0
-        if following is not None:
-            # The same file without its text was copied and truncated: a line may begin in the copy and end here.
-            copied = marks[last].is_of(following.fd) and not sure
-            if last not in found and here not in mark_of:
-                cut = marks[last].known_text(following.fd)
-            if cut or here in mark_of:
-                following.go_on_at(cut or mark_of[here].position)
+        # The same file without its text was copied and truncated: a line may begin in the copy and end here.
+        copied = following is not None and marks[last].is_of(following.fd) and not sure
+        cut = 0 if following is None else _go_on(following, mark_of.get(here), None if last in found else marks[last])
         elsewhere = {at: to for at, to in found.items() if to != here}
         unread = [] if sure or cut else self._unread_since(marks, elsewhere, beside)
         self._lose_unfound(marks[:last] if cut else marks, found)
@@ -332,3 +327,14 @@ def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Pla
     there = {place.count for place in beside}
     lowest = min(1, *(count for count in counts if count is not None))
     return [number for number in range(lowest, last) if number not in there]
+
+
+def _go_on(following: Stream, mark: Mark | None, newest: Mark | None) -> int:
+    """Continue a file at its mark, else where the text of the `newest` mark ends in it; return that place, 0 for none."""
+    if mark is not None:
+        following.go_on_at(mark.position)
+        return 0
+    cut = 0 if newest is None else newest.known_text(following.fd)
+    if cut:
+        following.go_on_at(cut)
+    return cut

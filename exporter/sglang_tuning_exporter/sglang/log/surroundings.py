@@ -203,16 +203,11 @@ class Surroundings:
         A shape is accepted at once only if the stream has none yet; `settled`: lines have been read as they are.
         `enough`: how many lines must have the shape, instead of the usual number.
         """
-        if HEAD.search(text) is None and BYTES not in text:
-            return None
-        form = form_of(text)
-        found = None if form is None else taken_off(form, text)
         known = bool(self._shapes) or settled
-        ambiguous = form is not None and any(isinstance(layer, Json) and layer.ambiguous for layer in form)
-        if form is None or found is None or (not form and not self._strict) or (known and ambiguous):
-            if form != ():
-                self._remember_unread(text)
+        readable = self._form_of(text, known=known)
+        if readable is None:
             return None
+        form, found = readable
         prefixed = parse_plain_prefix(found.text) is not None
         layout, ranks = layout_of(found.text) if self._strict else (None, None)
         names = tuple(layer.key for layer in form)
@@ -228,6 +223,20 @@ class Surroundings:
             del self._shapes[_SHAPES_KEPT:]
         shape.learn_prefix(layout, key[2])
         return taught
+
+    def _form_of(self, text: bytes, *, known: bool) -> tuple[Form, Line] | None:
+        """Return the form of a line and what is in it; None, and the line is remembered, where nothing can be learned of it."""
+        if HEAD.search(text) is None and BYTES not in text:
+            return None
+        form = form_of(text)
+        found = None if form is None else taken_off(form, text)
+        if form is not None and found is not None and (form or self._strict):
+            ambiguous = any(isinstance(layer, Json) and layer.ambiguous for layer in form)
+            if not (known and ambiguous):
+                return form, found
+        if form != ():
+            self._remember_unread(text)
+        return None
 
     def _known_shape(self, names: tuple[object, ...], layout: object, *, prefixed: bool) -> Shape | None:
         """Return the shape with these layers, preferably one that has had this layout of SGLang's prefix; None where there is none."""
