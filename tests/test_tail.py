@@ -579,11 +579,12 @@ def test_no_order_of_writes_and_rotations_loses_or_doubles_a_line(
                 text = b"[%d" % number + b"]\n" * (step == "line")
                 writer.write(text)
                 written += text
-            elif step == "copytruncate":
-                shutil.copy(log, f"{log}.{1000 + number}")
-                os.truncate(log, 0)
             else:
-                rotations += 1
+                rotations += 1  # copies and renamed files are numbered together, as by one tool
+            if step == "copytruncate":
+                shutil.copy(log, f"{log}.{rotations}")
+                os.truncate(log, 0)
+            elif step in ("rename", "recreate"):
                 if step == "rename":
                     log.rename(f"{log}.{rotations}")
                 else:
