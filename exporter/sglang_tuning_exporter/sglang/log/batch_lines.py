@@ -81,54 +81,15 @@ _QUEUES = {
     b"waiting-image-req": "waiting_image",
     b"#waiting-image-req": "waiting_image",
 }
-_KNOWN_COUNTS = frozenset(
-    {
-        b"#running-req",
-        b"#queue-req",
-        b"#token",
-        b"#full token",
-        b"#gpu token",
-        b"#new-seq",
-        b"#new-token",
-        b"#cached-token",
-    }
-    | {b"#pending-token"}
+_KNOWN = frozenset(_QUEUES) | frozenset(
+    (
+        b"#cached-token,#full token,#gpu token,#new-seq,#new-token,#pending-token,#queue-req,#running-req,#token,full token usage,"
+        b"gen throughput (token/s),gpu token usage,input throughput (token/s),mamba usage,swa token usage,token usage,#cpu token,#mamba num,"
+        b"#remaining-req,#replay-token,#swa token,accept len,accept rate,block accept len,cache hit rate,cap len,cpu token usage,"
+        b"est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),est. write BW (GB/s per GPU),"
+        b"fwd occupancy,hit_tokens,largest-len,mamba num,pre-allocated usage,tree_cache_hit_rate,windowed_cache_hit_rate"
+    ).split(b",")
 )
-_KNOWN_UNUSED = frozenset(
-    {
-        b"#swa token",
-        b"mamba num",
-        b"#mamba num",
-        b"#cpu token",
-        b"cpu token usage",
-        b"pre-allocated usage",
-        b"cache hit rate",
-        b"windowed_cache_hit_rate",
-        b"hit_tokens",
-        b"tree_cache_hit_rate",
-    }
-    | {
-        b"largest-len",
-        b"accept len",
-        b"accept rate",
-        b"cap len",
-        b"block accept len",
-        b"#replay-token",
-        b"fwd occupancy",
-        b"#remaining-req",
-    }
-    | {
-        b"est. decode TFLOPS/s (per GPU)",
-        b"est. prefill TFLOPS/s (per GPU)",
-        b"est. read BW (GB/s per GPU)",
-        b"est. write BW (GB/s per GPU)",
-    }
-)
-_KNOWN_FIGURES = frozenset(
-    {b"token usage", b"full token usage", b"gpu token usage", b"swa token usage", b"mamba usage"}
-    | {b"gen throughput (token/s)", b"input throughput (token/s)"}
-)
-_KNOWN = frozenset(_QUEUES) | _KNOWN_COUNTS | _KNOWN_UNUSED | _KNOWN_FIGURES
 
 
 class BatchLineError(Exception):
