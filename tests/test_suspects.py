@@ -569,7 +569,8 @@ def test_late_tokens_between_small_chunks_are_no_reason_for_more_decode_steps_be
 
 def test_decode_steps_between_chunks_are_advised_only_where_first_tokens_stay_in_time() -> None:
     assert first_flag(interrupted(gap=0.013, chunk=4096), "latency_prefill_between") == "--prefill-decode-interval"
-    assert first_flag(interrupted(gap=0.09, chunk=4096), "latency_prefill_between") == "--enable-mixed-chunk"
+    # Seen on a real engine: mixed chunks of 512 in place of 4,096 took the first token from 0.87 s to 2.63 s.
+    assert first_flag(interrupted(gap=0.09, chunk=4096), "latency_prefill_between") == ""
 
 
 def test_late_tokens_between_small_prefill_batches_are_not_the_batch() -> None:

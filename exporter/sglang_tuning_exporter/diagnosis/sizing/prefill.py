@@ -66,8 +66,8 @@ def smaller_chunk(case: Case) -> Value | None:
 def between(case: Case) -> list[Value]:
     """Let decode steps run between the chunks of prompts.
 
-    With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. Else,
-    and in releases without it: one with each chunk, and chunks that meet the objective.
+    With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. In
+    releases without it: one with each chunk, and chunks that meet the objective.
     """
     elsewhere = person(NO_SMALLER, "decode_elsewhere")
     shorter = _chunk_within_objective(case)
@@ -80,7 +80,7 @@ def between(case: Case) -> list[Value]:
     if current >= steps:
         return [elsewhere]
     if _delays_first_tokens(case, steps - current):
-        return [replace(together, otherwise=(mixed, elsewhere))]
+        return [elsewhere]  # shorter chunks, mixed or not, delay them as well
     return [Value(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
 
 
