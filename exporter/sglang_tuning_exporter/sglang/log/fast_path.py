@@ -1,9 +1,7 @@
 """The usual lines of a whole block at once: access lines, and batch lines in the layouts that most servers print.
 
 The kind of a line does not depend on its digits. With all digits replaced by 0, the lines of a log are a few hundred *shapes*; a
-regular expression matches each shape once, and gives the places of its figures. Lines of no known shape are read one by one. No
-time passes between batch lines of one scheduler with the same printed time, so only the figures of the last one are read, and the
-others are counted.
+regular expression matches each shape once, and gives the places of its figures. Lines of no known shape are read one by one.
 """
 
 from __future__ import annotations
