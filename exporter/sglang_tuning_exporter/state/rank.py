@@ -236,7 +236,7 @@ class RankState(Gauges):
     ) -> None:
         """Take the figures of a scrape; `base` are those to count from where no scrape came before.
 
-        SGLang refreshes a gauge only when it prints a batch line or is idle (`log_decode_stats`, `self_check_during_idle`). So
+        SGLang refreshes a gauge only when it prints a batch line or is idle (`log_decode_stats`, `self_check_during_idle`, later `on_idle`). So
         unchanged figures are the old observation, except zeros. Work that does not change while nothing of the whole server moves
         (it `stands`) is a hang: releases with a grammar queue (0.4.6 on) set the gauges of an idle server to zero.
         """
