@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,9 @@ WRAPPERS: dict[str, Callable[[str], str]] = {
 }
 
 
+GLUED = ("progress bar", "progress bar without its return", "sentence without an end")
+
+
 def read(*lines: str) -> list[Event]:
     return LogReader().feed(("\n".join(lines) + "\n").encode())
 
@@ -94,7 +98,15 @@ def test_a_wrapped_line_gives_the_event_of_the_line(wrapper: str, line: str) -> 
     assert len(bare) == 1
     assert bare[0].time == WHEN
     assert bare[0].rank == Rank(tp=0)
-    assert read(WRAPPERS[wrapper](PREFIX + LINES[line])) == bare
+    start = [PREFIX + LINES["args"]] if wrapper in GLUED else []
+    assert read(*start, WRAPPERS[wrapper](PREFIX + LINES[line]))[len(start) :] == bare
+
+
+@pytest.mark.parametrize("wrapper", GLUED)
+@pytest.mark.parametrize("line", ["args", "oom", "watchdog"])
+def test_a_line_glued_to_other_text_is_in_doubt_until_a_start_is_read(wrapper: str, line: str) -> None:
+    [glued] = read(WRAPPERS[wrapper](PREFIX + LINES[line]))
+    assert glued == dataclasses.replace(read(PREFIX + LINES[line])[0], suspect=True)
 
 
 @settings(deadline=None)
