@@ -32,14 +32,12 @@ class OtherQueues:
     """The last other queues and new-token ratio; `matters` where one of them can decide why requests wait."""
 
     def __init__(self) -> None:
-        self.queues: dict[str, float] = {}
-        self._ratio: float | None = None
-        self.matters = False
+        self.clear()
 
     def clear(self) -> None:
         """Forget all: nothing was seen for too long, or the server started again."""
-        self.queues = {}
-        self._ratio = None
+        self.queues: dict[str, float] = {}
+        self._ratio: float | None = None
         self.matters = False
 
     def idle(self) -> None:

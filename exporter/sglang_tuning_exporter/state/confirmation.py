@@ -58,24 +58,9 @@ class _Waiting:
     base: float | None = None  # its progress at the first answer afterwards
 
     @property
-    def is_draining(self) -> bool:
-        """Whether the line says that the server is going to end: it works on until then."""
-        return isinstance(self.event, Liveness) and self.event.what == "draining"
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the line says that the server has ended."""
-        return isinstance(self.event, OutOfMemory) or (isinstance(self.event, Liveness) and self.event.what in ENDS)
-
-    @property
-    def is_hang(self) -> bool:
-        """Whether the line says that a process hangs."""
-        return isinstance(self.event, Liveness) and self.event.what in _HANGS
-
-    @property
-    def is_of_output(self) -> bool:
-        """Whether the line says that nothing is sent, whatever the scheduler does."""
-        return _is_of_output(self.event)
+    def what(self) -> str:
+        """What happened as `Liveness` names it; empty for a start and for an out-of-memory failure."""
+        return self.event.what if isinstance(self.event, Liveness) else ""
 
     def judge(self, now: float, progress: float | None, *, busy: bool) -> bool | None:
         """Return what an answer of the server shows: the line is true, it is not, or nothing yet."""
@@ -84,7 +69,7 @@ class _Waiting:
         if self.before is not None and progress is not None:
             if progress < self.before:
                 return True  # its counters began again between two scrapes
-            if self.is_hang and busy and progress == self.before:
+            if self.what in _HANGS and busy and progress == self.before:
                 return True
         moved = self.base is not None and progress is not None and progress > self.base
         if self.base is None:
@@ -92,13 +77,13 @@ class _Waiting:
         waited = now - self.at
         if waited <= SURVIVAL_SECONDS:
             return None
-        if (moved and not self.is_draining) or (self.is_hang and not busy):
+        if (moved and self.what != "draining") or (self.what in _HANGS and not busy):
             return False
         return busy and not moved if waited > DECIDE_SECONDS else None
 
     def is_refuted_by(self, rank: Rank, now: float, printed: float | None) -> bool:
         """Whether a batch line of a scheduler shows that the failure did not happen."""
-        if self.asked and self.is_of_output:
+        if self.asked and _is_of_output(self.event):
             return False  # whether something is sent is asked of the server
         event = self.event
         if isinstance(event, Liveness) and (
@@ -197,7 +182,13 @@ class Unconfirmed:
 
     def heard(self, now: float) -> None:
         """Take an access line: the HTTP server answered, so it did not end some seconds ago."""
-        self._refuse_all(lambda each: not each.asked and now - each.at > ANSWER_SECONDS and each.is_end)
+        self._refuse_all(
+            lambda each: (
+                not each.asked
+                and now - each.at > ANSWER_SECONDS
+                and (each.what in ENDS or isinstance(each.event, OutOfMemory))
+            )
+        )
 
     def scraped(
         self, now: float, progress: float | None, sent: float | None, *, busy: bool, restarted: bool
@@ -210,7 +201,8 @@ class Unconfirmed:
         if restarted:
             return self._confirm_until(now)
         verdicts = {
-            id(each): each.judge(now, sent if each.is_of_output else progress, busy=busy) for each in self._fatal
+            id(each): each.judge(now, sent if _is_of_output(each.event) else progress, busy=busy)
+            for each in self._fatal
         }
         self._refuse_all(lambda each: verdicts[id(each)] is False)
         confirmed = self._take(lambda each: verdicts[id(each)] is True)
@@ -242,7 +234,7 @@ class Unconfirmed:
 
     def settle(self) -> Confirmed:
         """Confirm what still waits, unless the server has answered since: the log has ended."""
-        self._refuse_all(lambda each: each.base is not None and not each.is_draining)
+        self._refuse_all(lambda each: each.base is not None and each.what != "draining")
         if self._start is not None and self._start.base is not None:
             self._refuse_start()
         return [*self._take(lambda _: True), *self._confirm_start()]

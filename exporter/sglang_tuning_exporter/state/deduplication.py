@@ -9,6 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, OUT_OF_MEMORY_PHASES, Rank
+from sglang_tuning_exporter.state.saved import lists
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.events import OutOfMemory, OutOfMemoryPhase, Retraction
@@ -149,12 +150,8 @@ class StatsRanks:
     def restore(self, saved: object) -> None:
         """Go on from what `saved` returned."""
         self._last = None
-        for entry in saved[:MOST_RANKS] if isinstance(saved, list) else ():
-            if (
-                isinstance(entry, list)
-                and len(entry) == 3
-                and all(rank is None or isinstance(rank, int) for rank in entry)
-            ):
+        for entry in lists(saved)[:MOST_RANKS]:
+            if len(entry) == 3 and all(rank is None or isinstance(rank, int) for rank in entry):
                 dp, pp, tp = entry
                 self.exists(Rank(dp=dp, pp=pp, tp=tp))
 

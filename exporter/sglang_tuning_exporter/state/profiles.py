@@ -44,9 +44,9 @@ class Profile:
     """The thresholds in force: queues in requests, waits and latencies in seconds, memory in GB as SGLang prints it, usage and shares 0-1."""
 
     name: str
-    queue_lower: float | None  # below it the client limits; None where an empty queue is good
-    queue_upper: float  # above it scheduling overhead grows
-    queue_wait_seconds: float | None  # longest wait within the latency objective; None where nobody waits
+    queue_lower: float | None = None  # below it the client limits; None where an empty queue is good
+    queue_upper: float = 2000  # above it scheduling overhead grows
+    queue_wait_seconds: float | None = None  # longest wait within the latency objective; None where nobody waits
     time_to_first_token_seconds: float | None = None  # None: nobody waits for it
     inter_token_seconds: float | None = None
     latency_objective: float = 0.99  # share of observations within the two above
@@ -161,19 +161,21 @@ _ASCENDING = (
     ("reserve_lower_gb", "reserve_aim_gb"),
     ("reserve_aim_gb", "reserve_upper_gb"),
 )
+_PREFIXES: tuple[Trouble, ...] = ("prefill", "first_tokens")  # what the reuse of prefixes can improve
+_HICACHE_HELPS: tuple[Trouble, ...] = ("pool", *_PREFIXES, "retracting")
 _HICACHE = (
     Setting(
         "enable_hierarchical_cache",
         1.0,
         "keeps prefixes in host memory that do not fit the KV cache",
         is_switch=True,
-        helps=("pool", "prefill", "first_tokens", "retracting"),
+        helps=_HICACHE_HELPS,
     ),
     Setting(
         "hicache_ratio",
         2.0,
         "makes the host's cache twice as large as the GPU's",
-        helps=("pool", "prefill", "first_tokens", "retracting"),
+        helps=_HICACHE_HELPS,
         beside="enable_hierarchical_cache",
     ),
 )
@@ -184,8 +186,6 @@ PROFILES: dict[str, Profile] = {
     for profile in (
         Profile(
             "online",
-            queue_lower=None,
-            queue_upper=2000,
             queue_wait_seconds=5.0,
             time_to_first_token_seconds=2.0,
             inter_token_seconds=0.1,
@@ -198,8 +198,6 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "offline",
             queue_lower=100,
-            queue_upper=2000,
-            queue_wait_seconds=None,
             settings=(
                 Setting("mem_fraction_static", 0.9, "leaves more memory for the KV cache"),
                 Setting("max_running_requests", 4096.0, "lets the KV cache decide how many requests run"),
@@ -209,8 +207,6 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "long_context",
-            queue_lower=None,
-            queue_upper=2000,
             queue_wait_seconds=30.0,
             time_to_first_token_seconds=15.0,
             inter_token_seconds=0.1,
@@ -220,7 +216,7 @@ PROFILES: dict[str, Profile] = {
                     "page_size",
                     64.0,
                     "makes copies between the two caches larger and fewer",
-                    helps=("prefill", "first_tokens"),
+                    helps=_PREFIXES,
                     beside="enable_hierarchical_cache",
                 ),
                 Setting("schedule_policy", "lpm", "serves requests with a common prefix together"),
@@ -229,8 +225,6 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "multi_turn",
-            queue_lower=None,
-            queue_upper=2000,
             queue_wait_seconds=5.0,
             time_to_first_token_seconds=1.0,
             inter_token_seconds=0.1,
@@ -242,7 +236,7 @@ PROFILES: dict[str, Profile] = {
                     is_switch=True,
                     needed=True,
                 ),
-                Setting("page_size", 1.0, "reuses a prefix to its last token", helps=("prefill", "first_tokens")),
+                Setting("page_size", 1.0, "reuses a prefix to its last token", helps=_PREFIXES),
                 *_HICACHE,
             ),
         ),
