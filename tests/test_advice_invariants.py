@@ -17,7 +17,7 @@ from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.args.refusals import objection
 from sglang_tuning_exporter.sglang.args.values import made_of
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.totals import Totals, batch_size_bucket
 
@@ -125,8 +125,8 @@ def pasts(draw: st.DrawFn) -> Past:
         too_long_tokens=draw(st.sampled_from([1e3, 1e7])),
     )
     marks = draw(st.sampled_from([{}, {}, {}, {"prefill": 1}, {"decode": 1}, {"graph_capture": 1}, {"startup": 1}]))
-    slow = Recent(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
-    interrupted = Recent(500.0, 50.0, 0.06, 0.012, 0.8, 0.01)
+    slow = RecentLatency(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
+    interrupted = RecentLatency(500.0, 50.0, 0.06, 0.012, 0.8, 0.01)
     kinds: Any = {
         "time_to_first_token": draw(st.sampled_from([slow, None])),
         "inter_token": draw(st.sampled_from([slow, interrupted, None])),

@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, demand, i
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from sglang_tuning_exporter.state.totals import Totals
@@ -34,8 +34,8 @@ def balanced(*, asked: float, used: float, ratio: float, conservativeness: float
     facts = ServerFacts(version=None, args={"schedule_conservativeness": conservativeness})
     facts.kv_pool_tokens[None] = POOL
     waits = {
-        "time_to_first_token": Recent(200.0, None, None, 1.0, 1.0),
-        "request": Recent(200.0, None, None, 9.0, 20.0),
+        "time_to_first_token": RecentLatency(200.0, None, None, 1.0, 1.0),
+        "request": RecentLatency(200.0, None, None, 9.0, 20.0),
     }
     recent.counts["new_token_ratio"], recent.counts["new_token_ratio_told"] = 4 * ratio, 4
     return Past(recent, {}, MINUTE, facts, PROFILES["offline"], latency=waits)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_clients_that_ask_for_little_more_than_they_use_get_no_advice() -> None:
 
 def test_clients_get_no_figure_while_the_longest_answers_may_be_running() -> None:
     past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
-    slow = {**past.latency, "request": Recent(200.0, None, None, 9.0, 40.0)}
+    slow = {**past.latency, "request": RecentLatency(200.0, None, None, 9.0, 40.0)}
     (advice,) = advise(ROW, Case(replace(past, latency=slow)))
     assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 

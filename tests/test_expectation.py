@@ -18,7 +18,7 @@ from sglang_tuning_exporter.diagnosis.json_findings import finding_document
 from sglang_tuning_exporter.diagnosis.sizing.case import Case
 from sglang_tuning_exporter.diagnosis.sizing.limits import batch_within_objective
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank, ServerArgs
-from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from test_report_document import SCHEMA, faults
@@ -181,7 +181,7 @@ def test_what_the_histogram_has_beyond_the_model_counts_in_proportion() -> None:
     model = predict([measured()])
     assert model is not None
     given = past(measured(), profile="online")
-    slow = Recent(100.0, 0.0, 2 * model.inter_token_mean_seconds, 0.0, 0.0)
+    slow = RecentLatency(100.0, 0.0, 2 * model.inter_token_mean_seconds, 0.0, 0.0)
     alone, behind = (
         batch_within_objective(Case(each)) for each in (given, replace(given, latency={"inter_token": slow}))
     )

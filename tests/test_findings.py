@@ -17,7 +17,7 @@ from sglang_tuning_exporter.diagnosis.findings import Finding, judge
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.latency import Latency, Recent
+from sglang_tuning_exporter.state.latency import Latency, RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.signals import IDLE, SIGNALS, STATES, UNKNOWN, Signal
 from sglang_tuning_exporter.state.totals import Totals
@@ -483,7 +483,7 @@ def test_a_kv_cache_that_is_kept_small_by_a_flag_is_named_beside_retractions() -
 def burning(latency: Latency = "time_to_first_token", profile: str = "online") -> Past:
     """Give a server whose queue is too long and half of whose first tokens are late."""
     recent = totals(served=600.0, shares={("queue", "above_range"): 1.0, ("admission", "running_limit"): 1.0})
-    late = Recent(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
+    late = RecentLatency(500.0, 250.0, 9.0, 8.0, 10.0, 7.0)
     return replace(past(recent, profile=profile), latency={latency: late, "time_to_first_token": late})
 
 

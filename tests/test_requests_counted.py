@@ -13,7 +13,7 @@ from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.facts import ServerFacts
-from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from sglang_tuning_exporter.state.totals import Totals
@@ -102,7 +102,7 @@ def test_a_mean_prompt_is_that_of_all_requests_that_ended() -> None:
 
 
 # One request in ten is streamed.
-STREAMED = Recent(observations=60.0, breaches=None, mean_seconds=1.0, p50_seconds=1.0, p99_seconds=1.0)
+STREAMED = RecentLatency(observations=60.0, breaches=None, mean_seconds=1.0, p50_seconds=1.0, p99_seconds=1.0)
 
 
 def loaded(*, started: float = 600.0, streamed: bool = True) -> Past:
@@ -135,6 +135,6 @@ def test_retractions_are_counted_for_each_request_not_for_each_streamed_one(stre
 
 
 def test_where_nothing_is_streamed_the_longest_answer_is_known_all_the_same() -> None:
-    slowest = Recent(600.0, None, None, 9.0, 20.0)
+    slowest = RecentLatency(600.0, None, None, 9.0, 20.0)
     past = replace(loaded(streamed=False), latency={"request": slowest}, longest_answer=1700.0)
     assert longest_answer(past) == 1700.0

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.sglang.events import (
 )
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 
@@ -614,7 +614,7 @@ def test_what_is_given_up_while_nothing_comes_out_is_called_rejected_only_when_s
 
 
 def test_first_tokens_that_were_late_while_the_server_hung_are_no_slow_prompts() -> None:
-    late = Recent(observations=100.0, breaches=90.0, mean_seconds=30.0, p50_seconds=30.0, p99_seconds=60.0)
+    late = RecentLatency(observations=100.0, breaches=90.0, mean_seconds=30.0, p50_seconds=30.0, p99_seconds=60.0)
     for hangs, expected in ((0, True), (30, False)):
         server = Server()
         server.serves(200)

@@ -22,7 +22,7 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, RankFigures, Rejection, Scrape
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from sglang_tuning_exporter.state.latency import Recent
+from sglang_tuning_exporter.state.latency import RecentLatency
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
 from test_demand import MINUTE, POOL, balanced
@@ -76,7 +76,7 @@ def interrupted(gap: float, chunk: int) -> Past:
     story = decoding(0.0, END, running=12) + scrapes(first=0.5)
     # The last argument exists from 0.5.19 on.
     past = lived(story, prompt=2000, chunked_prefill_size=chunk, prefill_decode_interval=0)
-    gaps = Recent(20_000.0, 1_400.0, 2.0 * gap, gap, 0.5, gap)
+    gaps = RecentLatency(20_000.0, 1_400.0, 2.0 * gap, gap, 0.5, gap)
     return replace(past, latency={**past.latency, "inter_token": gaps})
 
 

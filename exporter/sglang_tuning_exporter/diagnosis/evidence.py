@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sglang_tuning_exporter.sglang.events import LivenessKind
     from sglang_tuning_exporter.state.facts import ServerFacts
-    from sglang_tuning_exporter.state.latency import Latency, Recent
+    from sglang_tuning_exporter.state.latency import Latency, RecentLatency
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.server import ServerState
     from sglang_tuning_exporter.state.stages import Hang
@@ -135,7 +135,7 @@ class Past:
     by_rank: Mapping[int | None, Totals] = field(default_factory=dict)
     starts: int = 0
     hang: Hang | None = None
-    latency: Mapping[Latency, Recent] = field(default_factory=dict)
+    latency: Mapping[Latency, RecentLatency] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
     longest_answer: float | None = None
     fixed_answer: float | None = None

@@ -20,7 +20,7 @@ _KEPT_BY_LOG = ("retraction_events", "log_retracted_requests", "retracted_reques
 _PASSES = ("replayed", "eager")
 
 
-class Gained(NamedTuple):
+class Increases(NamedTuple):
     """What the counters gained since the scrape before, and whether anything that moves with work has moved."""
 
     replayed: float = 0.0
@@ -51,24 +51,24 @@ class SchedulerCounters:
         found: float | None = getattr(self.last, name, None)
         return found
 
-    def take(self, new: RankFigures, progress: float | None, base: RankFigures | None) -> Gained:
+    def take(self, new: RankFigures, progress: float | None, base: RankFigures | None) -> Increases:
         """Return what `new` gained; `base` are the figures to count from where no scrape came before."""
         old = self.last or base
         moved = None if progress is None or self._progress is None else progress - self._progress
         self.last, self._progress = new, progress
         if old is None:
-            return Gained(has_worked=moved is not None and moved >= PREFILL_PROGRESS)
-        replayed, eager = gained(old.graph_passes, new.graph_passes), gained(old.eager_passes, new.eager_passes)
-        return Gained(
+            return Increases(has_worked=moved is not None and moved >= PREFILL_PROGRESS)
+        replayed, eager = increase(old.graph_passes, new.graph_passes), increase(old.eager_passes, new.eager_passes)
+        return Increases(
             replayed,
             eager,
-            gained(old.retracted_requests, new.retracted_requests),
-            gained(old.admitted_requests, new.admitted_requests),
+            increase(old.retracted_requests, new.retracted_requests),
+            increase(old.admitted_requests, new.admitted_requests),
             is_fresh=bool(moved) or _evidence(old) != _evidence(new),
             has_worked=replayed + eager >= DECODE_PROGRESS or (moved is not None and moved >= PREFILL_PROGRESS),
         )
 
-    def count(self, new: RankFigures, found: Gained) -> None:
+    def count(self, new: RankFigures, found: Increases) -> None:
         """Add what a scrape found to the totals."""
         counts = self._totals.counts
         # The server counts from its first batch on: the batches that were counted from the log are among them.
@@ -130,7 +130,7 @@ def _evidence(figures: RankFigures) -> tuple[float | None, ...]:
     )
 
 
-def gained(old: float | None, new: float | None) -> float:
+def increase(old: float | None, new: float | None) -> float:
     """Return how much a counter grew: from 0 where it was absent (it appears on first use) or fell (the server restarted)."""
     if new is None:
         return 0.0
@@ -150,7 +150,7 @@ class ServerCounters:
             figure: float | None = getattr(scrape, name)
             if figure is not None:
                 is_base = is_first and name not in self._last
-                found[name] = 0.0 if is_base else gained(self._last.get(name), figure)
+                found[name] = 0.0 if is_base else increase(self._last.get(name), figure)
                 self._last[name] = figure
         return found
 

@@ -15,7 +15,7 @@ LENGTH_SECONDS = 900.0
 STEP_SECONDS = 5.0
 
 
-class Moment(NamedTuple):
+class HistoryPoint(NamedTuple):
     """What a server did at one moment, all schedulers together; None is unknown. `retractions` counts since the exporter started."""
 
     at: float
@@ -31,7 +31,7 @@ class History:
     """Keeps a moment every five seconds."""
 
     def __init__(self) -> None:
-        self._moments: deque[Moment] = deque(maxlen=int(LENGTH_SECONDS / STEP_SECONDS) + 1)
+        self._moments: deque[HistoryPoint] = deque(maxlen=int(LENGTH_SECONDS / STEP_SECONDS) + 1)
         self._due = -inf
         self._batches = (0.0, 0.0)  # replayed and eager, when the last moment was kept
 
@@ -51,7 +51,7 @@ class History:
         events = sum(t["retraction_events"] or t["native_retracted_requests"] for t in totals)
         usages = [rank.usage for rank in ranks if rank.usage is not None]
         self._moments.append(
-            Moment(
+            HistoryPoint(
                 now,
                 added_up(rank.queued for rank in ranks),
                 max(usages, default=None),
@@ -62,7 +62,7 @@ class History:
             )
         )
 
-    def line(self, figure: Callable[[Moment], float | None]) -> list[tuple[float, float | None]]:
+    def line(self, figure: Callable[[HistoryPoint], float | None]) -> list[tuple[float, float | None]]:
         """Return one figure over time: seconds relative to the last moment (0 or less), and its value."""
         if not self._moments:
             return []

@@ -28,7 +28,7 @@ ENOUGH_ANSWERS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentLatency:
     """Recent observations: counts are floats, times seconds, quantiles are estimates inside a bucket."""
 
     observations: float
@@ -80,7 +80,7 @@ class LatencyLedger:
         tally = self._tallies[latency]
         return tally.breaches if self._scraped and tally.objective is not None else None
 
-    def recent(self, latency: Latency, now: float, seconds: float | None = None) -> Recent | None:
+    def recent(self, latency: Latency, now: float, seconds: float | None = None) -> RecentLatency | None:
         """Return what came in the last `seconds` (by default and at most the ledger's length); None if nothing did."""
         return self._tallies[latency].recent(now, seconds)
 
@@ -153,7 +153,7 @@ class _Tally:
             gained = gained.since(before[-1])
         return gained
 
-    def recent(self, now: float, seconds: float | None) -> Recent | None:
+    def recent(self, now: float, seconds: float | None) -> RecentLatency | None:
         gained = self.gained(now, seconds)
         if gained is None:
             return None
@@ -161,4 +161,4 @@ class _Tally:
         if median is None or slow is None:
             return None
         breaches = None if self.objective is None else gained.above(self.objective)
-        return Recent(gained.observations, breaches, gained.mean_seconds, median, slow, gained.quantile(0.25))
+        return RecentLatency(gained.observations, breaches, gained.mean_seconds, median, slow, gained.quantile(0.25))

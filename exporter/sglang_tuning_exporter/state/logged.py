@@ -27,10 +27,9 @@ from sglang_tuning_exporter.state.deduplication import OutOfMemoryLedger, Retrac
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.forgeries import ForgeryFilter
 from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START, WORK, Journal
-from sglang_tuning_exporter.state.life import Life
+from sglang_tuning_exporter.state.lifecycle import Lifecycle, StartCount
 from sglang_tuning_exporter.state.schedulers import Schedulers
 from sglang_tuning_exporter.state.stages import Stages
-from sglang_tuning_exporter.state.starts import StartCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -69,7 +68,7 @@ class LoggedServer:
         self.ranks = self._schedulers.ranks
         self.server_totals = self._schedulers.server_totals
         self.journal = Journal()
-        self.life = Life(self.journal)
+        self.life = Lifecycle(self.journal)
         self.stages = Stages()
         self._starts = StartCount()
         self.liveness: Counter[str] = Counter()

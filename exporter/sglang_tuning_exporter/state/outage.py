@@ -1,11 +1,11 @@
-"""Why SGLang has no metrics, and for how long that may be a start. Pure; `now` is on the state's clock."""
+"""FailedScrape SGLang has no metrics, and for how long that may be a start. Pure; `now` is on the state's clock."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sglang_tuning_exporter.sglang.args.flags import is_before
-from sglang_tuning_exporter.state.life import STARTING_SECONDS
+from sglang_tuning_exporter.state.lifecycle import STARTING_SECONDS
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.state.server import ServerState
@@ -30,8 +30,8 @@ class Failure(Protocol):
         """Whether the server answers with an empty page."""
 
 
-class Why(NamedTuple):
-    """Why there are no metrics: a label value, a sentence, and whether the server may be starting."""
+class FailedScrape(NamedTuple):
+    """FailedScrape there are no metrics: a label value, a sentence, and whether the server may be starting."""
 
     reason: str
     message: str
@@ -55,7 +55,7 @@ class Outage:
         if answered or self._answers:
             self._answers = answered
 
-    def explain(self, failure: Failure, state: ServerState, now: float) -> Why:
+    def explain(self, failure: Failure, state: ServerState, now: float) -> FailedScrape:
         """Return why a scrape failed."""
         self._since = now if self._since is None else self._since
         if failure.reason == "metrics_disabled":
@@ -64,22 +64,22 @@ class Outage:
         seconds = now - self._since
         if failure.serves:
             if not state.life.died and (seconds < STARTING_SECONDS or _is_empty_at_first(state)):
-                return Why("not_ready", str(failure))
-            return Why("invalid", f"its page has been empty for {seconds / 60:.0f} minutes")
+                return FailedScrape("not_ready", str(failure))
+            return FailedScrape("invalid", f"its page has been empty for {seconds / 60:.0f} minutes")
         if failure.reason in AWAY and self._may_start(failure.reason, state, now, seconds):
             # The port opens only when the model is loaded.
-            return Why("not_ready", f"{failure} (it may still be starting)", starting=True)
+            return FailedScrape("not_ready", f"{failure} (it may still be starting)", starting=True)
         if failure.reason == "not_ready":
-            return Why("http_503", f"{failure}, and nothing shows that it starts")
-        return Why(failure.reason, str(failure))
+            return FailedScrape("http_503", f"{failure}, and nothing shows that it starts")
+        return FailedScrape(failure.reason, str(failure))
 
-    def _without_metrics(self, failure: Failure, state: ServerState, now: float) -> Why:
+    def _without_metrics(self, failure: Failure, state: ServerState, now: float) -> FailedScrape:
         """Distinguish a server without --enable-metrics from a proxy that answers 404 for a server that is gone."""
         had = self._seen_with == state.starts
         gone = had or self._answers is False or state.life.died or state.life.start_is_overdue(now)
         if self._answers or not gone:
-            return Why("metrics_disabled", str(failure))
-        return Why(
+            return FailedScrape("metrics_disabled", str(failure))
+        return FailedScrape(
             "http_404",
             "it answers 404" + (", and had metrics before" if had else ", as a proxy does for a server that is gone"),
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sglang_tuning_exporter.sglang.events import Event
-    from sglang_tuning_exporter.state.counters import Gained
+    from sglang_tuning_exporter.state.counters import Increases
     from sglang_tuning_exporter.state.dp_attention import AttentionRanks
     from sglang_tuning_exporter.state.facts import ServerFacts
     from sglang_tuning_exporter.state.profiles import Profile
@@ -303,7 +303,7 @@ class RankState(Gauges):
             return False
         return self.time.seen_at is not None and now < self.time.seen_at + self._cadence.hold_seconds()
 
-    def _count_gained(self, new: RankFigures, found: Gained, now: float) -> None:
+    def _count_gained(self, new: RankFigures, found: Increases, now: float) -> None:
         """Count what the server's own counters gained."""
         self.counters.count(new, found)
         if found.replayed or found.eager:

@@ -18,9 +18,9 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
 )
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.state.counters import ServerCounters, gained
+from sglang_tuning_exporter.state.counters import ServerCounters, increase
 from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
-from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, Recent
+from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, RecentLatency
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
 from sglang_tuning_exporter.state.saved import counts, mappings
 
@@ -100,7 +100,7 @@ class ServerState(LoggedServer):
         before = rank.counters.figure("retracted_requests")
         rank.see_figures(figures, progress, now, base, stands=stands)
         counter = rank.counters.figure("retracted_requests")
-        more = gained(before, counter) if has_base else None
+        more = increase(before, counter) if has_base else None
         if more:
             self.journal.see(RETRACTION, now)
         # From 0.5.7 on the counter is written with the line; before, with the next decode line.
@@ -144,7 +144,7 @@ class ServerState(LoggedServer):
         """Return one of `SERVER_COUNTS` since the exporter started; None where the server does not expose it."""
         return self.server_totals.counts[name] if self._counters.has(name) else None
 
-    def latencies(self, now: float, seconds: float | None = None) -> dict[Latency, Recent]:
+    def latencies(self, now: float, seconds: float | None = None) -> dict[Latency, RecentLatency]:
         """Return the latencies of the last `seconds`, those that the server exposes."""
         recent = ((latency, self.latency.recent(latency, now, seconds)) for latency in LATENCIES)
         return {latency: found for latency, found in recent if found is not None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from sglang_tuning_exporter.state.counters import gained
+from sglang_tuning_exporter.state.counters import increase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,7 +195,7 @@ class Stages:
             counts = rank.totals.counts
             of_server = rank.counters.figure("decoded_tokens"), rank.counters.figure("admitted_requests")
             now = (counts["replayed"] + counts["eager"], counts["decoded"], counts["joined"], *of_server)
-            batches, lines, sequences, decoded, admitted = map(gained, before.get(dp, now), now)
+            batches, lines, sequences, decoded, admitted = map(increase, before.get(dp, now), now)
             self._counted[dp] = now
             steps = max(steps, batches)
             tokens += lines * interval if of_server[0] is None else decoded
