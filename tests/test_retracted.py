@@ -18,9 +18,9 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.sglang.events import Scrape
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.state.lifecycle import LATE_SECONDS
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
-from sglang_tuning_exporter.state.lifecycle import LATE_SECONDS
 
 EVENTS = "sglang_tuning_retraction_events_total"
 REQUESTS = "sglang_tuning_retracted_requests_total"
