@@ -309,11 +309,13 @@ def test_a_line_of_a_hundred_megabytes_is_dropped_whole_and_counted(server: Serv
 def test_garbage_between_the_lines_costs_no_line(server: Server) -> None:
     dice = random.Random(7)
     with following(*of(server)) as exporter:
+        server.write()  # a retraction after other text and before the first batch line is in doubt
+        counted(exporter, 1)
         for _ in range(50):
             server.raw(bytes(dice.choices(range(256), k=997)).replace(b"[", b"") + b"\n")
             server.write()
             server.raw(b"\0" * dice.randrange(5000) + b"\n\xff\xfe\xc3\x28\x80" * 9 + b"\r\n\x1b[2J\n")
-        counted(exporter, 50)
+        counted(exporter, 51)
 
 
 def test_a_hole_of_ten_gigabytes_is_skipped(server: Server) -> None:

@@ -289,10 +289,10 @@ def test_an_oversized_body_is_refused_without_being_read(exporter: Exporter) -> 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/findings", "/-/healthy", "/runbooks/SGLangServerDown"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "CONNECT"])
 def test_only_reading_is_allowed(method: str, path: str, fake: FakeSGLang, exporter: Exporter) -> None:
-    before = len(fake.asked)
+    before = fake.count("/metrics")  # what the exporter asks by itself may come at any time
     request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}"
     assert status(asked(exporter, request.encode())) == 405
-    assert len(fake.asked) == before
+    assert fake.count("/metrics") == before
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,12 @@ def test_lines_with_the_newest_first_give_the_events_of_their_log(name: str) -> 
     times = [event.time for event in events if getattr(event, "time", None) is not None]  # type: ignore[attr-defined]
     assert times == sorted(times)
     assert len(events) > 100
-    assert events == told(wrapped("nothing", LINES))
+    assert [sure(event) for event in events] == [sure(event) for event in told(wrapped("nothing", LINES))]
+
+
+def sure(event: object) -> object:
+    """Return the event without its doubt, which depends on what stands before a line."""
+    return replace(event, suspect=False) if hasattr(event, "suspect") else event  # type: ignore[type-var]  # all are dataclasses
 
 
 def test_a_log_with_the_oldest_first_stays_as_it_is() -> None:
