@@ -217,26 +217,22 @@ class ServerFacts(Arguments):
             return "unsupported"
         if self.arg("disable_cuda_graph") or self.arg("disable_decode_cuda_graph"):
             return "disabled"
+        return "disabled" if self._decode_graph_config.get("backend") == "disabled" else ""
+
+    @property
+    def _decode_graph_config(self) -> dict[str, object]:
         config = self.args.get("cuda_graph_config")
         decode = config.get("decode") if isinstance(config, dict) else None
-        return "disabled" if isinstance(decode, dict) and decode.get("backend") == "disabled" else ""
+        return decode if isinstance(decode, dict) else {}
 
     @property
     def largest_captured(self) -> int | None:
         """The largest decode batch with a captured graph, from the capture lines or the arguments."""
         if self.graph_sizes:
             return max(self.graph_sizes)
-        config = self.args.get("cuda_graph_config")
-        decode = config.get("decode") if isinstance(config, dict) else None
-        for value in (
-            decode.get("max_bs") if isinstance(decode, dict) else None,
-            self.args.get("cuda_graph_max_bs_decode"),
-            self.args.get("cuda_graph_max_bs"),
-        ):
-            figure = number(value)
-            if figure:
-                return int(figure)
-        return None
+        args = (self.arg("cuda_graph_max_bs_decode"), self.arg("cuda_graph_max_bs"))
+        largest = number(self._decode_graph_config.get("max_bs")) or args[0] or args[1]
+        return int(largest) if largest else None
 
     def scheduler_limit(self, dp: int | None) -> float | None:
         """Return how many requests one scheduler may run in all its micro batches: from its own line, else its share of the argument.

@@ -273,31 +273,23 @@ def _saved(line: Retraction) -> list[Any]:
 
 def _restored(entry: list[Any]) -> Retraction | None:
     """Return the line that `_saved` wrote; None where it cannot be one."""
-    if len(entry) == 6:
-        entry = [*entry, [True, False]]  # older versions saved no flags
-    if len(entry) != 7:
+    match entry if len(entry) != 6 else [*entry, [True, False]]:  # older versions saved no flags
+        case [[dp, pp, tp], requests, aborted, gained, before, after, [suspect, beside_words]]:
+            pass
+        case _:
+            return None
+    ranks, figures = (dp, pp, tp), (aborted, gained, before, after)
+    if not all(rank is None or (isinstance(rank, int) and is_figure(rank)) for rank in ranks):
         return None
-    ranks, requests, *figures, flags = entry
-    if not _is_list_of(ranks, 3, int) or not isinstance(flags, list) or len(flags) != 2:
+    if not is_figure(requests) or not 0 <= requests <= MOST_REQUESTS:
         return None
-    if not is_figure(requests) or not 0 <= requests <= MOST_REQUESTS or not _is_list_of(figures, 4, int, float):
+    if not all(figure is None or is_figure(figure) for figure in figures):
         return None
-    aborted, gained, before, after = figures
     return Retraction(
         None,
-        Rank(dp=ranks[0], pp=ranks[1], tp=ranks[2]),
+        Rank(dp=dp, pp=pp, tp=tp),
         int(requests),
-        aborted=aborted,
-        new_tokens_gained=gained,
-        ratio_before=before,
-        ratio_after=after,
-        suspect=flags[0] is not False,
-        beside_words=flags[1] is not False,
+        *figures,
+        suspect=suspect is not False,
+        beside_words=beside_words is not False,
     )
-
-
-def _is_list_of(values: object, length: int, *kinds: type) -> bool:
-    """Whether these are so many numbers or None."""
-    if not isinstance(values, list) or len(values) != length:
-        return False
-    return all(value is None or (isinstance(value, kinds) and is_figure(value)) for value in values)

@@ -255,8 +255,6 @@ class LoggedServer:
 
     def _accepts(self, event: _StartLine, now: float) -> bool:
         """Whether a line of a start is one: near raw text, only of a server that may be starting."""
-        if isinstance(event, ServerArgs):
-            return self._is_whole(event)
         ready = isinstance(event, Liveness) and event.what == "ready" and not self.facts.ready
         return not event.suspect or not self.life.has_served or ready or self.life.starts(now)
 

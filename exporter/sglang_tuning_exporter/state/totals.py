@@ -159,8 +159,7 @@ class Totals:
 
     def share(self, signal: Signal, state: str) -> float | None:
         """Return the share of the signal's serving time in `state`, 0-1; None without serving time."""
-        serving = self.serving_seconds(signal)
-        return self.seconds[signal, state] / serving if serving > 0 else None
+        return self.share_of(signal, (state,))
 
     def share_of(self, signal: Signal, states: Iterable[str]) -> float | None:
         """Return the share of the signal's serving time in any of `states`, 0-1; None without serving time."""
