@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from closed_loop.installation import HERE, default_home, installed
-from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
@@ -89,7 +89,7 @@ def pieces(release: str, model: Path) -> Iterator[Piece]:
             for row in DIAGNOSES:
                 changes = {
                     advice.arg: bool(advice.suggested) if advice.is_switch else _whole(advice.suggested)
-                    for advice in advise(row.id, Case(past))
+                    for advice in advise(row.id, SizingInput(past))
                     if advice.arg and advice.suggested is not None
                 }
                 before, after = command_line(past.facts, {}), command_line(past.facts, changes)

@@ -22,7 +22,7 @@ from closed_loop.load import Load
 from closed_loop.loops import BY_NAME as LOOPS
 from closed_loop.loops import MORE, Loop
 from closed_loop.series import Bench, run_loop
-from sglang_tuning_exporter.capacity.moments import Moments
+from sglang_tuning_exporter.capacity.moments import StepSums
 from sglang_tuning_exporter.capacity.readings import Counters, Readings
 from sglang_tuning_exporter.capacity.step_time import StepTime, fit
 from sglang_tuning_exporter.sglang.log.reader import LogReader
@@ -200,7 +200,7 @@ def fits(folder: Path) -> dict[str, Any]:
                     readings.take(reading)
     state.observe_all(LogReader().feed(gzip.decompress((folder / "server.log.gz").read_bytes())))
     lines = [sample for rank in state.schedulers for sample in rank.samples.since(-inf)]
-    moments = [Moments.of_line(batch, batch / speed) for batch, speed in lines]
+    moments = [StepSums.of_line(batch, batch / speed) for batch, speed in lines]
     return {
         "name": folder.name,
         "counters": _fit(fit([each.decode for each in readings.intervals])),

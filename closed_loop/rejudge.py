@@ -210,7 +210,7 @@ def _judgement(judgement: Any) -> dict[str, Any]:
                 "alert": str(getattr(found.diagnosis, "alert", "") or ""),
                 "severity": found.diagnosis.severity,
                 "sentence": found.sentence,
-                "action": str(getattr(found.diagnosis.turn, "action", "")),
+                "action": str(getattr(getattr(found.diagnosis, "turn", None), "action", "")),
                 "advice": [
                     {
                         name: getattr(advice, name, None)

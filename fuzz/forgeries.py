@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fuzz import sinks
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.sglang.log.raw_text import ARRIVED_SECONDS, Suspicion
+from sglang_tuning_exporter.sglang.log.raw_text import ARRIVED_SECONDS, SuspectText
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -212,7 +212,7 @@ def _retractions(recording: Recording, middle: int, carrier: bytes, forged: byte
     Of those near the words, one is believed for each decode line; after what is known to hold a model's words, none.
     """
     before = carrier.split(b"%s")[0].removeprefix(b"%p")
-    suspicion = Suspicion()
+    suspicion = SuspectText()
     suspicion.look(before, None, 1)
     more = int(_RETRACTION[:30] in forged and not suspicion.active)
     at = recording.lines[middle - 1].at

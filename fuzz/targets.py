@@ -43,7 +43,7 @@ from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, Reading
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, ParsedPage
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 from sglang_tuning_exporter.state.profiles import PROFILES
 from sglang_tuning_exporter.state.server import ServerState
@@ -138,7 +138,7 @@ def check_exposition(data: bytes) -> None:
         (name, repr(sorted(exposition.labels(raw).items())), repr(value)) for name, raw, value in page.samples
     )
     assert exposition.scan(passed).broken == 0
-    assert exposition.passthrough(passed) == exposition.Passed(passed)
+    assert exposition.passthrough(passed) == exposition.SafePage(passed)
     theirs = known(passed)
     assert theirs == sorted(
         (name, repr(sorted(exposition.labels(raw).items())), repr(value))
@@ -168,7 +168,7 @@ def _check_reader(pages: list[str]) -> None:
         for passed, reader in readers.items():
             # NaN is not itself, and a figure may be one.
             assert repr(reader.read(page)) == repr(
-                Reading(scrape, *((native.text, native.left_out) if passed else ("",)))
+                ParsedPage(scrape, *((native.text, native.left_out) if passed else ("",)))
             )
 
 

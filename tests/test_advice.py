@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.state.facts import ServerFacts
@@ -25,22 +25,22 @@ def case(
     limits: dict[int | None, float] | None = None,
     version: str | None = None,
     **args: object,
-) -> Case:
+) -> SizingInput:
     recent = Totals()
     if usage is not None:
         recent.integrals.update(usage=100 * usage, usage_seconds=100.0)
     if ran is not None:
         recent.running_seconds[batch_size_bucket(ran)] = 100.0
     facts = ServerFacts(version=version, args=args, running_limits=limits or {})
-    return Case(Past(recent, {}, 600.0, facts, PROFILE))
+    return SizingInput(Past(recent, {}, 600.0, facts, PROFILE))
 
 
-def one(diagnosis: str, of: Case) -> Advice:
+def one(diagnosis: str, of: SizingInput) -> Advice:
     (advice,) = advise(diagnosis, of)
     return advice
 
 
-def turned(diagnosis: str, of: Case) -> tuple[str, float | str | None, float | str | None]:
+def turned(diagnosis: str, of: SizingInput) -> tuple[str, float | str | None, float | str | None]:
     advice = one(diagnosis, of)
     return advice.flag, advice.current, advice.suggested
 
@@ -188,7 +188,7 @@ def test_a_limit_that_the_pool_cut_short_is_not_raised() -> None:
     assert advise("running_at_limit", case(max_running_requests=1000, limits={None: 300}, usage=0.4)) == []
 
 
-def reserve(gigabytes: float, capacity: float | None = 80.0, *, fraction: float = 0.85) -> Case:
+def reserve(gigabytes: float, capacity: float | None = 80.0, *, fraction: float = 0.85) -> SizingInput:
     of = case(mem_fraction_static=fraction)
     of.facts.available_gb[None] = gigabytes
     of.facts.memory_before_weights_gb = capacity
@@ -276,7 +276,7 @@ def test_any_failure_lowers_the_memory_fraction_to_0_8_then_0_7(current: float |
         (case(max_running_requests=128, enable_dp_attention=True, dp_size=8, ran=10), 60),
     ],
 )
-def test_a_failure_in_decode_runs_three_quarters_of_the_batch_that_ran(of: Case, suggested: float) -> None:
+def test_a_failure_in_decode_runs_three_quarters_of_the_batch_that_ran(of: SizingInput, suggested: float) -> None:
     assert one("out_of_memory_decode", of).suggested == suggested
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
 from sglang_tuning_exporter.diagnosis.command import command_line
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.findings import judge
@@ -20,22 +20,22 @@ PROFILE = PROFILES["online"]
 RANKS: dict[str, Any] = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
 
 
-def case(version: str | None = "0.5.9", /, *, usage: Any = None, ran: Any = None, **args: Any) -> Case:
+def case(version: str | None = "0.5.9", /, *, usage: Any = None, ran: Any = None, **args: Any) -> SizingInput:
     recent = Totals()
     if usage is not None:
         recent.integrals.update(usage=100 * usage, usage_seconds=100.0)
     if ran is not None:
         recent.running_seconds[batch_size_bucket(ran)] = 100.0
     facts = ServerFacts(version=version, args={"model_path": "/models/x", **args})
-    return Case(Past(recent, {}, 600.0, facts, PROFILE))
+    return SizingInput(Past(recent, {}, 600.0, facts, PROFILE))
 
 
-def one(diagnosis: str, of: Case) -> Advice:
+def one(diagnosis: str, of: SizingInput) -> Advice:
     (advice,) = advise(diagnosis, of)
     return advice
 
 
-def changes(diagnosis: str, of: Case) -> list[str]:
+def changes(diagnosis: str, of: SizingInput) -> list[str]:
     advised = {each.arg: each.setting for each in advise(diagnosis, of) if each.suggested is not None}
     command = command_line(of.facts, advised)
     assert command is not None
@@ -43,7 +43,7 @@ def changes(diagnosis: str, of: Case) -> list[str]:
     return [change.text for change in command.changes]
 
 
-def typed(diagnosis: str, of: Case) -> list[str]:
+def typed(diagnosis: str, of: SizingInput) -> list[str]:
     return [each.typed for each in advise(diagnosis, of)]
 
 
@@ -115,7 +115,7 @@ def test_the_8_bit_cache_is_the_one_that_the_release_has(release: str, kind: str
 
 
 def test_without_a_release_both_spellings_are_given_in_words() -> None:
-    of = Case(replace(case(None, ran=300).past, facts=ServerFacts()))
+    of = SizingInput(replace(case(None, ran=300).past, facts=ServerFacts()))
     advice = one("cuda_graph_not_covering", of)
     assert (advice.flag, advice.suggested) == ("", None)
     assert advice.suggestion == (
@@ -248,7 +248,7 @@ def test_the_users_own_range_of_memory_left_decides_which_way_the_fraction_moves
     own = PROFILE.with_thresholds({"reserve_lower_gb": 12.0, "reserve_upper_gb": 20.0})
     of = case("0.5.23", mem_fraction_static=0.85)
     of.facts.available_gb[None], of.facts.memory_before_weights_gb = 11.0, 80.0
-    advice = one("memory_reserve_too_small", Case(replace(of.past, profile=own)))
+    advice = one("memory_reserve_too_small", SizingInput(replace(of.past, profile=own)))
     assert advice.suggested is not None
     assert float(advice.suggested) < 0.85
 
@@ -268,8 +268,8 @@ def test_the_grammar_backends_named_are_those_of_the_release() -> None:
         ("cuda_graph_not_covering", case(cuda_graph_max_bs=768, ran=1000)),
     ],
 )
-def test_another_change_than_the_rows_own_has_its_own_reason_and_limits(diagnosis: str, of: Case) -> None:
+def test_another_change_than_the_rows_own_has_its_own_reason_and_limits(diagnosis: str, of: SizingInput) -> None:
     of.recent.integrals.update(running=100 * 12.0, running_seconds=100.0)
-    advice, turn = one(diagnosis, of), BY_ID[diagnosis].turn
-    assert advice.why != turn.why
-    assert advice.will_not_help_if != turn.will_not_help_if
+    advice, remedy = one(diagnosis, of), BY_ID[diagnosis].remedy
+    assert advice.why != remedy.why
+    assert advice.will_not_help_if != remedy.will_not_help_if

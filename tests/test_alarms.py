@@ -9,7 +9,7 @@ import pytest
 
 from sglang_tuning_exporter.diagnosis.promql import duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS
-from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, Evaluations, Span
+from sglang_tuning_exporter.report.alarms import GAP_SECONDS, AlarmClock, Evaluations, FiredAlert
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -44,7 +44,7 @@ def quiet(second: float) -> str:
     return f"[{printed(second)}] The server is fired up and ready to roll!\n"
 
 
-def spans(directory: Path, text: str, profile: str = "online") -> list[Span]:
+def spans(directory: Path, text: str, profile: str = "online") -> list[FiredAlert]:
     log = directory / "server.log"
     log.write_text("".join(sorted(text.splitlines(keepends=True), key=lambda line: line[:21])))
     analysis, clock, logs = Analysis(PROFILES[profile]), AlarmClock(PROFILES[profile]), Logs([str(log)])
@@ -59,7 +59,7 @@ def spans(directory: Path, text: str, profile: str = "online") -> list[Span]:
     return clock.spans()
 
 
-def minutes(span: Span) -> tuple[float, float, float]:
+def minutes(span: FiredAlert) -> tuple[float, float, float]:
     """Pending, firing, resolved: minutes after 11:00."""
     begin = 1763636400.0
     return tuple((at - begin) / 60 for at in (span.pending_since, span.start, span.end))  # type: ignore[return-value]

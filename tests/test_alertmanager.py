@@ -131,9 +131,9 @@ def alert(
     words = {
         "summary": row.summary,
         "description": f"{instance}: {row.sentence('4.0', PROFILES['online'].figures)}.",
-        "suggested": row.turn.fallback,
-        "why": row.turn.why,
-        "will_not_help_if": row.turn.will_not_help_if,
+        "suggested": row.remedy.fallback,
+        "why": row.remedy.why,
+        "will_not_help_if": row.remedy.will_not_help_if,
         "guide": row.guide,
     }
     return {
@@ -223,8 +223,8 @@ def test_the_mail_says_which_flag_to_turn_from_what_to_what_and_why(manager: Ale
     assert mail["Subject"] == "[warn] mail: retracting 4/min → --schedule-conservativeness 0.1→1.3"
     assert "mail:1: 4.0 retractions/min." in words
     assert "Change --schedule-conservativeness: now 0.1, try 1.3." in words
-    assert f"Why: {row.turn.why}" in words
-    assert f"It will not help if {row.turn.will_not_help_if}." in words
+    assert f"Why: {row.remedy.why}" in words
+    assert f"It will not help if {row.remedy.will_not_help_if}." in words
 
 
 def test_the_mails_html_says_the_same_and_escapes_what_comes_from_outside(manager: Alertmanager) -> None:

@@ -119,7 +119,7 @@ def test_on_a_phone_what_to_type_is_one_line_and_no_word_of_a_heading_is_broken(
     browser: Browser, scene: Callable[[str], Scene]
 ) -> None:
     browser.open(scene("retracting")[1], width=PHONE)
-    assert len(browser.evaluate("return [...document.querySelector('.first .turn code').getClientRects()]")) == 1
+    assert len(browser.evaluate("return [...document.querySelector('.first .change code').getClientRects()]")) == 1
     flag = next(text for text in browser.texts() if text.words == "--schedule-conservativeness 1.3")
     assert flag.bottom - flag.top < 30
     browser.open(scene("dp2")[1], width=PHONE)

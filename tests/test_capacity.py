@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
 from sglang_tuning_exporter.capacity.model import STALE_SECONDS, Measured, capacities, logged
-from sglang_tuning_exporter.capacity.moments import NONE, Moments, total, windows
+from sglang_tuning_exporter.capacity.moments import NONE, StepSums, total, windows
 from sglang_tuning_exporter.capacity.prefill import measure
 from sglang_tuning_exporter.capacity.readings import Counters, Interval, Readings
 from sglang_tuning_exporter.capacity.step_time import fit
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 CAPTURES = Path(__file__).parent / "captures"
 
 
-def of(batches: Sequence[float], step: Callable[[float], float]) -> Moments:
+def of(batches: Sequence[float], step: Callable[[float], float]) -> StepSums:
     """The sums that a server would have counted over these steps, one token a request."""
-    return total(Moments.of_line(batch, step(batch)) for batch in batches)
+    return total(StepSums.of_line(batch, step(batch)) for batch in batches)
 
 
 def synthetic(
     fixed: float, slope: float, *, parts: int = 20, batches: Sequence[int] = range(4, 13), noise: float = 0.0
-) -> list[Moments]:
+) -> list[StepSums]:
     """Intervals of fifty steps whose batches are drawn from `batches`; `noise` is relative."""
     random = Random(f"{fixed} {slope} {noise}")
     return [
@@ -145,7 +145,7 @@ def test_a_jackknife_of_one_window_is_none() -> None:
 
 
 def reading(at: float, steps: float, *, prefill: float = 0.0) -> Counters:
-    decode = Moments(steps, 8 * steps, 0.01 * steps, 64 * steps, 0.08 * steps, 8 * steps)
+    decode = StepSums(steps, 8 * steps, 0.01 * steps, 64 * steps, 0.08 * steps, 8 * steps)
     return Counters(at, 1000 * prefill, prefill, decode)
 
 
@@ -367,7 +367,7 @@ def test_three_tokens_a_step_and_request_are_the_accepted_length() -> None:
     assert step.tokens_per_request == pytest.approx(3.0)
 
 
-def readings_of(capture: str) -> list[Moments]:
+def readings_of(capture: str) -> list[StepSums]:
     """The moments between the answers of `/v1/loads` that a real server gave in a capture."""
     kept: dict[str, bytes] = {}
     with tarfile.open(CAPTURES / f"{capture}.tar.xz") as archive:

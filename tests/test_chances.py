@@ -58,7 +58,7 @@ def flags(past: Past, row: str) -> dict[str, float | str | None]:
 def test_a_multi_turn_server_without_radix_cache_hears_of_it_even_when_nothing_waits() -> None:
     past = lived(HEALTHY, "multi_turn", disable_radix_cache=True)
     assert flags(past, SETTINGS) == {"--disable-radix-cache": 0.0}
-    assert judge(past).verdict == "no_clear_bottleneck"  # it computes every turn before again
+    assert judge(past).verdict == "no_clear_bottleneck"  # it computes every remedy before again
     assert judge(past).changes == {}
 
 

@@ -22,7 +22,7 @@ from sglang_tuning_exporter.diagnosis.alerting import is_evaluated
 from sglang_tuning_exporter.diagnosis.promql import duration
 from sglang_tuning_exporter.diagnosis.table import ALERTS, BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts
-from sglang_tuning_exporter.report.backfill import Night
+from sglang_tuning_exporter.report.backfill import BackfillView
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES
@@ -194,7 +194,7 @@ def told(several: tuple[Life, ...], directory: Path, rules: str = RULES) -> list
         log = directory / f"{number}.log"
         log.write_text(life.text())
         series += exposed(
-            Night(Logs([str(log)]), PROFILES[life.profile].with_thresholds(life.thresholds)), tale, number
+            BackfillView(Logs([str(log)]), PROFILES[life.profile].with_thresholds(life.thresholds)), tale, number
         )
     steps = max(len(tale.found) for tale in lived)
     for number, step, ids in fired(series, steps, directory, rules):
@@ -203,7 +203,7 @@ def told(several: tuple[Life, ...], directory: Path, rules: str = RULES) -> list
     return lived
 
 
-def exposed(night: Night, tale: Told, number: int) -> list[dict[str, str]]:
+def exposed(night: BackfillView, tale: Told, number: int) -> list[dict[str, str]]:
     """Follow a log to its end; the series that the rules ask for, in promtool's notation, each sample 5 s before an evaluation."""
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]] = {}
     for step, (_, families) in enumerate(night.moments()):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.demand import could_not_reserve, demand, is_reserved_in_full
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank
@@ -64,7 +64,7 @@ def test_nothing_is_concluded_where_the_server_does_not_expose_it(untold: str) -
 
 
 def test_requests_that_end_early_lower_conservativeness() -> None:
-    (advice,) = advise(ROW, Case(balanced(asked=4000, used=400, ratio=0.1)))
+    (advice,) = advise(ROW, SizingInput(balanced(asked=4000, used=400, ratio=0.1)))
     assert (advice.flag, advice.suggested) == ("--schedule-conservativeness", 0.3)
 
 
@@ -72,36 +72,36 @@ def test_requests_that_end_early_lower_conservativeness() -> None:
 def test_requests_that_use_what_they_ask_for_leave_it_where_it_is(conservativeness: float) -> None:
     # Seen on a real engine: 1.3 -> 0.3 for want of room, and 0.3 -> 1.3 for retractions, round and round.
     past = balanced(asked=600, used=240, ratio=0.13, conservativeness=conservativeness)
-    assert advise(ROW, Case(past)) == []
+    assert advise(ROW, SizingInput(past)) == []
 
 
 def test_clients_are_advised_how_many_tokens_are_enough_where_the_flag_is_low_already() -> None:
     past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
-    (advice,) = advise(ROW, Case(past))
+    (advice,) = advise(ROW, SizingInput(past))
     assert advice.flag == ""
     assert "at most 1,728 max_new_tokens (now about 3,008; 99 % of the answers end within 1,700)" in advice.suggestion
 
 
 def test_for_clients_that_ask_for_as_much_as_is_ever_kept_free_the_rest_is_unknown() -> None:
     past = replace(balanced(asked=4096, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
-    (advice,) = advise(ROW, Case(past))
+    (advice,) = advise(ROW, SizingInput(past))
     assert "now about 4,096 or more;" in advice.suggestion
 
 
 def test_clients_that_ask_for_little_more_than_they_use_get_no_advice() -> None:
     past = replace(balanced(asked=2000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
-    assert advise(ROW, Case(past)) == []
+    assert advise(ROW, SizingInput(past)) == []
 
 
 def test_clients_get_no_figure_while_the_longest_answers_may_be_running() -> None:
     past = replace(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3), longest_answer=1700.0)
     slow = {**past.latency, "request": RecentLatency(200.0, None, None, 9.0, 40.0)}
-    (advice,) = advise(ROW, Case(replace(past, latency=slow)))
+    (advice,) = advise(ROW, SizingInput(replace(past, latency=slow)))
     assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 
 
 def test_clients_get_no_figure_without_answers() -> None:
-    (advice,) = advise(ROW, Case(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3)))
+    (advice,) = advise(ROW, SizingInput(balanced(asked=3000, used=400, ratio=0.03, conservativeness=0.3)))
     assert advice.suggestion.startswith("ask for fewer max_new_tokens:")
 
 
@@ -115,7 +115,7 @@ def test_a_balance_of_a_few_large_requests_gives_no_figure() -> None:
     few.recent.seconds["activity", "serving"] = MINUTE
     few.recent.counts.update(computed_tokens=200 * 1100.0, started_requests=200.0)
     few.recent.counts["new_token_ratio"], few.recent.counts["new_token_ratio_told"] = 0.1, 1
-    assert "now about" not in str(advise(ROW, Case(few)))
+    assert "now about" not in str(advise(ROW, SizingInput(few)))
 
 
 def test_requests_that_share_a_prefix_have_used_what_is_not_in_it() -> None:
@@ -146,7 +146,7 @@ def test_answers_of_different_lengths_are_not_reserved_in_full() -> None:
 
 def test_a_flag_above_its_ceiling_goes_back_to_the_usual() -> None:
     past = balanced(asked=600, used=240, ratio=0.14, conservativeness=3.0)
-    (advice,) = advise(ROW, Case(past))
+    (advice,) = advise(ROW, SizingInput(past))
     assert (advice.current, advice.suggested) == (3.0, 1.0)
 
 
@@ -155,7 +155,7 @@ def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one
     # Seen on a real engine: 4096 -> 8192 for prompts of 24 tokens, because first tokens came late behind the last of a queue.
     past = balanced(asked=600, used=240, ratio=0.1)
     past.facts.args["chunked_prefill_size"] = chunk
-    assert len(advise("latency_long_prompts", Case(past))) == larger
+    assert len(advise("latency_long_prompts", SizingInput(past))) == larger
 
 
 def with_quiet_time(past: Past, minutes: float) -> Past:

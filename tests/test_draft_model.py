@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.conditions.suitability import data_parallel_would_fit, torch_compile_candidate
 from sglang_tuning_exporter.diagnosis.evidence import Past
 from sglang_tuning_exporter.diagnosis.sizing.graphs import graphs
@@ -124,7 +124,7 @@ def test_the_reserve_is_what_was_left_after_both_models(release: str) -> None:
 @pytest.mark.parametrize("release", STARTS)
 def test_the_memory_fraction_grows_by_what_the_reserve_can_spare(release: str) -> None:
     # With the draft's figures the step was four times as large: 0.95, which takes eight of the eleven gigabytes.
-    case = Case(Past(Totals(), {}, 60.0, started(STARTS[release]), PROFILES["online"]))
+    case = SizingInput(Past(Totals(), {}, 60.0, started(STARTS[release]), PROFILES["online"]))
     (advice,) = advise("memory_reserve_too_large", case)
     assert (advice.current, advice.suggested) == (0.85, 0.90)
 
@@ -134,7 +134,7 @@ def test_larger_graphs_are_estimated_by_those_of_decode_batches() -> None:
     recent.running_seconds[60] = 100.0
     facts = started(STARTS["0.5.9"])
     facts.available_gb[None] = 7.0
-    (larger,) = graphs(Case(Past(recent, {}, 100.0, facts, PROFILES["online"])))
+    (larger,) = graphs(SizingInput(Past(recent, {}, 100.0, facts, PROFILES["online"])))
     assert larger.suggested == 64
     (paid,) = larger.beside
     assert "2.7 GB" in paid.gain

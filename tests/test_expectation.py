@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.advice import Advice, advise
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.diagnosis.json_findings import finding_document
-from sglang_tuning_exporter.diagnosis.sizing.case import Case
+from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 from sglang_tuning_exporter.diagnosis.sizing.limits import batch_within_objective
 from sglang_tuning_exporter.sglang.events import DecodeBatch, KvPool, Limits, Rank, ServerArgs
 from sglang_tuning_exporter.state.latency import RecentLatency
@@ -73,7 +73,7 @@ def past(
 
 
 def advised(given: Past, row: str = "running_at_limit") -> Advice:
-    return advise(row, Case(given, frozenset({row})))[0]
+    return advise(row, SizingInput(given, frozenset({row})))[0]
 
 
 def test_more_requests_at_once_share_a_step() -> None:
@@ -171,7 +171,7 @@ def test_a_limit_is_raised_no_further_than_tokens_come_in_time() -> None:
     given = past(measured(per_request=0.004), profile="online", limit=2)
     objective = PROFILES["online"].inter_token_seconds
     assert objective is not None
-    batch = batch_within_objective(Case(given))
+    batch = batch_within_objective(SizingInput(given))
     assert batch == pytest.approx((objective - 0.004) / 0.004)
     advice = advised(given)
     assert advice.suggested == min(16.0, float(int(batch or 0)))
@@ -183,7 +183,7 @@ def test_what_the_histogram_has_beyond_the_model_counts_in_proportion() -> None:
     given = past(measured(), profile="online")
     slow = RecentLatency(100.0, 0.0, 2 * model.inter_token_mean_seconds, 0.0, 0.0)
     alone, behind = (
-        batch_within_objective(Case(each)) for each in (given, replace(given, latency={"inter_token": slow}))
+        batch_within_objective(SizingInput(each)) for each in (given, replace(given, latency={"inter_token": slow}))
     )
     assert alone is not None
     assert behind is not None
@@ -227,7 +227,7 @@ def test_a_kv_cache_of_twice_the_tokens_runs_twice_the_requests() -> None:
         state.observe(DecodeBatch(float(second), Rank(), 10, 30, 2900, 0.97), float(second))
     state.advance(120.0)
     given = replace(past_of(state, 120.0), capacities=lambda: (measured(batch=10.0),))
-    advice = [each for each in advise("running_far_below_limit", Case(given)) if each.arg == "max_total_tokens"]
+    advice = [each for each in advise("running_far_below_limit", SizingInput(given)) if each.arg == "max_total_tokens"]
     assert [each.suggested for each in advice] == [6000.0]
     assert advice[0].expected is not None
     assert advice[0].expected.then.requests == pytest.approx(20.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.events import NO_RANK, RankFigures, Scrape, ServerArgs
@@ -47,7 +47,7 @@ def told(lines: list[str]) -> ServerState:
 def advised(state: ServerState, now: float) -> tuple[str, str]:
     past = past_of(state, now)
     assert "hybrid_pool_full" in {finding.diagnosis.id for finding in judge(past).findings}
-    (advice,) = advise("hybrid_pool_full", Case(past))
+    (advice,) = advise("hybrid_pool_full", SizingInput(past))
     return past.fullest_pool, advice.flag
 
 

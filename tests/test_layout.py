@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conftest import SERVING, SERVING_WITH_DP_RANKS
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, Reading
+from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader, ParsedPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +28,12 @@ VALUES = re.compile(r"^((?!#).*) (\S+)$", re.MULTILINE)
 PROCESS = "# TYPE process_open_fds gauge\nprocess_open_fds 7\n"
 
 
-def afresh(text: str) -> Reading:
+def afresh(text: str) -> ParsedPage:
     passed = exposition.passthrough(text)
-    return Reading(facts.read(text), passed.text, passed.left_out)
+    return ParsedPage(facts.read(text), passed.text, passed.left_out)
 
 
-def after(*texts: str) -> Reading:
+def after(*texts: str) -> ParsedPage:
     """What one reader says of the last of these pages."""
     reader = PageReader()
     return [reader.read(text) for text in texts][-1]
@@ -98,7 +98,7 @@ def test_what_is_not_passed_on_stays_out_of_every_page() -> None:
 
 def test_without_passing_on_the_figures_are_the_same() -> None:
     reader = PageReader(passthrough=False)
-    assert [reader.read(PAGE) for _ in range(2)] == [Reading(facts.read(PAGE), "")] * 2
+    assert [reader.read(PAGE) for _ in range(2)] == [ParsedPage(facts.read(PAGE), "")] * 2
 
 
 LINES = st.sampled_from(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, Page, config, hang, reply, wait_for
-from sglang_tuning_exporter.collect.inquiry import LEAST_SECONDS, LoadsInquiry
+from sglang_tuning_exporter.collect.inquiry import LEAST_SECONDS, LoadsSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import page, registry
 
@@ -99,7 +99,7 @@ def test_scrapes_go_on_while_it_hangs(sidecar: Sidecar, sglang: FakeSGLang) -> N
 
 
 def test_it_is_asked_once_after_a_scrape_and_not_for_each_of_many() -> None:
-    inquiry = LoadsInquiry()
+    inquiry = LoadsSchedule()
     assert not inquiry.take(0.0)
     inquiry.starts((0, 5, 23), with_ranks=False)
     assert not inquiry.take(None)
@@ -110,7 +110,7 @@ def test_it_is_asked_once_after_a_scrape_and_not_for_each_of_many() -> None:
 
 
 def test_limits_of_ranks_are_asked_for_once_where_steps_are_not_counted() -> None:
-    inquiry = LoadsInquiry()
+    inquiry = LoadsSchedule()
     inquiry.starts((0, 5, 9), with_ranks=True)
     assert [inquiry.take(float(second)) for second in range(0, 30, 10)] == [True, False, False]
     inquiry.want()

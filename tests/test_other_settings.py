@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.sglang.args.printed import are_same_settings
@@ -78,7 +78,7 @@ def test_a_failure_says_nothing_about_the_arguments_that_were_set_after_it() -> 
     state = new_state()
     start(state, 0.0)
     state.observe(OutOfMemory(None, NO_RANK, "prefill"), 100.0)
-    assert advise("out_of_memory_prefill", Case(past_of(state, 101.0)))[0].suggested == 4096
+    assert advise("out_of_memory_prefill", SizingInput(past_of(state, 101.0)))[0].suggested == 4096
     start(state, 120.0, chunked_prefill_size=4096)
     past = past_of(state, 130.0)
     assert "out_of_memory_prefill" not in found(past)

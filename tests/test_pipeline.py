@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.diagnosis.advice import Case, advise
+from sglang_tuning_exporter.diagnosis.advice import SizingInput, advise
 from sglang_tuning_exporter.diagnosis.clients import at_least
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
@@ -160,14 +160,14 @@ def test_a_micro_batch_with_room_is_not_at_the_limit() -> None:
 
 def test_the_limit_that_is_advised_is_that_of_all_micro_batches_together() -> None:
     state = told(served(Layout(pp=4), decode(16, 20)))
-    (advice,) = advise("running_at_limit", Case(past_of(state, state._printed)))
+    (advice,) = advise("running_at_limit", SizingInput(past_of(state, state._printed)))
     assert (advice.flag, advice.current) == ("--max-running-requests", 64)
     assert advice.suggested > 64  # type: ignore[operator]
 
 
 def test_where_the_size_of_a_micro_batch_is_the_limit_that_is_what_is_raised() -> None:
     state = told(served(Layout(pp=4, micro="4"), decode(4, 20)))
-    (advice,) = advise("running_at_limit", Case(past_of(state, state._printed)))
+    (advice,) = advise("running_at_limit", SizingInput(past_of(state, state._printed)))
     assert (advice.flag, advice.current, advice.suggested) == ("--max-micro-batch-size", 4, 11)
 
 

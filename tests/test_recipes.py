@@ -24,7 +24,7 @@ ROW = """
         summary="Fewer requests wait than keep the batches full.",
         seen="{value} of the serving time with the queue below its range",
         guide="not in the guide",
-        turn=Turn("", "speed up", "send more requests at once", "A short queue runs dry.", "nobody has more to send"),
+        remedy=Remedy("", "speed up", "send more requests at once", "A short queue runs dry.", "nobody has more to send"),
         scale_out="neither",
         profiles=("offline",),
     ),

@@ -12,11 +12,11 @@ from conftest import Page, config, watched_retractions, web
 from sglang_tuning_exporter.capacity.estimate import Estimate
 from sglang_tuning_exporter.capacity.prediction import Prediction
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
 from sglang_tuning_exporter.diagnosis.expectation import Expected
 from sglang_tuning_exporter.diagnosis.findings import Finding
-from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendation, since
+from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendation, since
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.state.facts import ServerFacts
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -26,19 +26,19 @@ from test_metrics import page_of
 NAME = "sglang_tuning_recommendation_timestamp_seconds"
 
 
-def case(ran: float | None = None, limits: dict[int | None, float] | None = None, /, **args: object) -> Case:
+def case(ran: float | None = None, limits: dict[int | None, float] | None = None, /, **args: object) -> SizingInput:
     recent = Totals()
     if ran is not None:
         recent.running_seconds[batch_size_bucket(ran)] = 100.0
     facts = ServerFacts(args=args, running_limits=limits or {})
-    return Case(Past(recent, {}, 600.0, facts, PROFILES["online"]))
+    return SizingInput(Past(recent, {}, 600.0, facts, PROFILES["online"]))
 
 
 def found(diagnosis: str, advice: list[Advice]) -> Finding:
     return Finding(BY_ID[diagnosis], (Evidence("x", 1.0, 0.0, "count"),), "high", tuple(advice))
 
 
-def said(diagnosis: str, of: Case) -> Recommendation:
+def said(diagnosis: str, of: SizingInput) -> Recommendation:
     return recommendation(found(diagnosis, advise(diagnosis, of)), of.facts)
 
 
@@ -112,9 +112,9 @@ def test_a_limit_in_force_that_nobody_set_is_the_default(
 def test_a_recommendation_keeps_its_time_for_as_long_as_its_words() -> None:
     first, other = Recommendation("a", "--x", "1", "2", "raise"), Recommendation("a", "--x", "1", "3", "raise")
     told = since({}, {first: None}, 100.0)
-    assert since(told, {first: None}, 200.0) == {first: Given(100.0, None)}
-    assert since(told, {other: None}, 200.0) == {other: Given(200.0, None)}
-    assert since(since(told, {}, 200.0), {first: None}, 300.0) == {first: Given(300.0, None)}
+    assert since(told, {first: None}, 200.0) == {first: RecommendedSince(100.0, None)}
+    assert since(told, {other: None}, 200.0) == {other: RecommendedSince(200.0, None)}
+    assert since(since(told, {}, 200.0), {first: None}, 300.0) == {first: RecommendedSince(300.0, None)}
 
 
 def expectation(then: float) -> Expected:
@@ -131,7 +131,7 @@ def test_what_a_change_brings_is_said_in_the_same_words_until_it_is_another_figu
     assert since(said, {advice: alike}, 110.0)[advice].expected is first
     assert since(said, {advice: None}, 110.0)[advice].expected is first
     assert since(said, {advice: other}, 110.0)[advice].expected is other
-    assert since(since({}, {advice: None}, 100.0), {advice: first}, 110.0) == {advice: Given(100.0, first)}
+    assert since(since({}, {advice: None}, 100.0), {advice: first}, 110.0) == {advice: RecommendedSince(100.0, first)}
 
 
 def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ def test_log_and_scrapes_of_a_real_recording_share_one_clock() -> None:
 
 def test_a_killed_server_is_away_until_it_answers_again() -> None:
     recording = load(RECORDINGS / "restart_append")
-    assert [turn.condition for turn in recording.turns] == ["ready", "away", "starting", "ready"]
-    away = recording.turns[1].at
+    assert [transition.condition for transition in recording.transitions] == ["ready", "away", "starting", "ready"]
+    away = recording.transitions[1].at
     assert recording.condition_at(away - 0.1) == "ready"
     assert recording.condition_at(away + 5) == "away"
     assert recording.condition_at(1e9) == "ready"
@@ -148,10 +148,10 @@ def test_a_recording_round_trips_through_gzip(tmp_path: Path) -> None:
         unpacked = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         (tmp_path / path.name.removesuffix(".gz")).write_bytes(unpacked)
     plain, original = load(tmp_path), load(packed)
-    assert (plain.lines, plain.scrapes, plain.turns, plain.loads, plain.server_info) == (
+    assert (plain.lines, plain.scrapes, plain.transitions, plain.loads, plain.server_info) == (
         original.lines,
         original.scrapes,
-        original.turns,
+        original.transitions,
         original.loads,
         original.server_info,
     )

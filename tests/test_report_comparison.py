@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.config import UsageError
-from sglang_tuning_exporter.report.comparison import ArgChange, Arguments, RunFigures, changed_args, compare
+from sglang_tuning_exporter.report.comparison import ArgChange, ArgumentChanges, RunFigures, changed_args, compare
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report, run
 from sglang_tuning_exporter.state.profiles import PROFILES
@@ -142,8 +142,8 @@ def test_a_figure_that_one_run_lacks_is_no_row() -> None:
     assert "CUDA graph coverage" not in {row.name for row in compare(RUN, like(coverage=None), ()).rows}
 
 
-def args(**values: Any) -> Arguments:
-    return Arguments({"model_path": "m", "random_seed": 1, "port": 1, "page_size": 1, **values})
+def args(**values: Any) -> ArgumentChanges:
+    return ArgumentChanges({"model_path": "m", "random_seed": 1, "port": 1, "page_size": 1, **values})
 
 
 def test_what_varies_by_itself_and_what_one_release_has_is_no_change() -> None:

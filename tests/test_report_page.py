@@ -73,7 +73,7 @@ def retracting_for_long() -> bytes:
     def later(minutes: int) -> bytes:
         return re.sub(rb"(?m)^\[2026-11-20 19:(\d\d)", lambda m: b"[2026-11-20 19:%d" % (int(m[1]) + minutes), work)
 
-    return text[:end] + b"".join(later(3 * turn) for turn in range(8))
+    return text[:end] + b"".join(later(3 * remedy) for remedy in range(8))
 
 
 class Tree(HTMLParser):
@@ -111,7 +111,7 @@ def test_the_page_says_what_the_text_says(tmp_path: Path) -> None:
     row = BY_ID["retracting_too_often"]
     for words in (
         row.summary,
-        row.turn.why,
+        row.remedy.why,
         "Try --schedule-conservativeness 1.3 now 0.1",
         "Retractions per minute of serving time",
         "--schedule-conservativeness 1.3 --device cpu",

@@ -13,7 +13,7 @@ import pytest
 
 from closed_loop.keeping import archive_of, unpack
 from sglang_tuning_exporter.report.inputs import Logs
-from sglang_tuning_exporter.report.phases import Kept
+from sglang_tuning_exporter.report.phases import FirstAndLast
 from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.state.profiles import PROFILES
 
@@ -218,7 +218,7 @@ def test_a_clock_that_was_set_back_is_noted(tmp_path: Path) -> None:
 
 
 def test_of_a_server_that_starts_without_end_the_first_and_the_last_are_kept() -> None:
-    kept: Kept[int] = Kept(3)
+    kept: FirstAndLast[int] = FirstAndLast(3)
     for number in range(1000):
         kept.append(number)
     assert list(kept) == [0, 1, 2, 997, 998, 999]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.diagnosis.advice import Case
+from sglang_tuning_exporter.diagnosis.advice import SizingInput
 from sglang_tuning_exporter.diagnosis.clients import at_most
 from sglang_tuning_exporter.diagnosis.demand import longest_answer, mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
@@ -131,7 +131,7 @@ def test_a_prompt_read_off_the_log_is_that_of_all_requests(streamed: bool) -> No
 def test_retractions_are_counted_for_each_request_not_for_each_streamed_one(streamed: bool) -> None:  # noqa: FBT001 - a case
     past = loaded(streamed=streamed)
     past.recent.counts["retraction_events"] = 12.0  # one request in fifty
-    assert tolerated(Case(past))
+    assert tolerated(SizingInput(past))
 
 
 def test_where_nothing_is_streamed_the_longest_answer_is_known_all_the_same() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scenarios import Story, repeated, retraction, started
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
-from sglang_tuning_exporter.diagnosis.sharing import Sharing, sharing
+from sglang_tuning_exporter.diagnosis.sharing import PrefixSharing, sharing
 from sglang_tuning_exporter.sglang.events import NO_RANK, PrefillBatch, Rank, Retraction, Scrape
 from sglang_tuning_exporter.sglang.metrics import page_figures as facts
 from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
@@ -88,13 +88,13 @@ def test_prompts_that_share_prefixes_are_found_beside_preemptions() -> None:
 
 def test_nothing_is_said_of_sharing_where_nothing_counts_preemptions() -> None:
     past = lived(batches(300), enable_priority_scheduling=True)
-    assert sharing(past) == Sharing(0.3, None)
+    assert sharing(past) == PrefixSharing(0.3, None)
     assert UNUSED not in ids(past)
 
 
 def test_priorities_without_preemption_bring_nobody_back() -> None:
     past = lived(batches(300), enable_priority_scheduling=True, disable_priority_preemption=True)
-    assert sharing(past) == Sharing(0.3, 0.0)
+    assert sharing(past) == PrefixSharing(0.3, 0.0)
 
 
 def test_an_order_by_prefixes_is_not_advised_where_priorities_make_sglang_refuse_it() -> None:
@@ -123,12 +123,12 @@ def test_the_evidence_has_all_that_was_cached_and_what_came_back() -> None:
 
 def test_metrics_alone_show_sharing() -> None:
     past = lived(requests(cached=200.0))
-    assert sharing(past) == Sharing(0.4, 0.0)
+    assert sharing(past) == PrefixSharing(0.4, 0.0)
 
 
 def test_from_0_5_9_on_the_counter_of_cached_tokens_leaves_out_requests_that_came_back() -> None:
     story = batches(300) + requests(cached=200.0) + repeated(retraction(), 10.0, end=END)
-    assert sharing(lived(story, "0.5.9", enable_priority_scheduling=True)) == Sharing(0.4, 0.0)
+    assert sharing(lived(story, "0.5.9", enable_priority_scheduling=True)) == PrefixSharing(0.4, 0.0)
     older = sharing(lived(story, "0.5.5"))
     assert older is not None
     assert older.returned

@@ -22,7 +22,7 @@ from conftest import (
     wait_for,
 )
 from sglang_tuning_exporter.collect import sidecar as watching_module
-from sglang_tuning_exporter.collect.inquiry import Inquiry
+from sglang_tuning_exporter.collect.inquiry import InfoSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.state.stages import Stages
 
@@ -320,7 +320,7 @@ def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_th
 
 
 def test_the_pauses_between_vain_questions_grow() -> None:
-    inquiry, now, asked = Inquiry(), 0.0, []
+    inquiry, now, asked = InfoSchedule(), 0.0, []
     while now < 1000:
         if inquiry.take(now):
             asked.append(now)
@@ -330,7 +330,7 @@ def test_the_pauses_between_vain_questions_grow() -> None:
 
 
 def test_a_start_during_the_question_is_not_forgotten() -> None:
-    inquiry = Inquiry()
+    inquiry = InfoSchedule()
     assert inquiry.take(5)
     inquiry.want()
     inquiry.missed(6)

@@ -76,13 +76,13 @@ def test_no_sentence_has_the_default(life: Life, tmp_path: Path) -> None:
 def test_every_word_of_the_table_can_be_said_of_any_profile() -> None:
     for profile in PROFILES.values():
         for row in DIAGNOSES:
-            assert "{" not in str(row.turn.filled(profile.figures)) + row.sentence("1", profile.figures)
+            assert "{" not in str(row.remedy.filled(profile.figures)) + row.sentence("1", profile.figures)
         for text in (*BY_CHANGE.values(), *BY_NAME.values()):
             assert "{" not in f"{text.why} {text.cost} {text.will_not_help_if}".format(**profile.figures)
 
 
 def test_no_row_has_a_threshold_as_a_literal() -> None:
-    said = [f"{row.seen} {row.guide} {row.turn}" for row in DIAGNOSES]
+    said = [f"{row.seen} {row.guide} {row.remedy}" for row in DIAGNOSES]
     said += [str(text) for text in (*BY_CHANGE.values(), *BY_NAME.values())]
     assert [text for text in said if LITERALS.search(text.replace("{", "").replace("}", ""))] == []
     assert DEFAULT.figures["token_usage_target"] == "0.9"

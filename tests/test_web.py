@@ -69,7 +69,7 @@ def test_the_advice_names_flag_and_values(address: str) -> None:
     assert "<code>--schedule-conservativeness 1.3</code>" in page
     seen = text_of(page)
     assert "Try --schedule-conservativeness 1.3 now 0.1" in seen
-    assert BY_ID["retracting_too_often"].turn.why in seen
+    assert BY_ID["retracting_too_often"].remedy.why in seen
     assert "It will not help if the value is already above 1.43" in seen
     assert re.search(r"Seen: [\d.]+ retractions/min; healthy: up to 1\.", seen)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import floor, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from sglang_tuning_exporter.capacity.moments import Moments, total
+from sglang_tuning_exporter.capacity.moments import StepSums, total
 from sglang_tuning_exporter.capacity.prefill import Prefill, measure
 from sglang_tuning_exporter.capacity.readings import Counters, Readings
 from sglang_tuning_exporter.capacity.step_time import LEAST_LINES, StepTime, fit
@@ -193,4 +193,6 @@ def logged(rank: RankState, facts: ServerFacts, now: float) -> StepTime | None:
 @lru_cache(maxsize=MOST_FITS)
 def _fit_of_lines(lines: tuple[tuple[float, float], ...]) -> StepTime | None:
     """Return the fit of (batch, tokens per second) of decode lines; cached, because one page needs the same fit several times."""
-    return fit([Moments.of_line(running, running / speed) for running, speed in lines], least=LEAST_LINES, source="log")
+    return fit(
+        [StepSums.of_line(running, running / speed) for running, speed in lines], least=LEAST_LINES, source="log"
+    )

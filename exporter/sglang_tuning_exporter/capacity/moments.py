@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class Moments(NamedTuple):
+class StepSums(NamedTuple):
     """Sums over decode steps: steps, batch, seconds, batch squared, batch x seconds, generated tokens."""
 
     steps: float = 0.0
@@ -20,13 +20,13 @@ class Moments(NamedTuple):
     tokens: float = 0.0
 
     @classmethod
-    def of_line(cls, batch: float, seconds: float) -> Moments:
+    def of_line(cls, batch: float, seconds: float) -> StepSums:
         """Return the mean step of a decode line as one step with one token per request."""
         return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch)
 
-    def minus(self, earlier: Moments) -> Moments:
+    def minus(self, earlier: StepSums) -> StepSums:
         """Return the sums since `earlier`."""
-        return Moments(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
+        return StepSums(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
 
     @property
     def are_possible(self) -> bool:
@@ -57,10 +57,10 @@ class Moments(NamedTuple):
         return self.batch_seconds - self.batch * self.seconds / self.steps if self.steps else 0.0
 
 
-NONE = Moments()
+NONE = StepSums()
 
 
-def total(parts: Iterable[Moments]) -> Moments:
+def total(parts: Iterable[StepSums]) -> StepSums:
     """Return the sum of all."""
     # Unrolled for speed: a fit needs some hundred sums, and a report fits at each evaluation of the alerts.
     steps = batch = seconds = batch_squared = batch_seconds = tokens = 0.0
@@ -71,13 +71,13 @@ def total(parts: Iterable[Moments]) -> Moments:
         batch_squared += part[3]
         batch_seconds += part[4]
         tokens += part[5]
-    return Moments(steps, batch, seconds, batch_squared, batch_seconds, tokens)
+    return StepSums(steps, batch, seconds, batch_squared, batch_seconds, tokens)
 
 
-def windows(parts: Sequence[Moments], most: int) -> list[Moments]:
+def windows(parts: Sequence[StepSums], most: int) -> list[StepSums]:
     """Return consecutive parts as at most `most` windows of about equally many steps; parts without steps are left out."""
     steps = sum([part[0] for part in parts])
-    found: list[Moments] = []
+    found: list[StepSums] = []
     begin, seen = 0, 0.0
     for place, part in enumerate(parts):
         if not part[0]:

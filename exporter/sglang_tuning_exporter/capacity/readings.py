@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from sglang_tuning_exporter.capacity.moments import NONE, Moments
+from sglang_tuning_exporter.capacity.moments import NONE, StepSums
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.server_info import Load
@@ -20,7 +20,7 @@ class Counters(NamedTuple):
     at: float
     prefill_tokens: float
     prefill_seconds: float
-    decode: Moments
+    decode: StepSums
 
     @classmethod
     def of(cls, load: Load) -> Counters | None:
@@ -30,7 +30,7 @@ class Counters(NamedTuple):
         decode = NONE
         if load.decode_moments is not None:
             steps, batch, microseconds, squared, batch_microseconds, tokens = load.decode_moments
-            decode = Moments(steps, batch, microseconds / 1e6, squared, batch_microseconds / 1e6, tokens)
+            decode = StepSums(steps, batch, microseconds / 1e6, squared, batch_microseconds / 1e6, tokens)
         if not decode.are_possible:
             return None
         return cls(load.timestamp, load.prefill_uncached_tokens, load.prefill_busy_seconds, decode)
@@ -43,7 +43,7 @@ class Interval(NamedTuple):
     seconds: float
     prefill_tokens: float
     prefill_seconds: float
-    decode: Moments
+    decode: StepSums
 
 
 class Readings:

@@ -12,7 +12,7 @@ from math import log2, sqrt
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.estimate import Estimate, jackknife
-from sglang_tuning_exporter.capacity.moments import Moments, total, windows
+from sglang_tuning_exporter.capacity.moments import StepSums, total, windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ class StepTime:
         return Estimate(value, low, high) if low > 0 else None
 
 
-def fit(parts: Sequence[Moments], *, least: float = LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
+def fit(parts: Sequence[StepSums], *, least: float = LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
     """Return the step time from the moments of consecutive intervals; None where there are too few steps."""
     together = total(parts)
     cut = windows(parts, MOST_WINDOWS)
@@ -104,7 +104,7 @@ def fit(parts: Sequence[Moments], *, least: float = LEAST_STEPS, source: str = "
     )
 
 
-def _line(together: Moments, cut: Sequence[Moments]) -> tuple[StepLine | None, str]:
+def _line(together: StepSums, cut: Sequence[StepSums]) -> tuple[StepLine | None, str]:
     deviation = sqrt(together.spread / together.steps)
     if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
         return None, f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
@@ -128,28 +128,28 @@ def _line(together: Moments, cut: Sequence[Moments]) -> tuple[StepLine | None, s
     return StepLine(fixed, per_request), ""
 
 
-def _slope_of(together: Moments, cut: Sequence[Moments]) -> Callable[[Sequence[Moments]], float]:
+def _slope_of(together: StepSums, cut: Sequence[StepSums]) -> Callable[[Sequence[StepSums]], float]:
     within = sum(window.spread for window in cut)
     return _slope_within if within >= MOSTLY_WITHIN * together.spread else _slope_overall
 
 
-def _slope_within(cut: Sequence[Moments]) -> float:
+def _slope_within(cut: Sequence[StepSums]) -> float:
     """Return the slope that all windows share, each with its own intercept."""
     spread = sum(window.spread for window in cut)
     return sum(window.joint_spread for window in cut) / spread if spread else float("nan")
 
 
-def _slope_overall(cut: Sequence[Moments]) -> float:
+def _slope_overall(cut: Sequence[StepSums]) -> float:
     together = total(cut)
     return together.joint_spread / together.spread if together.spread else float("nan")
 
 
-def _start(cut: Sequence[Moments], slope: Callable[[Sequence[Moments]], float]) -> float:
+def _start(cut: Sequence[StepSums], slope: Callable[[Sequence[StepSums]], float]) -> float:
     together = total(cut)
     return together.mean_seconds - slope(cut) * together.mean_batch
 
 
-def _judged(cut: Sequence[Moments], figure: Callable[[Sequence[Moments]], float]) -> Estimate | None:
+def _judged(cut: Sequence[StepSums], figure: Callable[[Sequence[StepSums]], float]) -> Estimate | None:
     """Return a figure of the windows with its jackknife interval."""
     without = [figure([*cut[:left_out], *cut[left_out + 1 :]]) for left_out in range(len(cut))]
     return jackknife(figure(cut), without)

@@ -15,13 +15,13 @@ from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.compression import DAMAGE
 from sglang_tuning_exporter.collect.lines import Dropped, Lines
-from sglang_tuning_exporter.collect.stream import Key, Packed, Stream, why
+from sglang_tuning_exporter.collect.stream import CompressedStream, Key, Stream, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sglang_tuning_exporter.collect.positions import Mark
-    from sglang_tuning_exporter.collect.rotation import Place
+    from sglang_tuning_exporter.collect.rotation import RotatedFile
 
 LINGER_SECONDS = 10.0  # logrotate creates the new file before it signals the writer; some processes reopen it later
 DELETED_SECONDS = 60.0  # then a quiet deleted file is closed: an open one keeps its disk space
@@ -50,11 +50,11 @@ class Chain:
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
     lost_last: str = ""  # the last of them, and why
     looked_at: float = 0.0
-    folders: places.Folders = field(init=False)
+    folders: places.LogDirectories = field(init=False)
 
     def __post_init__(self) -> None:
         """Note the state of the directory."""
-        self.folders = places.Folders(self.path)
+        self.folders = places.LogDirectories(self.path)
 
     @property
     def is_glob_match(self) -> bool:
@@ -64,7 +64,7 @@ class Chain:
     def stream(self, fd: int, name: str = "") -> Stream:
         """Return a reader for an open file of this log."""
         lines = Lines(self.limit, self.dropped)
-        return Packed(self.path, fd, lines, name) if rotation.packing(name) else Stream(self.path, fd, lines)
+        return CompressedStream(self.path, fd, lines, name) if rotation.packing(name) else Stream(self.path, fd, lines)
 
     def marks(self) -> Iterator[Mark]:
         """Yield the marks of its files, oldest first."""
@@ -143,7 +143,7 @@ class Chain:
             self.links[self.links.index(link) - (len(self.links) - held)].take_over(link)
         link.restart()
 
-    def _find_earlier_text(self, link: Stream, *, by_time: bool) -> tuple[Place | None, list[Place]]:
+    def _find_earlier_text(self, link: Stream, *, by_time: bool) -> tuple[RotatedFile | None, list[RotatedFile]]:
         """Return the copy of what was read of a rewritten file, and the files written between it and the present text.
 
         `by_time`: return such files also without a copy, those that are younger than the last read.
@@ -183,7 +183,7 @@ class Chain:
                 self._open([place], now, joined=copied or (bool(self.links) and self.links[-1].joined))
         self._join(following)
 
-    def _reopen(self, files: Sequence[Place], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
+    def _reopen(self, files: Sequence[RotatedFile], mark: Mark, now: float, *, is_newest: bool, copied: bool) -> None:
         """Open the first of `files` at its mark, or note it as read if its writer uses a later one."""
         if is_newest or self.links or not _is_left(mark, files):
             self._open(files[:1], now, mark=mark, joined=mark.joined or (copied and is_newest))
@@ -197,7 +197,9 @@ class Chain:
             if at not in found and unread:
                 self._lose(f"a file that was read to byte {mark.position} is gone or was changed")
 
-    def _unread_since(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
+    def _unread_since(
+        self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[RotatedFile]
+    ) -> list[RotatedFile]:
         """Return the files written since `marks` were made, also those between two marked ones."""
         fresh = self._unread(marks, found, beside)
         known = found.values()
@@ -212,7 +214,7 @@ class Chain:
         # Checked before reading: all that the writer wrote here before it changed files is then read below.
         moved_on = any(each.has_text() for each in later)
         yield from link.read(now)
-        if link.reason and isinstance(link, Packed) and link.size > link.position:
+        if link.reason and isinstance(link, CompressedStream) and link.size > link.position:
             self._lose(f"{link.name}: {link.reason}")
             link.size = link.position
         if link.at_end and not link.rewritten and not link.joined and moved_on:
@@ -250,14 +252,14 @@ class Chain:
         self.lost += 1
         self.lost_last = what
 
-    def _beside(self, marks: Sequence[Mark], following: Stream | None = None) -> list[Place]:
+    def _beside(self, marks: Sequence[Mark], following: Stream | None = None) -> list[RotatedFile]:
         taken = following.key if following is not None else None
         return [place for place in self.folders.beside(marks) if (place.device, place.inode) != taken]
 
-    def _place_of(self, link: Stream) -> Place:
-        return rotation.Place(self.path, link.key[1], link.key[0], link.size, link.modified, "")
+    def _place_of(self, link: Stream) -> RotatedFile:
+        return rotation.RotatedFile(self.path, link.key[1], link.key[0], link.size, link.modified, "")
 
-    def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[Place]) -> list[Place]:
+    def _unread(self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[RotatedFile]) -> list[RotatedFile]:
         """Return the files written after the marked ones; `found` maps marks to places in `beside`."""
         held = {link.key for link in self.links}
         if found:
@@ -271,7 +273,7 @@ class Chain:
 
     def _open(
         self,
-        fresh: Sequence[Place],
+        fresh: Sequence[RotatedFile],
         now: float,
         *,
         before: Stream | None = None,
@@ -311,12 +313,12 @@ class Chain:
                 after.lines = link.lines
 
 
-def _is_left(mark: Mark, files: Sequence[Place]) -> bool:
+def _is_left(mark: Mark, files: Sequence[RotatedFile]) -> bool:
     """Return whether the first of `files` was read to its end and a later one has text."""
     return files[0].size == mark.position and not mark.joined and any(later.size for later in files[1:])
 
 
-def _missing(beside: Sequence[Place], found: dict[int, int], fresh: Sequence[Place]) -> list[int]:
+def _missing(beside: Sequence[RotatedFile], found: dict[int, int], fresh: Sequence[RotatedFile]) -> list[int]:
     """Return the missing numbers between the last known file (server.log.5) and the log."""
     if not found:
         return []

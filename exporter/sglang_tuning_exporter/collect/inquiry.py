@@ -31,7 +31,7 @@ class ScrapeHealth:
     unrecognised: int = 0  # SGLang families on the last page that no known release has
 
 
-class Inquiry:
+class InfoSchedule:
     """When to ask for `/server_info`: once after each start; without an answer again, after growing pauses."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Inquiry:
             self._pause = min(2 * self._pause, INFO_RETRY_SECONDS[1])
 
 
-class LoadsInquiry:
+class LoadsSchedule:
     """When to ask for `/v1/loads`: after scrapes if the release counts steps, else once per start for the ranks' limits.
 
     `failures` counts failed requests by reason.

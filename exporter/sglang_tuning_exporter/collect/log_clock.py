@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import find
-from sglang_tuning_exporter.sglang.log.layers import Line
+from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine
 from sglang_tuning_exporter.sglang.log.prefix import parse_own_prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
@@ -37,7 +37,7 @@ def last_printed(text: bytes) -> float | None:
     """Return the time of the last line of `text` that has one."""
     for line in reversed(text.splitlines()[-LINES_TRIED:]):
         text = strip_terminal(line)
-        found = find(text) or Line(text, None, NO_RANK)
+        found = find(text) or UnwrappedLine(text, None, NO_RANK)
         prefix = parse_plain_prefix(found.text) or parse_own_prefix(found.text)
         printed = prefix.time if prefix is not None and prefix.time is not None else found.time
         if printed is not None:

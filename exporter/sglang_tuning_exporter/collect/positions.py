@@ -20,7 +20,7 @@ from sglang_tuning_exporter.collect.compression import DAMAGE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sglang_tuning_exporter.collect.rotation import Place
+    from sglang_tuning_exporter.collect.rotation import RotatedFile
 
 HEAD_BYTES = 1024
 """Bytes of a file's start that are remembered: several lines."""
@@ -116,7 +116,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedPositions:
     """Patterns and marks of an earlier process; marks of a path are oldest first."""
 
     patterns: frozenset[str]
@@ -166,11 +166,11 @@ def dump(patterns: Iterable[str], marks: Iterable[Mark]) -> dict[str, object]:
     return {"patterns": list(patterns), "files": [mark.json() for mark in marks]}
 
 
-def load(positions: Mapping[str, object] | None) -> Saved:
+def load(positions: Mapping[str, object] | None) -> SavedPositions:
     """Read the document of `dump`; invalid parts are left out, since a state file may be damaged."""
     patterns, files = (positions or {}).get("patterns"), (positions or {}).get("files")
     marks = (_mark(entry) for entry in files) if isinstance(files, list) else ()
-    return Saved(
+    return SavedPositions(
         frozenset(p for p in patterns if isinstance(p, str)) if isinstance(patterns, list) else frozenset(),
         tuple(mark for mark in marks if mark is not None),
     )
@@ -196,7 +196,7 @@ def _mark(entry: object) -> Mark | None:
     return Mark(path, inode, position, head_bytes, head, tail_bytes, tail, size, modified, joined, number)
 
 
-class Folders:
+class LogDirectories:
     """The directory of a log and those directly in it, to one of which rotated files may be moved (logrotate's `olddir`)."""
 
     def __init__(self, path: str) -> None:
@@ -217,7 +217,7 @@ class Folders:
         before, self._modified = self._modified, [modified, *map(rotation.modified, self._below)]
         return before != self._modified
 
-    def beside(self, marks: Sequence[Mark]) -> list[Place]:
+    def beside(self, marks: Sequence[Mark]) -> list[RotatedFile]:
         """Return the rotated files of the log, oldest first, also of a directory in which one of the marked files is.
 
         Directories are searched if the newest marked file is not beside the log.
@@ -233,7 +233,7 @@ class Folders:
         return found
 
 
-def assign(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, int]:
+def assign(marks: Sequence[Mark], places: Sequence[RotatedFile]) -> dict[int, int]:
     """Return the place of each mark that was found, as indices; both lists are oldest first. Each place is used once.
 
     A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text.
@@ -253,7 +253,7 @@ def assign(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, int]:
     return found
 
 
-def assign_saved(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, int]:
+def assign_saved(marks: Sequence[Mark], places: Sequence[RotatedFile]) -> dict[int, int]:
     """Return the same for marks of an earlier process, whose files are not open.
 
     An empty file cannot be found by text. If its inode is gone, it is the file just before its successor,
@@ -268,7 +268,7 @@ def assign_saved(marks: Sequence[Mark], places: Sequence[Place]) -> dict[int, in
     return found
 
 
-def _fits(mark: Mark, place: Place) -> bool:
+def _fits(mark: Mark, place: RotatedFile) -> bool:
     try:
         fd = os.open(place.path, rotation.OPEN)
     except OSError:

@@ -33,7 +33,7 @@ _COUNT = re.compile(r"[.-]\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RotatedFile:
     """A rotated file: its path and its status when the directory was read."""
 
     path: str
@@ -104,9 +104,9 @@ def directories(folder: str) -> list[str]:
     return []
 
 
-def rotated(folder: str, base: str) -> list[Place]:
+def rotated(folder: str, base: str) -> list[RotatedFile]:
     """Return the files of one directory that belong to the log of this name, oldest first."""
-    found: dict[str, Place] = {}
+    found: dict[str, RotatedFile] = {}
     with suppress(OSError, ValueError), os.scandir(folder) as entries:
         for name, suffix, inside in [(entry.name, *_added(entry.name, base)) for entry in entries]:
             if suffix and (packing(name) == "" or suffix not in found):  # both exist while a file is being compressed
@@ -116,12 +116,12 @@ def rotated(folder: str, base: str) -> list[Place]:
     return newest(list(found.values()))
 
 
-def _place(path: str, suffix: str, *, inside: bool) -> Place:
+def _place(path: str, suffix: str, *, inside: bool) -> RotatedFile:
     status = os.stat(path)  # noqa: PTH116 -- thousands of them
     size = status.st_size
     if 0 < size <= _EMPTY_BYTES and packing(path) and _unpacks_to_nothing(path):
         size = 0
-    return Place(path, status.st_ino, status.st_dev, size, status.st_mtime_ns, suffix, inside)
+    return RotatedFile(path, status.st_ino, status.st_dev, size, status.st_mtime_ns, suffix, inside)
 
 
 def _unpacks_to_nothing(path: str) -> bool:
@@ -154,7 +154,7 @@ def _added(name: str, base: str) -> tuple[str, bool]:
     return "", False
 
 
-def newest(places: list[Place]) -> list[Place]:
+def newest(places: list[RotatedFile]) -> list[RotatedFile]:
     """Return at most `MOST_FILES` places, oldest first, of which `_MOST_EMPTY` are empty."""
     ordered = _in_order(places)
     room = min(_MOST_EMPTY, max(0, MOST_FILES - sum(place.size > 0 for place in places)))
@@ -163,7 +163,7 @@ def newest(places: list[Place]) -> list[Place]:
     return [place for place in ordered if place.path not in left_out][-MOST_FILES:]
 
 
-def _in_order(places: list[Place]) -> list[Place]:
+def _in_order(places: list[RotatedFile]) -> list[RotatedFile]:
     """Sort by the dates or the numbers in the names. The times of most files say whether numbers rise or fall with age."""
     numbered = sorted((place for place in places if place.count is not None), key=lambda each: each.count or 0)
     if not numbered:

@@ -42,7 +42,7 @@ class Candidate:
 class Selection:
     """Finds files; keeps size and read position of those that are not followed."""
 
-    def __init__(self, patterns: Sequence[str], most: int, saved: places.Saved, *, from_start: bool) -> None:
+    def __init__(self, patterns: Sequence[str], most: int, saved: places.SavedPositions, *, from_start: bool) -> None:
         self.matched: set[str] = set()  # by a glob, followed or not
         self.barren: list[str] = []  # globs that match nothing
         self._patterns = patterns

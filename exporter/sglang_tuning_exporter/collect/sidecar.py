@@ -12,13 +12,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.collect.inquiry import Inquiry, LoadsInquiry, ScrapeHealth
+from sglang_tuning_exporter.collect.inquiry import InfoSchedule, LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
-from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendations, since
+from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
 from sglang_tuning_exporter.sglang.metrics import exposition
 from sglang_tuning_exporter.sglang.metrics.page_cache import PageReader
 from sglang_tuning_exporter.state.arguments import version_tuple
@@ -82,10 +82,10 @@ class Sidecar:
         self._pages = PageReader(passthrough=config.passthrough)
         self.history = History()
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
-        self.recommended_since: dict[Recommendation, Given] = {}  # advice in the same words → unix seconds
+        self.recommended_since: dict[Recommendation, RecommendedSince] = {}  # advice in the same words → unix seconds
         self.running = False
-        self._inquiry = Inquiry()
-        self.loads = LoadsInquiry()
+        self._inquiry = InfoSchedule()
+        self.loads = LoadsSchedule()
         self.measured = Measured(self.profile.window_seconds)
         self._was_away = False
         self._checked_at = -inf  # our last health check

@@ -247,7 +247,7 @@ class Stream:
         self._tail = b""
 
 
-class Packed(Stream):
+class CompressedStream(Stream):
     """A compressed file, which is complete; positions are offsets in its text."""
 
     def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
 from sglang_tuning_exporter.diagnosis.expectation import with_expectation
-from sglang_tuning_exporter.diagnosis.sizing.case import Case, Value
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, SizingInput
 from sglang_tuning_exporter.diagnosis.suspects import explaining, unexplained
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
@@ -15,10 +15,10 @@ from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.expectation import Expected
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.diagnosis.suspect import Named
+    from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect
     from sglang_tuning_exporter.state.facts import ServerFacts
 
-__all__ = ["SWITCHED", "Advice", "Case", "advise"]
+__all__ = ["SWITCHED", "Advice", "SizingInput", "advise"]
 
 SWITCHED = ("on", "off")  # values of a switch in documents
 
@@ -98,7 +98,7 @@ def whole(value: float | str | None) -> float | int | str | None:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def advise(diagnosis_id: str, case: Case) -> list[Advice]:
+def advise(diagnosis_id: str, case: SizingInput) -> list[Advice]:
     """Return the advice for a diagnosis.
 
     Empty if the flag already has the value, or a further change would have no effect.
@@ -106,7 +106,7 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
     row = BY_ID[diagnosis_id]
     if row.names_suspects:
         return [] if _is_explained(case) else _suspects(unexplained(case.past), case)
-    values = [Value(None, case.present(row.turn.arg))] if row.sizes is None else row.sizes(case)
+    values = [AdvisedValue(None, case.present(row.remedy.arg))] if row.sizes is None else row.sizes(case)
     own = [with_expectation(advice, case) for value in values for advice in _accepted(row, value, case)]
     named = explaining(diagnosis_id, case.past)
     if not named:
@@ -118,20 +118,20 @@ def advise(diagnosis_id: str, case: Case) -> list[Advice]:
     return first + [advice for advice in own if advice.arg not in args]
 
 
-def _is_explained(case: Case) -> bool:
+def _is_explained(case: SizingInput) -> bool:
     """Return whether a row that can be the verdict has a flag to set; late answers can have several causes."""
     limits = (row for row in case.held if BY_ID[row].is_limit and BY_ID[row].condition.is_whole_cause)
     return any(advice.flag for row in limits for advice in advise(row, case))
 
 
-def _suspects(named: list[Named], case: Case) -> list[Advice]:
+def _suspects(named: list[NamedSuspect], case: SizingInput) -> list[Advice]:
     """Return suspects as advice, without those whose flag this server's release does not have."""
     found = [advice for each in named if (advice := _suspect(each, case.facts)) is not None]
     accepted = [advice for advice in found if objection_to(case.facts, {advice.arg: advice.setting}) is None]
     return [with_expectation(advice, case) for advice in accepted]
 
 
-def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
+def _suspect(named: NamedSuspect, facts: ServerFacts) -> Advice | None:
     suspect, current, suggested = named.suspect, named.current, named.suggested
     flag = facts.flag(suspect.arg)
     if flag is None or suggested == current:
@@ -155,7 +155,7 @@ def _suspect(named: Named, facts: ServerFacts) -> Advice | None:
     )
 
 
-def _accepted(row: Diagnosis, value: Value, case: Case) -> list[Advice]:
+def _accepted(row: Diagnosis, value: AdvisedValue, case: SizingInput) -> list[Advice]:
     """Return a value, and what is set beside it, as advice; if this server's release refuses it, an alternative.
 
     Empty if the release accepts none of them: the server would not start, or nothing would change.
@@ -182,20 +182,20 @@ def _in_words(advice: Advice, facts: ServerFacts) -> Advice:
     )
 
 
-def _advice(row: Diagnosis, value: Value, case: Case) -> Advice | None:
+def _advice(row: Diagnosis, value: AdvisedValue, case: SizingInput) -> Advice | None:
     """Return one value as advice; None if this server's release has no such flag."""
     figures = case.profile.figures
-    turn = row.turn.filled(figures)
-    arg = turn.arg if value.arg is None else value.arg
+    remedy = row.remedy.filled(figures)
+    arg = remedy.arg if value.arg is None else value.arg
     flag = case.facts.flag(arg) if arg else ""
     if flag is None:
         return None
-    direction = _direction(value, turn.direction if arg == turn.arg else "set")
+    direction = _direction(value, remedy.direction if arg == remedy.arg else "set")
     # A release may spell the row's argument differently.
     own = (
         not value.variant
-        and (arg == turn.arg or arg.startswith(turn.arg + "_"))
-        and direction in (turn.direction, "set")
+        and (arg == remedy.arg or arg.startswith(remedy.arg + "_"))
+        and direction in (remedy.direction, "set")
     )
     text = None if own else variant(arg, direction, value.variant, figures)
     return Advice(
@@ -203,17 +203,17 @@ def _advice(row: Diagnosis, value: Value, case: Case) -> Advice | None:
         arg=arg,
         current=value.current,
         suggested=value.suggested,
-        suggestion=value.words or (shown(value.suggested) if value.suggested is not None else turn.fallback),
-        why=turn.why if text is None else text.why,
-        will_not_help_if=turn.will_not_help_if if text is None else text.will_not_help_if,
+        suggestion=value.words or (shown(value.suggested) if value.suggested is not None else remedy.fallback),
+        why=remedy.why if text is None else text.why,
+        will_not_help_if=remedy.will_not_help_if if text is None else text.will_not_help_if,
         gain=value.gain,
-        cost=value.cost or (text.cost if text is not None else turn.cost if own or not arg else ""),
+        cost=value.cost or (text.cost if text is not None else remedy.cost if own or not arg else ""),
         direction=direction,
         is_switch=value.is_switch,
     )
 
 
-def _direction(value: Value, otherwise: str) -> str:
+def _direction(value: AdvisedValue, otherwise: str) -> str:
     if value.is_switch:
         return "add" if value.suggested else "drop"
     if (

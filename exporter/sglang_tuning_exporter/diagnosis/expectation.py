@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.capacity.step_time import StepTime
     from sglang_tuning_exporter.diagnosis.advice import Advice
     from sglang_tuning_exporter.diagnosis.row import Diagnosis
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 WORTH_IT = 0.05  # a change that gains less is not advised for its throughput
 # Times the largest batch that was seen: predictions further away were not tested (docs/capacity.md).
@@ -59,7 +59,7 @@ class Expected:
         )
 
 
-def expected(advice: Advice, case: Case) -> Expected | None:
+def expected(advice: Advice, case: SizingInput) -> Expected | None:
     """Return the expected effect of `advice`; None if not known."""
     batch_of = BATCHES.get(advice.arg or advice.direction)
     times = None if batch_of is None or case.facts.micro_batches > 1 else batch_of(advice, case)
@@ -78,7 +78,7 @@ def _is_too_far(rank: RankCapacity, times: float) -> bool:
     return times * (rank.running or 0.0) > MOST_TIMES * seen
 
 
-def _basis(steps: Sequence[StepTime], case: Case) -> str:
+def _basis(steps: Sequence[StepTime], case: SizingInput) -> str:
     """Return where the figures come from."""
     if any(step.source == "log" for step in steps):
         return "the step times of the log's decode lines, prefill left out"
@@ -88,7 +88,7 @@ def _basis(steps: Sequence[StepTime], case: Case) -> str:
     return f"the last {case.profile.window_seconds / MINUTE:.0f} minutes' step times"
 
 
-def with_expectation(advice: Advice, case: Case) -> Advice:
+def with_expectation(advice: Advice, case: SizingInput) -> Advice:
     """Return the advice with its expected effect; advice to change nothing if throughput would hardly rise."""
     found = expected(advice, case)
     if found is None:
@@ -117,13 +117,13 @@ def _runs_more(advice: Advice) -> bool:
     return advice.raises or advice.direction == "speed up"
 
 
-def _wanted(case: Case) -> float | None:
+def _wanted(case: SizingInput) -> float | None:
     """Return the factor by which the batch would grow if all waiting requests ran."""
     running, queued = case.past.total("running"), case.past.total("queued")
     return None if not running or queued is None else (running + queued) / running
 
 
-def _room(case: Case) -> float | None:
+def _room(case: SizingInput) -> float | None:
     """Return the factor by which the batch can grow in the KV cache, up to the profile's token usage."""
     usage = case.recent.mean("usage")
     return None if not usage else max(case.profile.token_usage_target / usage, 1.0)
@@ -134,7 +134,7 @@ def _least(*bounds: float | None) -> float | None:
     return None if len(known) < len(bounds) else min(known)
 
 
-def _other_limit(advice: Advice, case: Case) -> float | None:
+def _other_limit(advice: Advice, case: SizingInput) -> float | None:
     """Return the factor for a running limit: up to what fits and what waits, or down to the limit."""
     suggested, running = advice.suggested, case.recent.mean("running")
     if not isinstance(suggested, float) or not running:
@@ -143,7 +143,7 @@ def _other_limit(advice: Advice, case: Case) -> float | None:
     return min(limit, 1.0) if not advice.raises else _least(limit, _room(case), _wanted(case))
 
 
-def _less_careful(advice: Advice, case: Case) -> float | None:
+def _less_careful(advice: Advice, case: SizingInput) -> float | None:
     """Return the factor for a lower conservativeness, by the balance of admission with less reserved."""
     asking, ratio, held = demand(case.past), case.past.new_token_ratio, held_tokens(case.past, case.past.at_balance)
     current, suggested = advice.current, advice.suggested
@@ -155,7 +155,7 @@ def _less_careful(advice: Advice, case: Case) -> float | None:
     return _least((held + ratio * kept) / (held + then * kept), _room(case), _wanted(case))
 
 
-def _larger_pool(advice: Advice, case: Case) -> float | None:
+def _larger_pool(advice: Advice, case: SizingInput) -> float | None:
     """Return the factor for a KV cache with more tokens, up to the running limit and what waits."""
     times = DOUBLED
     if isinstance(advice.current, float) and isinstance(advice.suggested, float):
@@ -166,13 +166,13 @@ def _larger_pool(advice: Advice, case: Case) -> float | None:
     return _least(max(bound, 1.0), _wanted(case))
 
 
-def _more_at_once(_: Advice, case: Case) -> float | None:
+def _more_at_once(_: Advice, case: SizingInput) -> float | None:
     """Return the factor for clients that send more at once, up to what fits and may run."""
     running, fit = case.past.total("running"), fitting(case.past)
     return None if not running or fit is None else fit / (running * case.facts.micro_batches)
 
 
-BATCHES: dict[str, Callable[[Advice, Case], float | None]] = {
+BATCHES: dict[str, Callable[[Advice, SizingInput], float | None]] = {
     "max_running_requests": _other_limit,
     "schedule_conservativeness": _less_careful,
     "max_total_tokens": _larger_pool,
@@ -183,4 +183,4 @@ BATCHES: dict[str, Callable[[Advice, Case], float | None]] = {
 
 def is_predictable(row: Diagnosis) -> bool:
     """Return whether a prediction exists for the row's own advice, on servers whose step time is known."""
-    return not BATCHES.keys().isdisjoint((row.turn.arg, row.turn.direction))
+    return not BATCHES.keys().isdisjoint((row.remedy.arg, row.remedy.direction))

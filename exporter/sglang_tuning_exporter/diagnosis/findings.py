@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sglang_tuning_exporter.diagnosis.acceptance import objection_to
-from sglang_tuning_exporter.diagnosis.advice import Advice, Case, advise
+from sglang_tuning_exporter.diagnosis.advice import Advice, SizingInput, advise
 from sglang_tuning_exporter.diagnosis.evidence import OVER_SECONDS, Evidence, Past, explained
 from sglang_tuning_exporter.diagnosis.profile_settings import differing
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
@@ -137,7 +137,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     found: dict[str, Finding] = {}
     turned: dict[str, float | str | None] = {}
     changes: dict[str, object] = {}  # all changes advised together
-    case = Case(past, frozenset(held))
+    case = SizingInput(past, frozenset(held))
     in_order = causes_first(held, lambda row: causes_of(row, held))
     # Chances last: a flag that cures a fault is named with the fault, and belongs to the combined command line.
     for row in sorted(map(BY_ID.__getitem__, in_order), key=lambda row: row.is_chance):
@@ -162,7 +162,7 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
 def _own(
     row: Diagnosis,
     held: dict[str, Evidence],
-    case: Case,
+    case: SizingInput,
     turned: dict[str, float | str | None],
     changes: dict[str, object],
 ) -> tuple[Advice, ...]:
@@ -177,7 +177,7 @@ def _own(
     return advice if row.is_chance else _accepted_beside(changes, advice, case)
 
 
-def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: Case) -> tuple[Advice, ...]:
+def _accepted_beside(changes: dict[str, object], advice: tuple[Advice, ...], case: SizingInput) -> tuple[Advice, ...]:
     """Return the advice that the release accepts beside `changes`, and add it to them."""
     accepted = []
     flags = {a.arg: a.setting for a in advice if a.is_set}
@@ -200,7 +200,7 @@ def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
     return next(iter(flags or given), ())
 
 
-def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
+def _may_turn(advice: Advice, held: dict[str, Evidence], case: SizingInput) -> bool:
     """Return whether the advice may stand beside what else holds.
 
     After an out-of-memory failure nothing takes more memory. While requests are retracted, or a large batch slows
@@ -211,7 +211,7 @@ def _may_turn(advice: Advice, held: dict[str, Evidence], case: Case) -> bool:
     return not _lets_more_run(advice) or not _is_spared("requests", held, case)
 
 
-def _is_spared(what: Resource, held: dict[str, Evidence], case: Case) -> bool:
+def _is_spared(what: Resource, held: dict[str, Evidence], case: SizingInput) -> bool:
     """Return whether a row holds that spares this resource; a row that needs advice must have some."""
     sparing = (BY_ID[other] for other in held if BY_ID[other].condition.spares == what)
     return any(not row.needs_advice or advise(row.id, case) for row in sparing)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.evidence import Evidence
-from sglang_tuning_exporter.diagnosis.sizing.case import Value
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue
 from sglang_tuning_exporter.diagnosis.suspect_flags import PAGED_BACKENDS
 from sglang_tuning_exporter.diagnosis.suspects import troubles
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
     from sglang_tuning_exporter.state.profiles import Setting
 
 
@@ -40,10 +40,10 @@ def how_many_differ(past: Past) -> Evidence | None:
     return Evidence("settings that differ from the guide's for this profile", float(len(differing(past))), 0.0, "count")
 
 
-def values(case: Case) -> list[Value]:
+def values(case: SizingInput) -> list[AdvisedValue]:
     """Return the guide's value for each setting that differs."""
     return [
-        Value(
+        AdvisedValue(
             setting.value,
             case.present(setting.arg),
             f"it {setting.why}",

@@ -28,7 +28,7 @@ class Recommendation(NamedTuple):
     direction: str
 
 
-class Given(NamedTuple):
+class RecommendedSince(NamedTuple):
     """Since when a recommendation has been given, and what it is expected to bring."""
 
     since: float
@@ -57,7 +57,7 @@ def main_advice(finding: Finding) -> Advice:
 
     A flag that figures show to be the cause is first, and is the main advice.
     """
-    first, own = finding.advice[0], finding.diagnosis.turn.arg
+    first, own = finding.advice[0], finding.diagnosis.remedy.arg
     if first.explains or not own:
         return first
     # Releases rename arguments: cuda_graph_max_bs_decode.
@@ -65,18 +65,18 @@ def main_advice(finding: Finding) -> Advice:
 
 
 def since(
-    before: Mapping[Recommendation, Given], given: Mapping[Recommendation, Expected | None], now: float
-) -> dict[Recommendation, Given]:
+    before: Mapping[Recommendation, RecommendedSince], given: Mapping[Recommendation, Expected | None], now: float
+) -> dict[Recommendation, RecommendedSince]:
     """Return since when each has been given in these words: as before, or `now`."""
     return {
-        each: Given(now, expected)
+        each: RecommendedSince(now, expected)
         if (known := before.get(each)) is None
-        else Given(known.since, _steady(known, expected))
+        else RecommendedSince(known.since, _steady(known, expected))
         for each, expected in given.items()
     }
 
 
-def _steady(known: Given, expected: Expected | None) -> Expected | None:
+def _steady(known: RecommendedSince, expected: Expected | None) -> Expected | None:
     if known.expected is None or expected is None:
         return known.expected or expected
     moved = abs(expected.gain - known.expected.gain) > HARDLY_CHANGED * (1.0 + known.expected.gain)

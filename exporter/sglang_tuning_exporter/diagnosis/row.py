@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sglang_tuning_exporter.diagnosis.conditions import Condition, Kind
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case, Value
+    from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, SizingInput
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 URGENCY: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
@@ -25,7 +25,7 @@ class Title(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Remedy:
     """A change to make. `arg` is the SGLang argument (empty: advice to people); `fallback` is used where no value can be computed."""
 
     arg: str
@@ -35,7 +35,7 @@ class Turn:
     will_not_help_if: str
     cost: str = ""  # empty where the change costs nothing
 
-    def filled(self, figures: Mapping[str, str]) -> Turn:
+    def filled(self, figures: Mapping[str, str]) -> Remedy:
         """Return it with the thresholds in its texts; all but the argument and the direction are templates."""
         texts = {
             name: getattr(self, name).format(**figures) for name in ("fallback", "why", "will_not_help_if", "cost")
@@ -51,7 +51,7 @@ class Diagnosis:
     seen: one sentence, a template over the evidence and the thresholds (`Profile.figures`).
     label: a few words for boards; derived from the id where empty.
     title: for notifications; the label where it is None.
-    sizes: computes the values to set; without it only `turn.fallback` is known.
+    sizes: computes the values to set; without it only `remedy.fallback` is known.
     scale_out: whether another replica helps while this row is the verdict.
     hold, keep_firing: the alert rule's `for` and `keep_firing_for`.
     profiles: the profiles in which the row is used; empty for all.
@@ -73,12 +73,12 @@ class Diagnosis:
     summary: str
     seen: str
     guide: str
-    turn: Turn
+    remedy: Remedy
     alert: str = ""
     severity: Severity = "info"
     label: str = ""
     title: Title | None = None
-    sizes: Callable[[Case], list[Value]] | None = None
+    sizes: Callable[[SizingInput], list[AdvisedValue]] | None = None
     scale_out: ScaleOut | None = None
     hold: str = "5m"
     keep_firing: str = ""
@@ -133,7 +133,7 @@ class Diagnosis:
     @property
     def needs_advice(self) -> bool:
         """Whether it is a finding only where some advice is left."""
-        return self.condition.is_only_advice or (bool(self.turn.arg) and not self.condition.is_event)
+        return self.condition.is_only_advice or (bool(self.remedy.arg) and not self.condition.is_event)
 
     @property
     def is_limit(self) -> bool:

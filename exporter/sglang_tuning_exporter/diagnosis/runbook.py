@@ -96,13 +96,13 @@ def page(alert: str, profile: Profile | None = None) -> str:
     in_force = _profile_of(row, profile)
     text = _ENVIRONMENT.get_template("runbook.md.j2").render(
         row=row,
-        turn=row.turn.filled(in_force.figures),
+        remedy=row.remedy.filled(in_force.figures),
         query=query(row),
         urgency=_URGENCY[row.severity],
         when=when(row, in_force),
         hold=_in_words(row.hold),
         keep_firing=_in_words(row.keep_firing),
-        flag="--" + row.turn.arg.replace("_", "-") if row.turn.arg else "",
+        flag="--" + row.remedy.arg.replace("_", "-") if row.remedy.arg else "",
         causes=[BY_ID[cause].alert for cause in row.causes if BY_ID[cause].alert],
         unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
         prose=prose(row.id, profile).strip(),
@@ -114,7 +114,7 @@ def page(alert: str, profile: Profile | None = None) -> str:
 @cache
 def index() -> str:
     """Return the list of all runbooks, most urgent first."""
-    rows = [(row, row.turn.filled(DEFAULT.figures)) for row in ALERTS]
+    rows = [(row, row.remedy.filled(DEFAULT.figures)) for row in ALERTS]
     groups = [(words, [each for each in rows if each[0].severity == severity]) for severity, words in _URGENCY.items()]
     text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=[group for group in groups if group[1]])
     return linked(text, "")

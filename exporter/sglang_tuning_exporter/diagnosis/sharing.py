@@ -26,7 +26,7 @@ MOSTLY_REPEATED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class PrefixSharing:
     """Shares of all prompt tokens: from the cache, and at most this part from requests' own prompts (None: not known)."""
 
     cached: float
@@ -38,7 +38,7 @@ class Sharing:
         return None if self.returned is None else max(self.cached - self.returned, 0.0)
 
 
-def sharing(past: Past) -> Sharing | None:
+def sharing(past: Past) -> PrefixSharing | None:
     """Return it for the requests that ended, else for the log's prefill lines; None without prompts or radix cache."""
     if past.facts.arg("disable_radix_cache"):
         return None
@@ -52,12 +52,12 @@ def sharing(past: Past) -> Sharing | None:
     share = min(cached / prompts, 1.0)
     repeated = share * _repeated(past)
     if ended and release is not None and not is_before(release, COUNTED_ONCE):
-        return Sharing(share, repeated)
+        return PrefixSharing(share, repeated)
     came_back = _came_back(past)
     length = _length(past) if came_back else 0.0
     if came_back is None or length is None:
-        return Sharing(share, None)
-    return Sharing(share, min(repeated + came_back * length / prompts, share))
+        return PrefixSharing(share, None)
+    return PrefixSharing(share, min(repeated + came_back * length / prompts, share))
 
 
 def _repeated(past: Past) -> float:

@@ -44,7 +44,7 @@ def other_than(*words: str) -> Side:
 
 
 # What figures of a server show of a suspect with this value.
-Proof: TypeAlias = Callable[["Suspect", "float | str", "ObservedLoad"], "Named | None"]
+Proof: TypeAlias = Callable[["Suspect", "float | str", "ObservedLoad"], "NamedSuspect | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ Place: TypeAlias = Literal["instead", "before"]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSuspect:
     """A suspect of this server with the value to set; `suggested` None: remove the flag.
 
     `rows`: the diagnoses that it explains by figures. `place`: before their own advice, or instead of it. `gain`: the

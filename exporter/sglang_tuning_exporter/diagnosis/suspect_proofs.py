@@ -13,7 +13,7 @@ from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_to
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, steps_between
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
 from sglang_tuning_exporter.diagnosis.sizing.prefill import SMALLEST_CHUNK
-from sglang_tuning_exporter.diagnosis.suspect import Named, Suspect
+from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect, Suspect
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
 
@@ -69,7 +69,7 @@ def admission_share(past: Past, *states: str) -> float:
     return past.recent.share_of("admission", states) or 0.0
 
 
-def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Without the radix cache each request computes and holds its whole prompt, shared or not."""
     prompt, held, seen = mean_prompt(load.past), held_tokens(load.past, load.past.recent.mean), load.seen
     if prompt is not None and prompt < SHORT_PROMPT:
@@ -84,10 +84,10 @@ def radix_cache(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     if "prefill" in seen or ("first_tokens" in seen and (prompt or 0.0) >= LONG_PROMPT):
         rows |= _PREFILL_ROWS - {"admission_too_conservative"}
         gain = gain or (f"a mean prompt has {prompt:,.0f} tokens, all computed" if prompt is not None else "")
-    return Named(suspect, current, 0.0, gain, rows) if rows else None
+    return NamedSuspect(suspect, current, 0.0, gain, rows) if rows else None
 
 
-def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """A prefill batch ends at this many tokens, so it is the limit beside a larger chunk."""
     chunk = load.typed.get("chunked_prefill_size")
     default = usual(suspect, load.past.facts.release or "")
@@ -101,10 +101,12 @@ def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) ->
     if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
         return None
     gain = f"a prefill batch ends at {current:,.0f} tokens, a chunk has {wanted:,.0f}"
-    return Named(suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead")
+    return NamedSuspect(
+        suspect, current, max(wanted, default), gain, _PREFILL_ROWS | {"latency_batch_too_large"}, "instead"
+    )
 
 
-def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """A prompt takes several passes through the model, one for each small chunk."""
     ranks = _ranks(load.typed)
     prompt, reserve = mean_prompt(load.past), load.past.facts.reserve_gb
@@ -125,17 +127,17 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
     if is_tiny:  # a larger chunk takes no longer, so decode steps between more of them only delay the prompts
         rows |= {"latency_prefill_between"}
-    return Named(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
+    return NamedSuspect(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
 
 
-def no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Without chunks every running request waits for a long prompt to be computed in one piece."""
     prompt, seen = mean_prompt(load.past), load.seen
     if prompt is None or prompt < LONG_PROMPT or not ({"tokens", "prefill", "first_tokens"} & seen):
         return None
     gain = f"running requests pause for whole prompts, {prompt:,.0f} tokens on average"
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
-    return Named(suspect, current, USUAL_CHUNK * _ranks(load.typed), gain, rows)
+    return NamedSuspect(suspect, current, USUAL_CHUNK * _ranks(load.typed), gain, rows)
 
 
 def _ranks(typed: Mapping[str, object]) -> float:
@@ -152,7 +154,7 @@ def air(page: float, request: float) -> float:
     return 1.0 - request / (ceil(request / page) * page) if request > 0 else 0.0
 
 
-def pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Requests leave much of their last pages empty."""
     request = _request_tokens(load.past)
     wants_room = bool(_WANT_ROOM & load.seen)
@@ -168,7 +170,7 @@ def pages(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named |
         f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
     )
     rows = _POOL_ROWS | {"admission_too_conservative", "retracting_too_often"} if wants_room else frozenset()
-    return Named(suspect, current, float(smaller[0] if smaller else 1), gain, rows, "instead")
+    return NamedSuspect(suspect, current, float(smaller[0] if smaller else 1), gain, rows, "instead")
 
 
 def _request_tokens(past: Past) -> float | None:
@@ -179,7 +181,7 @@ def _request_tokens(past: Past) -> float | None:
     return prompt + answer / 2 if prompt is not None else None
 
 
-def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """The KV cache is as large as the flag allows, and is full or reserved."""
     pool = max(load.past.facts.kv_pool_tokens.values(), default=None)
     seen, past = load.seen, load.past
@@ -189,7 +191,7 @@ def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
         is_full = True
     if not isinstance(current, float) or pool is None or pool < IN_FORCE * current or not is_full:
         return None
-    return Named(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
+    return NamedSuspect(suspect, current, 2 * current, CAPPED, _POOL_ROWS)
 
 
 def _is_promised(past: Past) -> bool:
@@ -198,7 +200,7 @@ def _is_promised(past: Past) -> bool:
     return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
 
 
-def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Requests of an adapter without a slot wait, whatever is free."""
     paths = load.typed.get("lora_paths")
     adapters = len(paths) if isinstance(paths, (list, dict)) else 0
@@ -206,61 +208,63 @@ def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
         return None
     rows = _WAITING_ROWS | {"admission_too_conservative"}
     gain = f"{adapters} adapters share {current:g} slots"
-    return Named(suspect, current, float(adapters + 1), gain, rows, "instead")
+    return NamedSuspect(suspect, current, float(adapters + 1), gain, rows, "instead")
 
 
-def prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def prefill_requests(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """A prefill batch starts no more requests than this."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
     gain = f"at most {current:g} {'requests start' if current > 1 else 'request starts'} together"
-    return Named(suspect, current, None, gain, _WAITING_ROWS, "instead")
+    return NamedSuspect(suspect, current, None, gain, _WAITING_ROWS, "instead")
 
 
-def decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def decode_interval(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """After long prompts the decode steps that the objective needs are not suspicious."""
     if not isinstance(current, float) or "held" not in load.seen:
         return None
     if (mean_prompt(load.past) or 0.0) >= LONG_PREFILL and current <= steps_between(load.past.profile):
         return None
     gain = f"after each prefill batch no request starts for {current:g} decode steps"
-    return Named(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
+    return NamedSuspect(suspect, current, 0.0, gain, _WAITING_ROWS, "instead")
 
 
-def reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def reserve(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """A smaller reserve is advised only without retractions."""
-    return None if load.past.retractions else Named(suspect, current, suspect.suggested)
+    return None if load.past.retractions else NamedSuspect(suspect, current, suspect.suggested)
 
 
-def padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def padding(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Without padding most batches have no CUDA graph of their size."""
     if "eager" not in load.seen:
         return None
-    return Named(suspect, current, 0.0, "", frozenset({"cuda_graph_off"}), "instead")
+    return NamedSuspect(suspect, current, 0.0, "", frozenset({"cuda_graph_off"}), "instead")
 
 
-def queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def queue_limit(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """Only bursts are rejected."""
     # While the running limit holds requests back, raising that limit helps more.
     if not isinstance(current, float) or {"rejected"} != load.seen - {"tokens", "first_tokens"}:
         return None
     # Nothing else keeps requests waiting, so only bursts are rejected.
-    return Named(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
+    return NamedSuspect(suspect, current, 4 * max(current, 1.0), "", frozenset({"requests_rejected"}), "instead")
 
 
-def watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def watchdog(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """The watchdog ended the server."""
     if "hang" not in load.seen:
         return None
-    return Named(suspect, current, usual(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"}))
+    return NamedSuspect(
+        suspect, current, usual(suspect, load.past.facts.release or ""), "", frozenset({"scheduler_stuck"})
+    )
 
 
-def speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def speculation(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """No row of its own: only a suspect in large batches."""
     running = load.past.recent.mean("running")
-    return Named(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
+    return NamedSuspect(suspect, current, None) if running is not None and running >= LARGE_BATCH else None
 
 
-def warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> Named | None:
+def warmup(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
     """No row of its own: only the first requests after a start are slow."""
-    return Named(suspect, current, 0.0) if load.past.starts else None
+    return NamedSuspect(suspect, current, 0.0) if load.past.starts else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.command import typed_args
 from sglang_tuning_exporter.diagnosis.evidence import WATCHDOG, Evidence, Past
-from sglang_tuning_exporter.diagnosis.suspect import Named
+from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect
 from sglang_tuning_exporter.diagnosis.suspect_flags import SUSPECTS
 from sglang_tuning_exporter.diagnosis.suspect_proofs import ObservedLoad, admission_share, usual
 from sglang_tuning_exporter.state.profiles import Trouble
@@ -32,12 +32,12 @@ OFTEN = 0.25  # of the serving time; less than for a finding
 LATE_TIMES = 10.0
 
 
-def explaining(row: str, past: Past) -> list[Named]:
+def explaining(row: str, past: Past) -> list[NamedSuspect]:
     """Return the suspects that explain a row by its figures, most likely first."""
     return _instead([named for named in suspects(past, troubles(past)) if row in named.rows])
 
 
-def unexplained(past: Past) -> list[Named]:
+def unexplained(past: Past) -> list[NamedSuspect]:
     """Return the suspects that can cause the trouble seen, most likely first; empty without trouble."""
     seen = troubles(past)
     if _is_served(past, seen):
@@ -46,14 +46,14 @@ def unexplained(past: Past) -> list[Named]:
     return _instead(sorted(named, key=lambda each: not each.rows))[:MOST_NAMED]
 
 
-def _instead(named: list[Named]) -> list[Named]:
+def _instead(named: list[NamedSuspect]) -> list[NamedSuspect]:
     """Leave out suspects that have no effect while another one is set."""
     first = [each for each in named if each.rows and each.place == "instead"]
     return first or named
 
 
 @lru_cache(maxsize=2)  # every row of a judgement asks
-def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
+def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[NamedSuspect, ...]:
     """Return every flag that was typed with a suspicious value; `seen` is the trouble."""
     facts = past.facts
     typed = typed_args(facts)
@@ -73,7 +73,7 @@ def suspects(past: Past, seen: frozenset[Trouble]) -> tuple[Named, ...]:
                 found.append(proven)
                 continue
         if not suspect.only_proven:
-            found.append(Named(suspect, current, usual(suspect, facts.release)))
+            found.append(NamedSuspect(suspect, current, usual(suspect, facts.release)))
     return tuple(found)
 
 

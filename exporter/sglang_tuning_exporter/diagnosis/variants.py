@@ -1,6 +1,6 @@
 """Texts for changes of an argument that is not the row's own: why, cost, and when it does not help. Data.
 
-A row's `turn` is about the row's own argument. Other advice has its text here, by argument and direction, or by name.
+A row's `remedy` is about the row's own argument. Other advice has its text here, by argument and direction, or by name.
 """
 
 from __future__ import annotations

@@ -146,8 +146,8 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
     Advice is the exporter's, all of it from one series, so that flag, present value and value to try belong together. Without
     that series it is the guide's.
     """
-    turn, is_computed = row.turn.filled(in_force()), not row.condition.is_advice_fixed
-    own_flag = f"--{turn.arg.replace('_', '-')}" if turn.arg else ""
+    remedy, is_computed = row.remedy.filled(in_force()), not row.condition.is_advice_fixed
+    own_flag = f"--{remedy.arg.replace('_', '-')}" if remedy.arg else ""
     has_flag = bool(own_flag or row.borrows)
     # The newest series, where the advice changed within the last minutes.
     series = asked("sglang_tuning_recommendation_timestamp_seconds", newest=True, diagnosis=row.id)
@@ -169,12 +169,12 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
         "description": f"{{{{ $labels.{'job' if row.about == 'job' else 'instance'} }}}}: {seen}.",
         "flag": advised("flag", own_flag) if has_flag else "",
         "current": advised("current", _current(row)) if has_flag and is_computed else "",
-        "suggested": advised("suggested", turn.fallback),
-        "direction": advised("direction", turn.direction),
+        "suggested": advised("suggested", remedy.fallback),
+        "direction": advised("direction", remedy.direction),
         "expected": advised("expected", "") if is_predictable(row) else "",
-        "why": of_own_flag(turn.why, "The exporter's page gives the reason, the cost and the limits of this change."),
-        "cost": of_own_flag(turn.cost),
-        "will_not_help_if": of_own_flag(turn.will_not_help_if),
+        "why": of_own_flag(remedy.why, "The exporter's page gives the reason, the cost and the limits of this change."),
+        "cost": of_own_flag(remedy.cost),
+        "will_not_help_if": of_own_flag(remedy.will_not_help_if),
         "guide": row.guide,
         "runbook_url": links.runbook(row),
         "dashboard_url": links.dashboard(row),
@@ -184,8 +184,8 @@ def alert_annotations(row: Diagnosis, links: Links) -> dict[str, str]:
 
 def _current(row: Diagnosis) -> str:
     """Write the value of the row's own argument, or the one in force without it; empty where it has no value."""
-    arg, value, default = row.turn.arg, "{{ . | first | value }}", "not set"
-    if not arg or row.turn.direction in _SWITCHED:
+    arg, value, default = row.remedy.arg, "{{ . | first | value }}", "not set"
+    if not arg or row.remedy.direction in _SWITCHED:
         return ""
     if arg in _IN_FORCE:
         default = otherwise(asked(_IN_FORCE[arg]), value + " (default)", default)

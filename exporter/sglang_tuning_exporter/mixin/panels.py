@@ -45,7 +45,7 @@ class Query:
     style: Style = field(default_factory=dict)
 
 
-class Facts(TypedDict, total=False):
+class PanelOptions(TypedDict, total=False):
     """What every panel has. `names` are overrides by the name of a series."""
 
     description: Required[str]
@@ -152,7 +152,7 @@ def _panel(
     targets: list[Json],
     defaults: Json | None = None,
     custom: Json | None = None,
-    **facts: Unpack[Facts],
+    **facts: Unpack[PanelOptions],
 ) -> Json:
     return {
         "type": kind,
@@ -186,7 +186,7 @@ def stat(
     decimals: int | None = None,
     mappings: list[Json] | None = None,
     sizes: Json = TILE,
-    **facts: Unpack[Facts],
+    **facts: Unpack[PanelOptions],
 ) -> Json:
     """Show the newest value of each series as a tile; `text` is value, name or value_and_name, `fill` colours the background."""
     defaults: Json = {"color": {"mode": "thresholds"}}
@@ -221,7 +221,7 @@ def timeseries(
     stacked: bool = False,
     ceiling: float | None = None,
     fill: int = 8,
-    **facts: Unpack[Facts],
+    **facts: Unpack[PanelOptions],
 ) -> Json:
     """Draw lines over time from 0 (to `ceiling`)."""
     custom: Json = {
@@ -253,7 +253,7 @@ def timeseries(
     )
 
 
-def heatmap(title: str, query: Query, *, axis_unit: str, **facts: Unpack[Facts]) -> Json:
+def heatmap(title: str, query: Query, *, axis_unit: str, **facts: Unpack[PanelOptions]) -> Json:
     """Draw the buckets of a histogram (series by `le`) over time, `axis_unit` on the left."""
     facts = {"unit": "short", **facts}
     return _panel(
@@ -282,7 +282,7 @@ def bars(
     title: str,
     *queries: Query,
     decimals: int | None = None,
-    **facts: Unpack[Facts],
+    **facts: Unpack[PanelOptions],
 ) -> Json:
     """Show the newest value of each series as a horizontal bar on one scale from 0."""
     defaults: Json = {"color": {"mode": "fixed", "fixedColor": NEUTRAL}, "min": 0}
@@ -317,7 +317,7 @@ def table(
     header: bool = True,
     labels_as_rows: bool = False,
     worst_first: str = "",
-    **facts: Unpack[Facts],
+    **facts: Unpack[PanelOptions],
 ) -> Json:
     """Show the labels of instant queries as columns, or those of one series as rows (columns `label` and `value`).
 
@@ -353,7 +353,7 @@ def state_timeline(
     *queries: Query,
     mappings: list[Json],
     words_inside: bool = True,
-    **facts: Unpack[Facts],
+    **facts: Unpack[PanelOptions],
 ) -> Json:
     """Show which state each series was in, in the colours of the mappings or of `names`.
 

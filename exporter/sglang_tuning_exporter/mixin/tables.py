@@ -76,9 +76,9 @@ def when(row: Diagnosis) -> str:
 
 def advice(row: Diagnosis) -> str:
     """Return what to change, where no figure can be computed."""
-    turn = row.turn.filled(DEFAULT.figures)
-    flag = "`--" + turn.arg.replace("_", "-") + "`" if turn.arg else ""
-    return f"{turn.direction} {flag}: {turn.fallback}" if flag else turn.fallback
+    remedy = row.remedy.filled(DEFAULT.figures)
+    flag = "`--" + remedy.arg.replace("_", "-") + "`" if remedy.arg else ""
+    return f"{remedy.direction} {flag}: {remedy.fallback}" if flag else remedy.fallback
 
 
 def inserted(text: str, places: dict[str, str]) -> str:

@@ -52,7 +52,7 @@ _PREFILL = b"Prefill batch"
 _DECODE = b"Decode batch"
 
 
-class Timed(NamedTuple):
+class TimedText(NamedTuple):
     """A line of the log with its own line end, or the exact text of one scrape, at its position in seconds."""
 
     at: float
@@ -70,15 +70,15 @@ class Transition(NamedTuple):
 class Recording:
     """One recorded server; all positions are seconds since it was first ready.
 
-    `lines`, `scrapes`, `turns` and `loads` (begin, end) are in order of position; `server_info` is JSON text.
+    `lines`, `scrapes`, `transitions` and `loads` (begin, end) are in order of position; `server_info` is JSON text.
     """
 
     name: str
     sglang_version: str | None
     note: str
-    lines: tuple[Timed, ...]
-    scrapes: tuple[Timed, ...]
-    turns: tuple[Transition, ...]
+    lines: tuple[TimedText, ...]
+    scrapes: tuple[TimedText, ...]
+    transitions: tuple[Transition, ...]
     loads: tuple[tuple[float, float], ...]
     server_info: bytes | None
 
@@ -97,15 +97,15 @@ class Recording:
         """The position where the last load ends; the length of the recording when there is none."""
         return self.loads[-1][1] if self.loads else self.length_seconds
 
-    def scrape_at(self, position: float) -> Timed | None:
+    def scrape_at(self, position: float) -> TimedText | None:
         """Return the latest scrape at this position, or the first one before that; None without any scrape."""
         index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)
         return self.scrapes[max(0, index - 1)] if self.scrapes else None
 
     def condition_at(self, position: float) -> Condition:
         """Whether the server is starting, ready, or away (its port closed) at this position."""
-        index = bisect.bisect_right(self.turns, position, key=lambda turn: turn.at)
-        return self.turns[index - 1].condition if index else "starting"
+        index = bisect.bisect_right(self.transitions, position, key=lambda transition: transition.at)
+        return self.transitions[index - 1].condition if index else "starting"
 
     def count_lines_until(self, position: float) -> int:
         """How many lines have been printed by this position, its own moment included."""
@@ -168,16 +168,18 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         )
     events = _events(files.get("events.jsonl", b""), name)
     zero = _ready_moment(events, moments)
-    turns = _turns(events, zero, [at for at, _ in scrapes])
+    transitions = _transitions(events, zero, [at for at, _ in scrapes])
     if zero is None:
         zero = moments[0].at
     return Recording(
         name=name,
         sglang_version=str(about["sglang_version"]) if about.get("sglang_version") is not None else None,
         note=str(about.get("note", "")),
-        lines=tuple(Timed(max(0.0, line.at - zero), line.text) for line in moments),
-        scrapes=tuple(Timed(max(0.0, at - zero), text) for at, text in scrapes),
-        turns=tuple(Transition(max(0.0, turn.at - zero), turn.condition) for turn in turns),
+        lines=tuple(TimedText(max(0.0, line.at - zero), line.text) for line in moments),
+        scrapes=tuple(TimedText(max(0.0, at - zero), text) for at, text in scrapes),
+        transitions=tuple(
+            Transition(max(0.0, transition.at - zero), transition.condition) for transition in transitions
+        ),
         loads=tuple((max(0.0, begin - zero), max(0.0, end - zero)) for begin, end in _loads(events, moments, zero)),
         server_info=_server_info(files, name),
     )
@@ -244,7 +246,7 @@ def _message(line: bytes) -> bytes:
     return line if prefix is None else line[prefix.end :]
 
 
-def _log_moments(log: bytes, offset: float) -> list[Timed]:
+def _log_moments(log: bytes, offset: float) -> list[TimedText]:
     """Place each line at its unix seconds; lines printed at the same second are spread evenly over it.
 
     A line without a time follows its predecessor. Empty when no line has a time.
@@ -263,42 +265,42 @@ def _log_moments(log: bytes, offset: float) -> list[Timed]:
     return list(_spread([(printed[0][0], line) for line in untimed] + printed)) if printed else []
 
 
-def _spread(printed: list[tuple[float, bytes]]) -> Iterator[Timed]:
+def _spread(printed: list[tuple[float, bytes]]) -> Iterator[TimedText]:
     for moment, group in groupby(printed, key=lambda pair: pair[0]):
         texts = [text for _, text in group]
         # Under SGLANG_LOG_MS the times carry milliseconds.
         width = 1.0 if moment.is_integer() else 0.001
         for index, text in enumerate(texts):
-            yield Timed(moment + width * index / len(texts), text)
+            yield TimedText(moment + width * index / len(texts), text)
 
 
-def _ready_moment(events: list[_Event], moments: list[Timed]) -> float | None:
+def _ready_moment(events: list[_Event], moments: list[TimedText]) -> float | None:
     ready = [event.at for event in events if event.name == "ready"]
     return next(iter(ready or (line.at for line in moments if _READY_LINE in line.text)), None)
 
 
-def _turns(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Transition]:
+def _transitions(events: list[_Event], ready: float | None, scrapes: list[float]) -> list[Transition]:
     if ready is None:
         return []
-    turns = [Transition(ready, "ready")]
+    transitions = [Transition(ready, "ready")]
     for index, event in enumerate(events):
         later = events[index + 1 :]
         again = next((other.at for other in later if other.name == "start"), None)
         # The end of the last run is no transition: the last scrape is still served.
         if event.at <= ready or again is None or not (event.name == "exit" or event.name.startswith("SIGKILL")):
             continue
-        turns.append(Transition(event.at, "away"))
+        transitions.append(Transition(event.at, "away"))
         back = next((other.at for other in later if other.name == "ready"), None)
         # The HTTP server answers before the model is ready: the first scrape shows from when.
         answered = next((at for at in scrapes if at > again), None)
         if answered is not None and (back is None or answered < back):
-            turns.append(Transition(answered, "starting"))
+            transitions.append(Transition(answered, "starting"))
         if back is not None:
-            turns.append(Transition(back, "ready"))
-    return turns
+            transitions.append(Transition(back, "ready"))
+    return transitions
 
 
-def _loads(events: list[_Event], moments: list[Timed], zero: float) -> list[tuple[float, float]]:
+def _loads(events: list[_Event], moments: list[TimedText], zero: float) -> list[tuple[float, float]]:
     loads: list[tuple[float, float]] = []
     begin = None
     for event in events:

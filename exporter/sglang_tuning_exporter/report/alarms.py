@@ -40,7 +40,7 @@ _COUNTED_SECONDS = itemgetter(*COUNTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FiredAlert:
     """One alert that fired. Times are those of evaluations, in seconds on the log's clock.
 
     `start`: when it fired; `end`: when it was resolved, or the last evaluation if it is `ongoing`; `pending_since`: when its
@@ -73,7 +73,7 @@ class _Alert:
         }[row.condition.fires_on]
         self._over: float | None = None  # since when only `keep_firing_for` keeps it firing
 
-    def see(self, now: float, *, holds: bool) -> Span | None:
+    def see(self, now: float, *, holds: bool) -> FiredAlert | None:
         """Take one evaluation; return the span that it ends, if any."""
         if holds:
             self._over = None
@@ -101,18 +101,18 @@ class _Alert:
         """`pending`, `firing`, or nothing."""
         return "" if self._pending is None else "pending" if self._fired is None else "firing"
 
-    def end(self, now: float) -> Span | None:
+    def end(self, now: float) -> FiredAlert | None:
         """End the alert; return its span if it fired."""
         span = self.present(now, ongoing=False)
         self._pending = self._fired = self._over = None
         return span
 
-    def present(self, now: float, *, ongoing: bool = True) -> Span | None:
+    def present(self, now: float, *, ongoing: bool = True) -> FiredAlert | None:
         """Return the span up to now if it fires."""
         if self._fired is None or self._pending is None:
             return None
         row = self.row
-        return Span(row.alert, row.id, row.severity, self._fired, now, self._pending, ongoing)
+        return FiredAlert(row.alert, row.id, row.severity, self._fired, now, self._pending, ongoing)
 
 
 class Evaluations:
@@ -160,7 +160,7 @@ class AlarmClock(Evaluations):
         super().__init__()
         self._alerts = [_Alert(row) for row in ALERTS if is_evaluated(row, profile.name)]
         self._samples = _ScrapedSamples(profile, [alert.row for alert in self._alerts])
-        self._spans: list[Span] = []
+        self._spans: list[FiredAlert] = []
 
     def skipped(self, since: float) -> None:
         """End all alerts: without samples none holds."""
@@ -177,7 +177,7 @@ class AlarmClock(Evaluations):
             if (holds or alert.is_pending) and (span := alert.see(now, holds=holds)) is not None:
                 self._spans.append(span)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[FiredAlert]:
         """Return what fired until now, in order of its start; what still fires ends at the last evaluation."""
         now = self.now or 0.0
         firing = [span for alert in self._alerts if (span := alert.present(now)) is not None]

@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.evidence import RESERVE, WATCHDOG
-from sglang_tuning_exporter.report.phases import Course
+from sglang_tuning_exporter.report.phases import PhaseTracker
 from sglang_tuning_exporter.report.runs import JudgedRun, Runs
 from sglang_tuning_exporter.report.sampling import Sampler
 from sglang_tuning_exporter.report.sightings import Sightings
@@ -31,7 +31,7 @@ from sglang_tuning_exporter.state.journal import REJECTION, RETRACTION, START
 from sglang_tuning_exporter.state.server import ServerState
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.report.phases import Kept, Run
+    from sglang_tuning_exporter.report.phases import FirstAndLast, Run
     from sglang_tuning_exporter.report.series import Series
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.totals import Totals
@@ -114,7 +114,7 @@ class Analysis:
         self._last: dict[int | None, LastLine | BatchRun] = {}
         self._restarted = False
         self._seen = Sightings()
-        self.course = Course(lambda: self.state.served_seconds)
+        self.course = PhaseTracker(lambda: self.state.served_seconds)
         self._sampler = Sampler(self.state)
         self._serves_until: float | None = None  # by the last batch line, which came at the next
         self._ends_after = self._pass_due = -inf
@@ -286,7 +286,7 @@ class Analysis:
         return self._sampler.series
 
     @property
-    def runs(self) -> Kept[Run]:
+    def runs(self) -> FirstAndLast[Run]:
         """The runs between the starts."""
         return self.course.runs
 

@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 from prometheus_client.core import GaugeMetricFamily
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.collect.inquiry import LoadsInquiry, ScrapeHealth
+from sglang_tuning_exporter.collect.inquiry import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Address, Config, UsageError
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
-from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation, recommendations, since
+from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
 from sglang_tuning_exporter.report.files import shown
@@ -50,7 +50,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _WORTH_BYTES = 1 << 20  # a smaller log is written before a progress line helps
 
 
-class _Book:
+class _BackfillLog:
     """What `metrics` reads of the log: everything up to the last event taken."""
 
     state_file_problem: str | None = None
@@ -71,7 +71,7 @@ class _Book:
         return self._logs.unrecognised_taken
 
 
-class Night:
+class BackfillView:
     """A stand-in for the running sidecar while a log is read: the same state, at the log's time."""
 
     log_silent_seconds: float | None = None  # only metrics could show that the server worked without a line
@@ -79,7 +79,7 @@ class Night:
     def __init__(self, logs: Logs, profile: Profile, shift: float = 0.0) -> None:
         self.profile = profile
         self.health = ScrapeHealth()
-        self.log = _Book(logs)
+        self.log = _BackfillLog(logs)
         self.threads = Threads(threading.Event())  # none is started
         self.analysis = Analysis(profile)
         self.clock = AlarmClock(profile)
@@ -99,8 +99,8 @@ class Night:
         )
         self.state = self.analysis.state
         self.measured = Measured(profile.window_seconds)  # a log has no `/v1/loads`
-        self.loads = LoadsInquiry()
-        self.recommended_since: dict[Recommendation, Given] = {}
+        self.loads = LoadsSchedule()
+        self.recommended_since: dict[Recommendation, RecommendedSince] = {}
         self._now = 0.0
 
     @contextmanager
@@ -200,7 +200,7 @@ def run(
             raise UsageError(f"{flag}={shown(value)}: give a name, as Prometheus would have it")
     read = Logs(logs, pace=EVALUATION_SECONDS, jobs=jobs, most=most)
     check_output(output, read, replaced=True)
-    night = Night(read, judged, _shift(read, date))
+    night = BackfillView(read, judged, _shift(read, date))
     begin: float | None = None
     end = 0.0
     try:

@@ -26,7 +26,7 @@ MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is dropped, and the rest is rea
 MOST_OF_UNKNOWN_SIZE = 8 << 30
 
 
-class TooMuch(Exception):  # noqa: N818 - an answer, as below
+class InputTooLargeError(Exception):
     """An input of unknown size is larger than a log would be; the message names the limit."""
 
 
@@ -37,7 +37,7 @@ class Readable(Protocol):
         """Return the next bytes, at most `size`; none at the end."""
 
 
-class Damaged(Exception):  # noqa: N818 - no error: everything readable was read
+class DamagedFileError(Exception):
     """A compressed file ends early, or other data follows it."""
 
 
@@ -54,7 +54,7 @@ class _Rejoined:
 
 
 def unpack(packing: str, first: bytes, stream: Readable) -> Iterator[bytes]:
-    """Decompress a file in the format of an extension. Raises `Damaged` after everything that can be read."""
+    """Decompress a file in the format of an extension. Raises `DamagedFileError` after everything that can be read."""
     if packing == ".gz":
         yield from unzip(first, stream)
         return
@@ -63,11 +63,11 @@ def unpack(packing: str, first: bytes, stream: Readable) -> Iterator[bytes]:
             while chunk := text.read1(BLOCK):  # what `read` had when the file ends early would be lost
                 yield chunk
     except DAMAGE as error:
-        raise Damaged("is damaged or ends early") from error
+        raise DamagedFileError("is damaged or ends early") from error
 
 
 def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:
-    """Decompress the members of a gzip file. Raises `Damaged` after everything that can be read."""
+    """Decompress the members of a gzip file. Raises `DamagedFileError` after everything that can be read."""
     member, fresh = zlib.decompressobj(wbits=31), False
     data = first
     while data or (data := stream.read(COMPRESSED_BLOCK)):
@@ -82,7 +82,7 @@ def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:
         except zlib.error as error:
             if not fresh:
                 yield from _salvage(whole, data)
-            raise Damaged("is damaged" if not fresh else "holds more than gzip") from error
+            raise DamagedFileError("is damaged" if not fresh else "holds more than gzip") from error
         fresh = False
         if text:
             yield text
@@ -90,7 +90,7 @@ def unzip(first: bytes, stream: Readable) -> Iterator[bytes]:
     while not member.eof and (text := member.decompress(member.unconsumed_tail, BLOCK)):
         yield text
     if not member.eof:
-        raise Damaged("ends in the middle of a gzip member")
+        raise DamagedFileError("ends in the middle of a gzip member")
 
 
 def _salvage(member: zlib._Decompress, data: bytes) -> Iterator[bytes]:
@@ -109,7 +109,7 @@ def _salvage(member: zlib._Decompress, data: bytes) -> Iterator[bytes]:
 def within(chunks: Iterable[bytes], most: int | None, packed: Callable[[], int] | None) -> Iterator[bytes]:
     """Return the chunks of an input of unknown size while it looks like a log; `packed` returns how many packed bytes were read.
 
-    With `most`, only that size is the limit. Raises `TooMuch`.
+    With `most`, only that size is the limit. Raises `InputTooLargeError`.
     """
     total = unended = 0
     for chunk in chunks:
@@ -117,11 +117,11 @@ def within(chunks: Iterable[bytes], most: int | None, packed: Callable[[], int] 
         end = chunk.rfind(b"\n")
         unended = unended + len(chunk) if end < 0 else len(chunk) - end - 1
         if total > (most or MOST_OF_UNKNOWN_SIZE):
-            raise TooMuch(f"is larger than {(most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB")
+            raise InputTooLargeError(f"is larger than {(most or MOST_OF_UNKNOWN_SIZE) / (1 << 30):g} GiB")
         if most is None and unended > MOST_WITHOUT_END:
-            raise TooMuch(f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB")
+            raise InputTooLargeError(f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB")
         if most is None and packed is not None and total > max(MOST_UNPACKED, MOST_RATIO * packed()):
-            raise TooMuch(f"unpacks to more than {MOST_RATIO} times its size")
+            raise InputTooLargeError(f"unpacks to more than {MOST_RATIO} times its size")
         yield chunk
 
 

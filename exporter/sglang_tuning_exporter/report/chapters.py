@@ -11,7 +11,7 @@ from sglang_tuning_exporter.report.earlier import CRASH, troubles
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sglang_tuning_exporter.report.alarms import Span
+    from sglang_tuning_exporter.report.alarms import FiredAlert
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.comparison import ArgChange, Comparison, RunFigures
     from sglang_tuning_exporter.report.phases import Phase, Run
@@ -34,7 +34,7 @@ def _phase(phase: Phase, begin: float | None) -> Document:
     }
 
 
-def alerts_document(spans: Iterable[Span], begin: float | None) -> list[Document]:
+def alerts_document(spans: Iterable[FiredAlert], begin: float | None) -> list[Document]:
     """Write when which alert would have fired, and for how long."""
     return [
         {

@@ -135,19 +135,19 @@ class ArgChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ArgumentChanges:
     """A start's arguments: as printed, and what must have been typed to get them (None: not known)."""
 
     printed: Mapping[str, object]
     typed: Mapping[str, object] | None = None
 
     @classmethod
-    def of(cls, facts: ServerFacts) -> Arguments:
+    def of(cls, facts: ServerFacts) -> ArgumentChanges:
         """Return the arguments of a start."""
         return cls(dict(facts.args), typed_args(facts))
 
 
-def changed_args(before: Arguments, after: Arguments) -> tuple[ArgChange, ...]:
+def changed_args(before: ArgumentChanges, after: ArgumentChanges) -> tuple[ArgChange, ...]:
     """Return the arguments that differ and may have been set.
 
     Where it is known what was typed, arguments that the server derives are left out; so are those that only one release has.
@@ -294,7 +294,7 @@ def _cause(  # noqa: PLR0911 - one answer for each case
         )
     if len(changed) == 1:
         return "likely", f"The load was alike and nothing else was changed, so {turned} is the likely cause."
-    arg = BY_ID[verdict_before].turn.arg if verdict_before in BY_ID else ""
+    arg = BY_ID[verdict_before].remedy.arg if verdict_before in BY_ID else ""
     advised = [change for change in changed if arg and (change.arg == arg or change.arg.startswith(arg + "_"))]
     if advised:
         one = f"{advised[0].flag} {advised[0].before} → {advised[0].after}"

@@ -28,7 +28,7 @@ from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sglang_tuning_exporter.report.alarms import Span
+    from sglang_tuning_exporter.report.alarms import FiredAlert
     from sglang_tuning_exporter.report.analysis import Analysis
     from sglang_tuning_exporter.report.comparison import Comparison
 
@@ -43,18 +43,18 @@ class Input:
     start: float | None
     end: float | None
     notes: Sequence[str] = ()
-    spans: Sequence[Span] = ()
+    spans: Sequence[FiredAlert] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class Baseline:
     """The logs of `--against`, and how the server changed since."""
 
     sources: list[str]
     change: Comparison
 
 
-def build(given: Input, analysis: Analysis, against: Against | None = None) -> Document:
+def build(given: Input, analysis: Analysis, against: Baseline | None = None) -> Document:
     """Return the document; every key is there, `null` where the log does not show a figure."""
     judged = analysis.conclude()
     judgement, totals, facts, last = judged.judgement, analysis.totals, analysis.state.facts, analysis.last

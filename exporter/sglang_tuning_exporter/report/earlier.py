@@ -19,7 +19,7 @@ CRASH = "crash"
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class EarlierProblem:
     """What limited one start, or several in a row. `what` is a diagnosis, or `crash`."""
 
     what: str
@@ -40,9 +40,9 @@ class Trouble:
         return f"{text} Not seen again." if self.is_over else text
 
 
-def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[Trouble]:
+def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[EarlierProblem]:
     """Return the troubles of all starts except the judged one, in their order."""
-    found: list[Trouble] = []
+    found: list[EarlierProblem] = []
     in_order = list(runs)
     for run, following in zip_longest(in_order, in_order[1:]):
         if run is judged.run:
@@ -50,7 +50,7 @@ def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[Trouble]:
         for trouble in _of(run, following, judged):
             before = next((each for each in found if each.what == trouble.what and each.last == run.number - 1), None)
             if before is not None and not before.fixed_by and before.is_over == trouble.is_over:
-                found[found.index(before)] = Trouble(
+                found[found.index(before)] = EarlierProblem(
                     trouble.what, before.first, run.number, trouble.is_over, trouble.fixed_by
                 )
             else:
@@ -58,7 +58,7 @@ def troubles(runs: Iterable[Run], judged: JudgedRun) -> list[Trouble]:
     return found
 
 
-def _of(run: Run, following: Run | None, judged: JudgedRun) -> Iterator[Trouble]:
+def _of(run: Run, following: Run | None, judged: JudgedRun) -> Iterator[EarlierProblem]:
     now = {finding.diagnosis.id for finding in judged.judgement.findings}
     later = judged.run is not None and judged.run.number > run.number and judged.judgement.past.enough
     for each in run.found:
@@ -66,9 +66,9 @@ def _of(run: Run, following: Run | None, judged: JudgedRun) -> Iterator[Trouble]
         changed = () if following is None else following.changed
         fixed = tuple(change for change in changed if any(_is_of(change, arg) for arg in each.args))
         recurred = following is not None and any(other.diagnosis == each.diagnosis for other in following.found)
-        yield Trouble(each.diagnosis, run.number, run.number, is_over, fixed if is_over and not recurred else ())
+        yield EarlierProblem(each.diagnosis, run.number, run.number, is_over, fixed if is_over and not recurred else ())
     if run.ending == CRASH and not run.found:
-        yield Trouble(CRASH, run.number, run.number, later, ())
+        yield EarlierProblem(CRASH, run.number, run.number, later, ())
 
 
 def _is_of(change: ArgChange, arg: str) -> bool:

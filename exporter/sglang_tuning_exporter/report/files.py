@@ -16,8 +16,8 @@ from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, ZSTD_REME
 from sglang_tuning_exporter.config import UsageError
 from sglang_tuning_exporter.report.blocks import (
     BLOCK,
-    Damaged,
-    TooMuch,
+    DamagedFileError,
+    InputTooLargeError,
     unpack,
     whole_lines,
     within,
@@ -152,7 +152,7 @@ class LogSource:
                     yield rest
                 yield chunk[:end]
                 rest = chunk[end:]
-        except Damaged as reason:
+        except DamagedFileError as reason:
             note = f"{shown(self.name)}: {reason}; only what comes before it was read"
             if note not in self.notes:
                 self.notes.append(note)
@@ -186,7 +186,7 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{shown(name)}: {error.strerror or error}; give a log that can be read") from None
-    except TooMuch as reason:
+    except InputTooLargeError as reason:
         raise UsageError(f"{shown(name)}: {reason}; give a log, or how much to read at most with --max-gb") from None
 
 

@@ -29,7 +29,7 @@ def _escaped(text: str) -> str:
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _OpenSeries:
     """One series: its name with labels, where its samples are on disk, and those still in memory."""
 
     head: str
@@ -38,9 +38,9 @@ class _Gathered:
 
 
 @dataclass(slots=True)
-class _Family:
+class _OpenMetric:
     about: str
-    series: dict[tuple[str, ...], _Gathered] = field(default_factory=dict)
+    series: dict[tuple[str, ...], _OpenSeries] = field(default_factory=dict)
 
 
 class OpenMetricsFile:
@@ -52,7 +52,7 @@ class OpenMetricsFile:
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
         self._path = path.resolve()  # the target of a link
         self._labels = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, _OpenMetric] = {}
         self._held = 0
         self._directory: Path | None = None
         self.samples = 0
@@ -78,7 +78,7 @@ class OpenMetricsFile:
             known = self._families.get(family.name)
             if known is None:
                 about = f"# HELP {family.name} {_escaped(family.documentation)}\n# TYPE {family.name} {family.type}\n"
-                known = self._families[family.name] = _Family(about)
+                known = self._families[family.name] = _OpenMetric(about)
             for sample in family.samples:
                 key = (sample.name, *sample.labels.values())
                 series = known.series.get(key) or self._new(known, key, sample.labels)
@@ -89,11 +89,11 @@ class OpenMetricsFile:
         if self._held > MOST_HELD:
             self._spill()
 
-    def _new(self, family: _Family, key: tuple[str, ...], labels: Mapping[str, str]) -> _Gathered:
+    def _new(self, family: _OpenMetric, key: tuple[str, ...], labels: Mapping[str, str]) -> _OpenSeries:
         assert self._directory is not None
         own = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
         number = sum(len(other.series) for other in self._families.values())
-        series = _Gathered(f"{key[0]}{{{(self._labels + own)[:-1]}}}", self._directory / str(number))
+        series = _OpenSeries(f"{key[0]}{{{(self._labels + own)[:-1]}}}", self._directory / str(number))
         family.series[key] = series
         return series
 

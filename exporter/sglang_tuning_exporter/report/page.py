@@ -11,7 +11,7 @@ from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report import wording
 from sglang_tuning_exporter.report.axis import ticks
 from sglang_tuning_exporter.report.wording import PHASES, duration, in_part, moment
-from sglang_tuning_exporter.serve.pages.chart import Box, Point, Scale, Stretch, chart, lane, nice, scale
+from sglang_tuning_exporter.serve.pages.chart import ChartSize, MarkedSpan, Point, Scale, chart, lane, nice, scale
 from sglang_tuning_exporter.serve.pages.page import WORDS, flags, pieces
 from sglang_tuning_exporter.serve.pages.page import sentence as as_sentence
 from sglang_tuning_exporter.serve.pages.rendering import environment
@@ -108,7 +108,7 @@ def _memory_parts(memory: dict[str, Any]) -> list[tuple[str, float, float]]:
 
 def _lanes(document: Document, seconds: float) -> list[Lane]:
     phases = [
-        Stretch(
+        MarkedSpan(
             phase["at"],
             phase["seconds"],
             phase["phase"],
@@ -122,9 +122,9 @@ def _lanes(document: Document, seconds: float) -> list[Lane]:
     return [*lanes, *(Lane(name, picture) for name, picture in fired)]
 
 
-def _spans(document: Document, name: str = "") -> list[Stretch]:
+def _spans(document: Document, name: str = "") -> list[MarkedSpan]:
     return [
-        Stretch(
+        MarkedSpan(
             alert["at"],
             alert["seconds"],
             alert["severity"],
@@ -140,7 +140,7 @@ class _Strips:
 
     def __init__(self, document: Document, analysis: Analysis) -> None:
         self._analysis, self._document, self._series = analysis, document, analysis.series
-        self._box = Box(1000, 90, analysis.seconds, above=6)
+        self._box = ChartSize(1000, 90, analysis.seconds, above=6)
         self._ticks = [left for left, _ in ticks(analysis.begin or 0.0, analysis.seconds)]
         # Information alerts often hold for the whole log and would only tint the page; the lanes show them.
         self._shades = [span for span in _spans(document) if span.kind != "info"]

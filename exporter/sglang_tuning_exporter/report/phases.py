@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from sglang_tuning_exporter.report.comparison import Arguments
+from sglang_tuning_exporter.report.comparison import ArgumentChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +50,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunFinding:
     """A diagnosis that limited a run, and the arguments that its advice sets."""
 
     diagnosis: str
@@ -64,7 +64,7 @@ class Run:
     number: int
     start: float | None
     begin: float  # of its part in the log
-    args: Arguments = field(default_factory=lambda: Arguments({}))
+    args: ArgumentChanges = field(default_factory=lambda: ArgumentChanges({}))
     ready: float | None = None
     end: float = 0.0
     ending: Ending = "log_ends"
@@ -72,12 +72,12 @@ class Run:
     served: float = 0.0  # seconds of serving time
     figures: RunFigures | None = None
     verdict: str = ""
-    found: tuple[Found, ...] = ()
+    found: tuple[RunFinding, ...] = ()
     changed: tuple[ArgChange, ...] = ()
     against_last: Comparison | None = None
 
 
-class Kept(Generic[_Item]):
+class FirstAndLast(Generic[_Item]):
     """The first and the last of many items, and how many were left out between."""
 
     def __init__(self, limit: int = _KEPT) -> None:
@@ -104,14 +104,14 @@ class Kept(Generic[_Item]):
         return self.count - len(self._first) - len(self._last)
 
 
-class Course:
+class PhaseTracker:
     """The phases and runs of a log, from its events in time order."""
 
     def __init__(self, serving_seconds: Callable[[], float]) -> None:
         """`serving_seconds` returns how long the server has served until now."""
         self._serving_seconds = serving_seconds
-        self.phases: Kept[Phase] = Kept()
-        self.runs: Kept[Run] = Kept()
+        self.phases: FirstAndLast[Phase] = FirstAndLast()
+        self.runs: FirstAndLast[Run] = FirstAndLast()
         self.run: Run | None = None
         self.last_load = -inf  # when a request was last seen running or waiting
         self._served_until: float | None = None  # if that is after `last_load`
@@ -151,7 +151,7 @@ class Course:
         """Begin a start and return its run. The run before must be closed with `close`."""
         self._end_phase(now)
         self._starts += 1
-        self.run = Run(self._starts, now, now, Arguments(args))
+        self.run = Run(self._starts, now, now, ArgumentChanges(args))
         self._enter("start_up", now)
         self.last_load = -inf
         self._own_lines = 0

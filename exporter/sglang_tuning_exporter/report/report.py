@@ -14,8 +14,8 @@ from sglang_tuning_exporter.diagnosis.json_findings import Document
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.report.alarms import AlarmClock
 from sglang_tuning_exporter.report.analysis import Analysis
-from sglang_tuning_exporter.report.comparison import Arguments, changed_args, compare
-from sglang_tuning_exporter.report.document import Against, Input, build
+from sglang_tuning_exporter.report.comparison import ArgumentChanges, changed_args, compare
+from sglang_tuning_exporter.report.document import Baseline, Input, build
 from sglang_tuning_exporter.report.files import shown
 from sglang_tuning_exporter.report.given import check, check_output, profile_of
 from sglang_tuning_exporter.report.inputs import Logs
@@ -105,14 +105,14 @@ def report(logs: Logs, profile: Profile) -> Document:
     return build(reading.input, reading.analysis)
 
 
-def _compared(before: ReadLogs, after: ReadLogs) -> Against:
+def _compared(before: ReadLogs, after: ReadLogs) -> Baseline:
     """Compare the starts that the two reports judge."""
     old, new = before.analysis.conclude(), after.analysis.conclude()
-    was, now = Arguments.of(old.facts), Arguments.of(new.facts)
+    was, now = ArgumentChanges.of(old.facts), ArgumentChanges.of(new.facts)
     known = bool(was.printed and now.printed)
     changed = changed_args(was, now)
     change = compare(old.figures, new.figures, changed, old.judgement.verdict, known=known)
-    return Against(before.logs.names, change)
+    return Baseline(before.logs.names, change)
 
 
 def _style() -> Style:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.evidence import LOOP_SECONDS, past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.report.chapters import memory_document
-from sglang_tuning_exporter.report.comparison import Arguments, RunFigures, changed_args, compare, figures_of
-from sglang_tuning_exporter.report.phases import Course, Found, Run
+from sglang_tuning_exporter.report.comparison import ArgumentChanges, RunFigures, changed_args, compare, figures_of
+from sglang_tuning_exporter.report.phases import PhaseTracker, Run, RunFinding
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.state.journal import START
 from sglang_tuning_exporter.state.totals import Totals
@@ -62,7 +62,7 @@ class JudgedRun:
 class Runs:
     """The summary of each run when it ends, from the totals since it began."""
 
-    def __init__(self, state: ServerState, sampler: Sampler, course: Course) -> None:
+    def __init__(self, state: ServerState, sampler: Sampler, course: PhaseTracker) -> None:
         self._state, self._sampler, self._course = state, sampler, course
         self._base = _Base()
         self._last: Run | None = None
@@ -96,10 +96,10 @@ class Runs:
         judged = self._judge(run, last, served, sightings, restarted=restarted)
         facts = judged.facts
         run.memory = memory_document(facts)
-        run.args = Arguments.of(facts)
+        run.args = ArgumentChanges.of(facts)
         run.served, run.figures, run.verdict = judged.served, judged.figures, judged.judgement.verdict
         run.found = tuple(
-            Found(found.diagnosis.id, frozenset(advice.arg for advice in found.advice))
+            RunFinding(found.diagnosis.id, frozenset(advice.arg for advice in found.advice))
             for found in judged.judgement.findings
             if found.diagnosis.is_limit and found.diagnosis.severity != "info"
         )

@@ -23,7 +23,7 @@ from sglang_tuning_exporter.sglang.events import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Packed: TypeAlias = "OutOfMemory | Liveness | ServerArgs | KvPool | Memory | Limits"
+SavedEvent: TypeAlias = "OutOfMemory | Liveness | ServerArgs | KvPool | Memory | Limits"
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (OutOfMemory, Liveness, ServerArgs, KvPool, Memory, Limits)}
 # Printed times are of the server's clock, or of a process that has ended; the text of a failure may contain private words.
@@ -33,7 +33,7 @@ _TEXT_LENGTH = 400
 _ARGUMENTS = 2000
 
 
-def packed(event: Packed) -> list[Any]:
+def packed(event: SavedEvent) -> list[Any]:
     """Return the kind and the fields of an event."""
     told = {field.name: getattr(event, field.name) for field in fields(event) if field.name not in _LEFT_OUT}
     told["rank"] = [event.rank.dp, event.rank.tp, event.rank.pp]
@@ -42,7 +42,7 @@ def packed(event: Packed) -> list[Any]:
     return [type(event).__name__, told]
 
 
-def unpacked(kind: object, told: object) -> Packed | None:
+def unpacked(kind: object, told: object) -> SavedEvent | None:
     """Return the event that `packed` returned; None where it cannot be one."""
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None or not isinstance(told, dict):
@@ -54,7 +54,7 @@ def unpacked(kind: object, told: object) -> Packed | None:
         return None
     figures = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
     try:
-        event: Packed = known(**(figures | {"time": None, "rank": Rank(*told["rank"])}))
+        event: SavedEvent = known(**(figures | {"time": None, "rank": Rank(*told["rank"])}))
     except (KeyError, TypeError):  # a field is missing
         return None
     return event

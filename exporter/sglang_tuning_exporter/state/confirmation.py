@@ -48,7 +48,7 @@ Confirmed: TypeAlias = "list[tuple[float, Fatal | StartLine]]"
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _UnconfirmedEvent:
     """A line that waits."""
 
     at: float
@@ -109,8 +109,8 @@ class Unconfirmed:
 
     def __init__(self, suspicious: Counter[str]) -> None:
         self._suspicious = suspicious
-        self._fatal: list[_Waiting] = []
-        self._start: _Waiting | None = None
+        self._fatal: list[_UnconfirmedEvent] = []
+        self._start: _UnconfirmedEvent | None = None
         self._lines: list[tuple[float, StartLine]] = []  # of that start
         self._answers_since: float | None = None  # each scrape since then was answered
         self._gone_at: float | None = None  # when it was last seen to be away, or to have begun again
@@ -138,7 +138,7 @@ class Unconfirmed:
             return True
         if len(self._fatal) < MOST_WAITING:
             before = self._sent if _is_of_output(event) else self._progress
-            self._fatal.append(_Waiting(now, event, self._answers(now), before))
+            self._fatal.append(_UnconfirmedEvent(now, event, self._answers(now), before))
         else:
             self._refuse(event)
         return False
@@ -150,7 +150,7 @@ class Unconfirmed:
         if self._is_gone or is_late or (sure and not self._answers(now)):
             self._gone_at = None
             return True
-        self._start = _Waiting(now, event, self._answers(now), self._progress)
+        self._start = _UnconfirmedEvent(now, event, self._answers(now), self._progress)
         return False
 
     def follow(self, event: StartLine, now: float) -> Confirmed:
@@ -172,7 +172,7 @@ class Unconfirmed:
         self._refuse_all(lambda each: each.is_refuted_by(rank, now, printed))
         return []
 
-    def _is_whole(self, start: _Waiting, printed: float | None) -> bool:
+    def _is_whole(self, start: _UnconfirmedEvent, printed: float | None) -> bool:
         """Whether the lines that wait are a start that was read in one piece: its stages took time, and nothing is out of order."""
         times = [start.event.time, *(line.time for _, line in self._lines), printed]
         known = [time for time in times if time is not None]
@@ -250,7 +250,7 @@ class Unconfirmed:
         self._gone_at = None if self.start_waits else now
         return [*self._take(lambda each: each.at <= now), *self._confirm_start()]
 
-    def _take(self, is_due: Callable[[_Waiting], bool]) -> Confirmed:
+    def _take(self, is_due: Callable[[_UnconfirmedEvent], bool]) -> Confirmed:
         """Remove and return the failures that are due."""
         due = [each for each in self._fatal if is_due(each)]
         if due:
@@ -264,7 +264,7 @@ class Unconfirmed:
         self._start, self._lines = None, []
         return confirmed
 
-    def _refuse_all(self, is_refuted: Callable[[_Waiting], bool]) -> None:
+    def _refuse_all(self, is_refuted: Callable[[_UnconfirmedEvent], bool]) -> None:
         for _, event in self._take(is_refuted):
             self._refuse(event)
 
@@ -304,12 +304,12 @@ def _is_of_output(event: Fatal | ServerArgs) -> bool:
     return isinstance(event, Liveness) and (event.what == "health_check_failed" or event.stage not in ("", "scheduler"))
 
 
-def _waiting(saved: object, now: float) -> Iterator[_Waiting]:
+def _waiting(saved: object, now: float) -> Iterator[_UnconfirmedEvent]:
     for entry in _entries(saved):
         event = unpacked(*entry[1:3]) if len(entry) == 5 else None
         if event is not None and not isinstance(event, (KvPool, Memory, Limits)):
             before = float(entry[4]) if is_figure(entry[4]) else None
-            yield _Waiting(now - entry[0], event, entry[3] is True, before)
+            yield _UnconfirmedEvent(now - entry[0], event, entry[3] is True, before)
 
 
 def _entries(saved: object) -> list[list[Any]]:

@@ -51,8 +51,8 @@ class LatencyLedger:
     """
 
     def __init__(self, objectives: Mapping[Latency, float | None], length: float = 600.0) -> None:
-        self._tallies = {latency: _Tally(objectives.get(latency), length) for latency in LATENCIES}
-        self._answers = _Tally(None, length)  # of tokens, where the others are of seconds
+        self._tallies = {latency: _LatencyTotals(objectives.get(latency), length) for latency in LATENCIES}
+        self._answers = _LatencyTotals(None, length)  # of tokens, where the others are of seconds
         self._scraped = False
 
     def observe(self, scrape: Scrape, now: float) -> None:
@@ -106,7 +106,7 @@ def histogram_of(scrape: Scrape, latency: Latency) -> Histogram | None:
     return scrape.request_latency if latency == "request" else scrape.queue_time
 
 
-class _Tally:
+class _LatencyTotals:
     """One latency."""
 
     def __init__(self, objective: float | None, length: float) -> None:

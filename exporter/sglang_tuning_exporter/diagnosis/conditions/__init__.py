@@ -7,7 +7,7 @@ rows.
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition, Kind, Samples
 from sglang_tuning_exporter.diagnosis.conditions.failures import Failures
 from sglang_tuning_exporter.diagnosis.conditions.graph_memory import GraphMemory
-from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate, Slow
+from sglang_tuning_exporter.diagnosis.conditions.latency import BurnRate, ObjectiveMissed
 from sglang_tuning_exporter.diagnosis.conditions.rejections import Rejections
 from sglang_tuning_exporter.diagnosis.conditions.reserve import Reserve
 from sglang_tuning_exporter.diagnosis.conditions.retractions import RetractionRate
@@ -16,7 +16,7 @@ from sglang_tuning_exporter.diagnosis.conditions.source import SourceTrouble
 from sglang_tuning_exporter.diagnosis.conditions.spread import Spread
 from sglang_tuning_exporter.diagnosis.conditions.starts import Starts
 from sglang_tuning_exporter.diagnosis.conditions.stuck import Stuck
-from sglang_tuning_exporter.diagnosis.conditions.suitability import Suits
+from sglang_tuning_exporter.diagnosis.conditions.suitability import Suitability
 
 __all__ = [
     "BurnRate",
@@ -24,16 +24,16 @@ __all__ = [
     "Failures",
     "GraphMemory",
     "Kind",
+    "ObjectiveMissed",
     "OtherCause",
     "Rejections",
     "Reserve",
     "RetractionRate",
     "Samples",
     "Share",
-    "Slow",
     "SourceTrouble",
     "Spread",
     "Starts",
     "Stuck",
-    "Suits",
+    "Suitability",
 ]

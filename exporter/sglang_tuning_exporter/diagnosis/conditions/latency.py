@@ -1,4 +1,4 @@
-"""Latencies that miss the profile's objective: as the exporter sees them (`Slow`), and as an error budget (`BurnRate`)."""
+"""Latencies that miss the profile's objective: as the exporter sees them (`ObjectiveMissed`), and as an error budget (`BurnRate`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Slow(Condition):
+class ObjectiveMissed(Condition):
     """More observations than `times` the error budget miss the objective, `because` of this."""
 
     is_whole_cause = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.condition import Condition
 from sglang_tuning_exporter.diagnosis.evidence import Evidence, Past
-from sglang_tuning_exporter.diagnosis.sharing import Sharing, sharing
+from sglang_tuning_exporter.diagnosis.sharing import PrefixSharing, sharing
 from sglang_tuning_exporter.diagnosis.suspects import late_share
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _FROM_CACHE = "share of prompt tokens from the prefix cache"
 
 
 @dataclass(frozen=True, slots=True)
-class Suits(Condition):
+class Suitability(Condition):
     """A change of set-up would suit this server, by a test. `figures` returns what the test is based on."""
 
     described = "a test of the server's set-up and load: `diagnosis/conditions/suitability.py`"
@@ -59,7 +59,7 @@ def _model(past: Past) -> str:
     return f"{past.facts.model_name or ''} {past.facts.args.get('model_path') or ''}"
 
 
-def _sharing(past: Past) -> Sharing | None:
+def _sharing(past: Past) -> PrefixSharing | None:
     """Return what prompts share, if requests wait in an order that matters."""
     empty = past.recent.share("queue", "empty")
     if not past.enough or empty is None or 1.0 - empty <= past.profile.frequent_share:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis import clients, interruption, profile_settings
-from sglang_tuning_exporter.diagnosis.conditions import Slow, Suits, suitability
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
+from sglang_tuning_exporter.diagnosis.conditions import ObjectiveMissed, Suitability, suitability
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.scheduling import WHY_REQUESTS_WAIT
 from sglang_tuning_exporter.diagnosis.sizing import admission, case, layout, limits, pools, prefill
 from sglang_tuning_exporter.diagnosis.suspects import how_many
@@ -14,12 +14,12 @@ _BURN_RATE_ALERTS = "the burn-rate alerts of the latency objectives notify; this
 LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="latency_batch_too_large",
-        condition=Slow("inter_token", "batch"),
+        condition=ObjectiveMissed("inter_token", "batch"),
         summary="Inter-token latency is too high: decode batches are large.",
         seen="{value} of the inter-token gaps are longer than the objective",
         guide="SGLang's tuning guide: where requests are slow, lower --max-running-requests",
         label="Slow because of large batches",
-        turn=Turn(
+        remedy=Remedy(
             "max_running_requests",
             "lower",
             "about half of the running batch",
@@ -34,12 +34,12 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="latency_prefill_between",
-        condition=Slow("inter_token", "prefill", times=interruption.SLOW_BURN_TIMES),
+        condition=ObjectiveMissed("inter_token", "prefill", times=interruption.SLOW_BURN_TIMES),
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
         seen="{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are prefilled in between",
         guide="SGLang's tuning guide: where requests are slow, change --chunked-prefill-size or use prefill/decode disaggregation",
         label="Tokens late: prompts in between",
-        turn=Turn(
+        remedy=Remedy(
             "chunked_prefill_size",
             "lower",
             "half of the present size, together with --enable-mixed-chunk",
@@ -54,12 +54,12 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="latency_queue",
-        condition=Slow("time_to_first_token", "queue"),
+        condition=ObjectiveMissed("time_to_first_token", "queue"),
         summary="Time to first token is too high: requests wait in the queue.",
         seen="{value} of the first tokens came later than the objective",
         guide="SGLang's tuning guide: where requests are slow, send fewer requests at once",
         label="First tokens late: queue",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "slow down",
             "send fewer requests at once, or add a replica",
@@ -74,12 +74,12 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="latency_long_prompts",
-        condition=Slow("time_to_first_token", "prompts"),
+        condition=ObjectiveMissed("time_to_first_token", "prompts"),
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
         seen="{value} of the first tokens came later than the objective",
         guide="SGLang's tuning guide: with long prompts raise --chunked-prefill-size or use piecewise CUDA graphs",
         label="Slow because of long prompts",
-        turn=Turn(
+        remedy=Remedy(
             "chunked_prefill_size",
             "raise",
             "twice the present size, up to 16384",
@@ -97,11 +97,11 @@ LATENCY_DIAGNOSES: tuple[Diagnosis, ...] = (
 CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis(
         id="shared_prefixes_unused",
-        condition=Suits(suitability.shared_prefixes_unused, suitability.returned_prefixes),
+        condition=Suitability(suitability.shared_prefixes_unused, suitability.returned_prefixes),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
         guide="SGLang's tuning guide: with many shared prefixes set --schedule-policy lpm (the default of early releases)",
-        turn=Turn(
+        remedy=Remedy(
             "schedule_policy",
             "set",
             "lpm",
@@ -113,11 +113,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="prefix_policy_wasted",
-        condition=Suits(suitability.prefix_policy_wasted, suitability.returned_prefixes),
+        condition=Suitability(suitability.prefix_policy_wasted, suitability.returned_prefixes),
         summary="--schedule-policy lpm orders requests by shared prefixes, but they share none.",
         seen="{value} of the prompt tokens came from the prefix cache under lpm",
         guide="SGLang's tuning guide, first edition: without shared prefixes fcfs costs less than lpm",
-        turn=Turn(
+        remedy=Remedy(
             "schedule_policy",
             "set",
             "fcfs",
@@ -128,12 +128,12 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="flags_away_from_defaults",
-        condition=Suits(how_many),
+        condition=Suitability(how_many),
         names_suspects=True,
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag(s) with a value other than the default that can cause this",
         guide="not in SGLang's guide: without another explanation, check the flags that differ from the defaults first",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "try",
             "restart without these flags, one flag at a time",
@@ -143,11 +143,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="data_parallel_would_fit",
-        condition=Suits(suitability.data_parallel_would_fit),
+        condition=Suitability(suitability.data_parallel_would_fit),
         summary="The weights fit on one GPU, but tensor parallelism splits them over several.",
         seen="the weights of the whole model take {value}",
         guide='SGLang\'s tuning guide, "Tune --dp-size and --tp-size": prefer data parallelism where memory allows, by the router rather than by --dp-size',
-        turn=Turn(
+        remedy=Remedy(
             "tp_size",
             "lower",
             "1, with one server on each GPU behind a router",
@@ -159,11 +159,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="prompts_beyond_kv_cache",
-        condition=Suits(suitability.prompts_beyond_kv_cache),
+        condition=Suitability(suitability.prompts_beyond_kv_cache),
         summary="Prompts are longer than the whole KV cache: SGLang refuses or truncates them.",
         seen="{value} prompts were longer than the KV cache",
         guide="not in SGLang's guide: a prompt must fit into the KV cache, less 6 tokens, even if it is the only one",
-        turn=Turn(
+        remedy=Remedy(
             "max_total_tokens",
             "raise",
             "larger than the longest prompt with its answer",
@@ -175,11 +175,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="router_candidate",
-        condition=Suits(suitability.router_candidate),
+        condition=Suitability(suitability.router_candidate),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
         seen="{value} replicas in one server",
         guide='SGLang\'s tuning guide, "Tune --dp-size and --tp-size": use the router (model gateway) for data parallelism rather than --dp-size',
-        turn=Turn(
+        remedy=Remedy(
             "",
             "split",
             "one server on each GPU behind SGLang's router (model gateway)",
@@ -191,11 +191,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="prefill_graph_candidate",
-        condition=Suits(suitability.prefill_graph_candidate),
+        condition=Suitability(suitability.prefill_graph_candidate),
         summary="Time to first token is too high with an empty queue, and prefill runs without CUDA graphs.",
         seen="{value} of the first tokens came later than the objective",
         guide="SGLang's tuning guide: where prefill is slow, use piecewise CUDA graphs",
-        turn=Turn(
+        remedy=Remedy(
             "enable_piecewise_cuda_graph",
             "add",
             "add it",
@@ -207,11 +207,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="profile_settings",
-        condition=Suits(profile_settings.how_many_differ),
+        condition=Suitability(profile_settings.how_many_differ),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting(s) differ from what the guide recommends for this profile",
         guide="SGLang's tuning guide, newest edition: settings for online, offline, long-context and multi-turn servers",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "set",
             "what the guide recommends for this workload",
@@ -222,12 +222,12 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="torch_compile_candidate",
-        condition=Suits(suitability.torch_compile_candidate),
+        condition=Suitability(suitability.torch_compile_candidate),
         summary="A small model runs in small batches: torch.compile may speed it up.",
         seen="at most {value} requests ran together 99 % of the time",
         guide='SGLang\'s tuning guide, "Try other options": --enable-torch-compile speeds up small models at small batches; keep its cache under'
         " TORCHINDUCTOR_CACHE_DIR",
-        turn=Turn(
+        remedy=Remedy(
             "enable_torch_compile",
             "add",
             "1",
@@ -240,11 +240,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="quantization_candidate",
-        condition=Suits(suitability.quantization_candidate),
+        condition=Suitability(suitability.quantization_candidate),
         summary="The KV cache is short of memory, and the weights are not quantized.",
         seen="the weights take {value} of each GPU's memory",
         guide='SGLang\'s tuning guide, "Try other options": where memory is short, use --quantization fp8',
-        turn=Turn(
+        remedy=Remedy(
             "quantization",
             "set",
             "fp8",
@@ -256,11 +256,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="expert_parallel_candidate",
-        condition=Suits(suitability.expert_parallel_candidate),
+        condition=Suitability(suitability.expert_parallel_candidate),
         summary="Tensor parallelism splits every expert of this mixture-of-experts model over all GPUs.",
         seen="{value} GPUs share every expert",
         guide='SGLang\'s tuning guide, "Try other options": use expert parallelism for mixture-of-experts models',
-        turn=Turn(
+        remedy=Remedy(
             "ep_size",
             "raise",
             "the value of --tp-size",
@@ -272,11 +272,11 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
     ),
     Diagnosis(
         id="dp_attention_candidate",
-        condition=Suits(suitability.dp_attention_candidate),
+        condition=Suitability(suitability.dp_attention_candidate),
         summary="A DeepSeek model stores the same KV cache on every GPU, and the KV cache fills up.",
         seen="the KV cache was full for {value} of the serving time",
         guide='SGLang\'s tuning guide, "Try other options": for DeepSeek models use DP attention (--enable-dp-attention --dp-size 8)',
-        turn=Turn(
+        remedy=Remedy(
             "enable_dp_attention",
             "add",
             "1, with --dp-size set to the value of --tp-size",

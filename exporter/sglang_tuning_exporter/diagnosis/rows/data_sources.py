@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble
 from sglang_tuning_exporter.diagnosis.evidence import UNRECOGNISED
 from sglang_tuning_exporter.diagnosis.promql import EVER, EXCUSED, KNOWN, ON, before, firing, known
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy
 from sglang_tuning_exporter.diagnosis.rows.liveness import disabled
 
 # Half an hour has 15 scrapes at two minutes, the longest interval that the rules support.
@@ -22,7 +22,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang runs without metrics: only its log is available.",
         seen="/metrics answers 404",
         guide="SGLang's tuning guide: start with --enable-metrics --enable-cache-report",
-        turn=Turn(
+        remedy=Remedy(
             "enable_metrics",
             "add",
             "add --enable-metrics --enable-cache-report",
@@ -45,7 +45,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang's log is unreadable or has no new lines while the server works.",
         seen="{value}",
         guide="not in SGLang's guide: retractions and out-of-memory failures are only in the log",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "check that the file grows, that the exporter may read it, and that --log-level is info",
@@ -63,7 +63,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang's log and its metrics disagree.",
         seen="KV cache size or retractions differ between log and metrics",
         guide="not in SGLang's guide: figures of two servers, or an incomplete log, lead to wrong advice",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "check that --log-file is the complete log of the server at --sglang-url",
@@ -84,7 +84,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang logs or exposes something that this exporter does not support.",
         seen="unknown log lines, keys or metric names",
         guide="not in SGLang's guide: a newer SGLang may log or expose a figure differently",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "update",
             "update the exporter; if that does not help, report your SGLang version",
@@ -106,7 +106,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="most scrapes of the exporter's /metrics fail",
         guide="not in SGLang's guide: without the exporter there is no diagnosis",
         label="Exporter down",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "check that the exporter runs, and read its log",
@@ -128,7 +128,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Prometheus has no SGLang exporter left to scrape in this job.",
         seen="the last target left service discovery within the last day",
         guide="not in SGLang's guide: without a target no scrape fails and no alert can fire",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "check Prometheus' targets page and the system that runs the servers",
@@ -150,7 +150,7 @@ SOURCE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="Prometheus scrapes the exporter too rarely for its alerts.",
         seen="more than two minutes between two scrapes",
         guide="not in SGLang's guide: the rules use windows of minutes and need two scrapes in each",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "set scrape_interval of this job to 15s, at most 2m",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_tuning_exporter.diagnosis.conditions import SourceTrouble, Starts, Stuck
 from sglang_tuning_exporter.diagnosis.conditions.failures import logged
 from sglang_tuning_exporter.diagnosis.promql import EXCUSED, ON, WHILE, before, firing, known
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.sglang.events import ENDS
 
 _UP = "sglang_tuning_up"
@@ -65,7 +65,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value}",
         guide="not in SGLang's guide: the server must run before it can be tuned",
         title=Title("server down"),
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "save the log, read its last lines, and restart the server",
@@ -88,7 +88,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} starts in 30 minutes",
         guide="not in SGLang's guide: the server must stay up before it can be tuned",
         title=Title("restarts again and again,", "times in 30 min"),
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "read the last log lines before each start",
@@ -111,7 +111,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value}",
         guide="not in SGLang's guide: save the evidence and restart the server",
         title=Title("stuck: requests wait, nothing moves"),
-        turn=Turn(
+        remedy=Remedy(
             "",
             "restart",
             "save the log and a stack dump (py-spy dump --pid of the process that hangs), then restart the server",
@@ -136,7 +136,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value}",
         guide="not in SGLang's guide: after a crash the server is down until its model is loaded again",
         title=Title("crashed"),
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "read the traceback in the log, just before that line",
@@ -156,7 +156,7 @@ LIVENESS_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang is down again and again.",
         seen="{value}",
         guide="not in SGLang's guide: each outage is too short, or too rare, for the other alerts",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "look",
             "read in the log how each run ended, and check the supervisor's health check",

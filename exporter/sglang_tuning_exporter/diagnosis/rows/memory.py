@@ -6,7 +6,7 @@ GPU memory = weights + KV cache + CUDA graphs + activations; mem_fraction_static
 from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import Failures, GraphMemory, Reserve, Share
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.diagnosis.sizing import graphs, memory
 
 MEM_FRACTION = "mem_fraction_static"
@@ -22,7 +22,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} out-of-memory failure(s) in prefill",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": on OOM in prefill lower --chunked-prefill-size to 4096, then 2048',
         title=Title("out of GPU memory in prefill"),
-        turn=Turn(
+        remedy=Remedy(
             "chunked_prefill_size",
             "lower",
             "4096, then 2048",
@@ -43,7 +43,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} out-of-memory failure(s) in decode",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": on OOM in decode lower --max-running-requests',
         title=Title("out of GPU memory in decode"),
-        turn=Turn(
+        remedy=Remedy(
             "max_running_requests",
             "lower",
             "about three quarters of the last batch",
@@ -64,7 +64,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB free",
         guide='SGLang\'s tuning guide, "Avoid out-of-memory errors": lower --mem-fraction-static, or capture fewer or smaller CUDA graphs',
         title=Title("CUDA graphs leave no GPU memory"),
-        turn=Turn(
+        remedy=Remedy(
             MEM_FRACTION,
             "lower",
             "0.05 less, or lower --cuda-graph-max-bs",
@@ -87,7 +87,7 @@ FAILURE_DIAGNOSES: tuple[Diagnosis, ...] = (
         " an FP8 KV cache or FP8 weights",
         label="Out of memory",
         title=Title("out of GPU memory"),
-        turn=Turn(
+        remedy=Remedy(
             MEM_FRACTION,
             "lower",
             "0.8, then 0.7",
@@ -112,7 +112,7 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time in decode batches larger than the largest captured size",
         guide='SGLang\'s tuning guide, "Tune --cuda-graph-max-bs": raise it to 512 or 768 for large batches, and lower --mem-fraction-static at'
         " the same time",
-        turn=Turn(
+        remedy=Remedy(
             "cuda_graph_max_bs",
             "raise",
             "the next usual size that covers the running batch, at most 768",
@@ -134,7 +134,7 @@ GRAPH_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time in decode batches without a CUDA graph",
         guide='SGLang\'s tuning guide, "Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and'
         " --attention-backend",
-        turn=Turn(
+        remedy=Remedy(
             "disable_cuda_graph",
             "drop",
             "remove the flag, or set another --attention-backend",
@@ -157,7 +157,7 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="SGLang started with too little free GPU memory: it may run out of memory.",
         seen="{value} free on the GPU at start-up",
         guide='SGLang\'s tuning guide, "Tune --mem-fraction-static": lower it where available_gpu_mem at start-up is below 5 GB',
-        turn=Turn(
+        remedy=Remedy(
             MEM_FRACTION,
             "lower",
             "0.01 less; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
@@ -179,7 +179,7 @@ RESERVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} free on the GPU at start-up",
         guide='SGLang\'s tuning guide, "Tune --mem-fraction-static": 5-8 GB of available_gpu_mem at start-up is good; with 10-20 GB raise it in'
         " steps of 0.01",
-        turn=Turn(
+        remedy=Remedy(
             MEM_FRACTION,
             "raise",
             "0.01 more; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",

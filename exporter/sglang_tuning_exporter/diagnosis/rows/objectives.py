@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis.conditions import BurnRate
 from sglang_tuning_exporter.diagnosis.interruption import SLOW_BURN_TIMES
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 
 FAST, SLOW = 14.4, SLOW_BURN_TIMES
 # Their causes have no alert, so they hide nothing.
@@ -17,7 +17,7 @@ FIRST_TOKEN_CAUSES = ("latency_queue", "latency_long_prompts")
 INTER_TOKEN_CAUSES = ("latency_batch_too_large", "latency_prefill_between")
 
 
-_FIRST_TOKEN = Turn(
+_FIRST_TOKEN = Remedy(
     "",
     "look",
     "open the exporter's page: it shows what requests wait for",
@@ -25,7 +25,7 @@ _FIRST_TOKEN = Turn(
     " replica. If prompts are long, change --chunked-prefill-size.",
     "prompts are too long for this objective on any server: then use --profile long_context",
 )
-_NEXT_TOKEN = Turn(
+_NEXT_TOKEN = Remedy(
     "max_running_requests",
     "lower",
     "about three quarters of the running batch",
@@ -49,7 +49,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         label="TTFT far above objective",
         title=Title("TTFT too long for", "of requests (1 h)"),
-        turn=_FIRST_TOKEN,
+        remedy=_FIRST_TOKEN,
         hold="2m",
         causes=FIRST_TOKEN_CAUSES,
         borrows=True,
@@ -65,7 +65,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         label="TTFT above objective",
         title=Title("TTFT too long for", "of requests (6 h)"),
-        turn=_FIRST_TOKEN,
+        remedy=_FIRST_TOKEN,
         hold="15m",
         causes=("time_to_first_token_burning_fast", *FIRST_TOKEN_CAUSES),
         borrows=True,
@@ -82,7 +82,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         label="ITL far above objective",
         title=Title("ITL too long for", "of tokens (1 h)"),
-        turn=_NEXT_TOKEN,
+        remedy=_NEXT_TOKEN,
         hold="2m",
         causes=INTER_TOKEN_CAUSES,
         borrows=True,
@@ -98,7 +98,7 @@ OBJECTIVE_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide=_GUIDE,
         label="ITL above objective",
         title=Title("ITL too long for", "of tokens (6 h)"),
-        turn=_NEXT_TOKEN,
+        remedy=_NEXT_TOKEN,
         hold="15m",
         causes=("inter_token_latency_burning_fast", *INTER_TOKEN_CAUSES),
         borrows=True,

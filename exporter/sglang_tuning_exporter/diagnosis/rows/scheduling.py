@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_tuning_exporter.diagnosis import clients
 from sglang_tuning_exporter.diagnosis.conditions import OtherCause, Rejections, RetractionRate, Share, Spread
-from sglang_tuning_exporter.diagnosis.row import Diagnosis, Title, Turn
+from sglang_tuning_exporter.diagnosis.row import Diagnosis, Remedy, Title
 from sglang_tuning_exporter.diagnosis.sizing import admission, layout, pools, prefill, room
 
 CONSERVATIVENESS = "schedule_conservativeness"
@@ -34,7 +34,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} requests/min rejected or abandoned",
         guide="not in SGLang's guide: rejected and abandoned requests mean too little capacity or too many requests",
         title=Title("requests lost,", "/min"),
-        turn=Turn(
+        remedy=Remedy(
             "",
             "slow down",
             "send fewer requests at once, or add a replica",
@@ -58,7 +58,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} retractions/min with --schedule-conservativeness above 1.43",
         guide="not in SGLang's guide: the new-token ratio starts at min(0.7 x conservativeness, 1), so values above 1.43 change nothing",
         title=Title("retracting", "/min"),
-        turn=Turn(
+        remedy=Remedy(
             RUNNING_LIMIT,
             "lower",
             "four fifths of the running batch where prompts are long, else enlarge the KV cache",
@@ -83,7 +83,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide='SGLang\'s tuning guide, "Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to'
         " about 1.3; about one a minute is fine",
         title=Title("retracting", "/min"),
-        turn=Turn(
+        remedy=Remedy(
             CONSERVATIVENESS,
             "raise",
             "1.3",
@@ -109,7 +109,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with a full sliding-window or mamba cache and requests waiting",
         guide="not in SGLang's guide: the cache that fills up first is the limit; token usage is that of the fullest cache",
         label="Second KV cache full",
-        turn=Turn(
+        remedy=Remedy(
             "swa_full_tokens_ratio",
             "raise",
             "a larger share for the cache that is full",
@@ -133,7 +133,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time at --max-running-requests with requests waiting",
         guide="SGLang's tuning guide: under load #running-req should be close to --max-running-requests; a queue at that limit is caused by the limit",
         title=Title("running limit reached", "of the time"),
-        turn=Turn(
+        remedy=Remedy(
             RUNNING_LIMIT,
             "raise",
             "as far as token usage stays below {token_usage_target}, at most eight times the present value",
@@ -156,7 +156,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with more requests waiting for a grammar than in the queue",
         guide="not in SGLang's guide: requests wait in the grammar queue while token usage is low",
         label="Grammars hold requests up",
-        turn=Turn(
+        remedy=Remedy(
             "grammar_backend",
             "try",
             "another backend (xgrammar, llguidance), or fewer distinct schemas",
@@ -177,7 +177,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
         guide="not in SGLang's guide: with disaggregation the other server or the transfer is the limit",
         label="The other side holds requests up",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "balance",
             "add servers on the slower side, or make the transfer faster",
@@ -198,7 +198,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="requests waited {value} of the time on the busiest DP rank, and almost never on the least busy one",
         guide="not in SGLang's guide: the cause is routing, not capacity",
         title=Title("DP ranks imbalanced"),
-        turn=Turn(
+        remedy=Remedy(
             "load_balance_method",
             "set",
             "total_requests, or use a router that balances by load",
@@ -219,7 +219,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary_past="Until {until} requests waited because of an earlier burst of retractions.",
         seen="{value} of the serving time with free KV cache, requests waiting, and a new-token ratio far above its initial value",
         guide="not in SGLang's guide: after a retraction the new-token ratio falls more slowly with a lower --schedule-conservativeness",
-        turn=Turn(
+        remedy=Remedy(
             CONSERVATIVENESS,
             "raise",
             "1.0",
@@ -243,7 +243,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time in full prefill batches with requests waiting",
         guide="SGLang's tuning guide: with long prompts raise --chunked-prefill-size if memory allows, reuse more prefixes, or use"
         " prefill/decode disaggregation",
-        turn=Turn(
+        remedy=Remedy(
             "chunked_prefill_size",
             "raise",
             "twice the present size, up to 16384",
@@ -267,7 +267,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         guide='SGLang\'s tuning guide, "Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower'
         " --schedule-conservativeness to about 0.3",
         title=Title("requests wait beside free KV cache", "of the time"),
-        turn=Turn(
+        remedy=Remedy(
             CONSERVATIVENESS,
             "lower",
             "0.3",
@@ -291,7 +291,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with {queue_limit}",
         guide='SGLang\'s tuning guide, "Adjust the request submission speed": a healthy #queue-req is 100-2000 (50-500 in the first edition);'
         " above it send fewer requests at once, because scheduling overhead grows",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "slow down",
             "send fewer requests at once, or add a replica",
@@ -310,7 +310,7 @@ SCHEDULING_DIAGNOSES: tuple[Diagnosis, ...] = (
         summary="The KV cache fills up long before --max-running-requests is reached: memory is the limit.",
         seen="{value} of the serving time with a full KV cache and requests waiting",
         guide="SGLang's tuning guide: under load #running-req should be close to --max-running-requests; find what limits it",
-        turn=Turn(
+        remedy=Remedy(
             "kv_cache_dtype",
             "set",
             "fp8_e4m3, or more memory for the KV cache",
@@ -342,7 +342,7 @@ CLIENT_DIAGNOSES: tuple[Diagnosis, ...] = (
         seen="{value} of the serving time with an empty queue",
         guide='SGLang\'s tuning guide, "Adjust the request submission speed": with #queue-req frequently 0 send requests faster; 100-2000 is'
         " healthy (50-500 in the first edition)",
-        turn=Turn(
+        remedy=Remedy(
             "",
             "speed up",
             "send more requests at once",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.conditions.retractions import CONSERVATIVENESS_CEILING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, longest_answer, mean_prompt
-from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
 from sglang_tuning_exporter.diagnosis.sizing.limits import LOWERED_LIMIT, run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import larger_pool, larger_pool_flags
 from sglang_tuning_exporter.sglang.events import OUT_OF_MEMORY_PHASES
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sglang_tuning_exporter.diagnosis.evidence import Past
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 RAISED_CONSERVATIVENESS, LOWERED_CONSERVATIVENESS, USUAL_CONSERVATIVENESS = (
     1.3,
@@ -60,19 +60,19 @@ MOSTLY_NEEDED = 0.8
 MOST_SORTED = 128
 
 
-def _conservativeness(case: Case) -> tuple[float | None, float]:
+def _conservativeness(case: SizingInput) -> tuple[float | None, float]:
     """Return the flag's own value and the factor by which SGLang multiplies it."""
     return case.flag("schedule_conservativeness"), case.factor("schedule_conservativeness")
 
 
-def retracting(case: Case) -> list[Value]:
+def retracting(case: SizingInput) -> list[AdvisedValue]:
     """Raise conservativeness to 1.3; above it, advise what still helps."""
     current, factor = _conservativeness(case)
     # 4.33 x 0.3 is 1.299: that is 1.3 as advised.
     if current is None or current * factor < RAISED_CONSERVATIVENESS - 0.01:
         recovering = case.recent.share("admission", "recovering") or 0.0
         gain = RECOVERS.format(100 * recovering) if recovering > case.profile.frequent_share else ""
-        raised = Value(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)
+        raised = AdvisedValue(round(RAISED_CONSERVATIVENESS / factor, 2), current, gain)
         capped = larger_pool(case)
         if capped is None or any(case.past.marks.get(phase) for phase in OUT_OF_MEMORY_PHASES):
             return [raised]
@@ -81,7 +81,7 @@ def retracting(case: Case) -> list[Value]:
     return ineffective(case)
 
 
-def _why_not_fewer(case: Case) -> str:
+def _why_not_fewer(case: SizingInput) -> str:
     """Return why fewer requests at once would cost more than they save; empty if they may help."""
     usage, share, prompt = case.recent.mean("usage"), _taken_back(case), mean_prompt(case.past)
     flags = larger_pool_flags(case)
@@ -95,7 +95,7 @@ def _why_not_fewer(case: Case) -> str:
     return ""
 
 
-def tolerated(case: Case) -> bool:
+def tolerated(case: SizingInput) -> bool:
     """Return whether retractions are the price of a full KV cache: few requests are retracted, and the flag is as advised.
 
     Either it is high already, or it was lowered to 0.3 at the cost of a few retractions: raised again for them, it
@@ -109,13 +109,13 @@ def tolerated(case: Case) -> bool:
     return flag >= RAISED_CONSERVATIVENESS or LOWERED_CONSERVATIVENESS <= flag < USUAL_CONSERVATIVENESS
 
 
-def _taken_back(case: Case) -> float | None:
+def _taken_back(case: SizingInput) -> float | None:
     """Return retractions for each started request; None if not known."""
     started = case.past.started_requests
     return case.past.retractions_per_minute / case.past.per_minute(started) if started else None
 
 
-def ineffective(case: Case) -> list[Value]:
+def ineffective(case: SizingInput) -> list[AdvisedValue]:
     """Advise what helps if a higher conservativeness has no effect: a larger KV cache, or fewer requests at once."""
     if tolerated(case):
         return []
@@ -132,7 +132,7 @@ def ineffective(case: Case) -> list[Value]:
     return [replace(fewer, gain=gain)]
 
 
-def too_conservative(case: Case) -> list[Value]:
+def too_conservative(case: SizingInput) -> list[AdvisedValue]:
     """Lower conservativeness to 0.3; at or below it, smaller max_new_tokens."""
     current, factor = _conservativeness(case)
     target = round(LOWERED_CONSERVATIVENESS / factor, 2)
@@ -144,12 +144,12 @@ def too_conservative(case: Case) -> list[Value]:
     if current is not None and asking is not None and asking.share > USED_LITTLE:
         # They do not end early, so a lower flag would not help. Above the ceiling the flag has no effect.
         above = current * factor > CONSERVATIVENESS_CEILING
-        usual = Value(round(USUAL_CONSERVATIVENESS / factor, 2), current, variant="above_the_ceiling")
+        usual = AdvisedValue(round(USUAL_CONSERVATIVENESS / factor, 2), current, variant="above_the_ceiling")
         return [usual] if above else []
-    return [Value(target, current)]
+    return [AdvisedValue(target, current)]
 
 
-def _smaller_requests(case: Case) -> list[Value]:
+def _smaller_requests(case: SizingInput) -> list[AdvisedValue]:
     """Return how many max_new_tokens are enough; nothing if clients ask for little more than they use."""
     asking, longest = demand(case.past), longest_answer(case.past)
     if longest is None or asking is None or not asking.is_sharp:
@@ -162,31 +162,31 @@ def _smaller_requests(case: Case) -> list[Value]:
     return people(SMALLER_REQUESTS.format(fewer), "smaller_requests")
 
 
-def recovering(case: Case) -> list[Value]:
+def recovering(case: SizingInput) -> list[AdvisedValue]:
     """Go back to 1.0; above it, wait."""
     current, factor = _conservativeness(case)
     if current is not None and current * factor >= USUAL_CONSERVATIVENESS - 0.01:
         return people("wait: the new-token ratio falls within minutes", "wait")
-    return [Value(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
+    return [AdvisedValue(round(USUAL_CONSERVATIVENESS / factor, 2), current)]
 
 
-def at_once(words: Callable[[Past], str]) -> Callable[[Case], list[Value]]:
+def at_once(words: Callable[[Past], str]) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Advise clients, with a figure if there is one."""
     return lambda case: people(words(case.past))
 
 
-def by_prefix(case: Case) -> list[Value]:
+def by_prefix(case: SizingInput) -> list[AdvisedValue]:
     """Order by prefixes; nothing if so many wait that SGLang does not sort them."""
     queued = case.recent.mean("queued")
     if queued is not None and queued > MOST_SORTED:
         return []
-    return [] if case.present("schedule_policy") == "lpm" else [Value("lpm", case.present("schedule_policy"))]
+    return [] if case.present("schedule_policy") == "lpm" else [AdvisedValue("lpm", case.present("schedule_policy"))]
 
 
-def grammar(case: Case) -> list[Value]:
+def grammar(case: SizingInput) -> list[AdvisedValue]:
     """Name the other grammar backends of this server's release."""
     current, choices = case.present("grammar_backend"), case.choices("grammar_backend")
     if choices is None:
-        return [Value(None, current)]
+        return [AdvisedValue(None, current)]
     others = ", ".join(str(each) for each in choices if each not in (current, "none"))
-    return [Value(None, current, words=f"another backend ({others}), or fewer distinct schemas")]
+    return [AdvisedValue(None, current, words=f"another backend ({others}), or fewer distinct schemas")]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SizingInput:
     """What advice is based on: the past, and the ids of all rows that hold in it."""
 
     past: Past
@@ -58,7 +58,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class AdvisedValue:
     """A value to set. `arg`: the argument if it is not the row's own (empty: none); `words`: what to do, in words.
 
     `variant` names the text if neither the row's nor the argument's fits; `cost` replaces the text's if a figure is
@@ -74,8 +74,8 @@ class Value:
     variant: str = ""
     cost: str = ""
     is_switch: bool = False
-    beside: tuple[Value, ...] = ()
-    otherwise: tuple[Value, ...] = ()
+    beside: tuple[AdvisedValue, ...] = ()
+    otherwise: tuple[AdvisedValue, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -83,21 +83,21 @@ class Value:
         return self.current is None or self.suggested != self.current
 
 
-def person(words: str, variant: str = "") -> Value:
+def person(words: str, variant: str = "") -> AdvisedValue:
     """Return advice to people, not a flag."""
-    return Value(None, arg="", words=words, variant=variant)
+    return AdvisedValue(None, arg="", words=words, variant=variant)
 
 
-def people(words: str, variant: str = "") -> list[Value]:
+def people(words: str, variant: str = "") -> list[AdvisedValue]:
     """Return advice to people alone."""
     return [person(words, variant)]
 
 
-def word(arg: str, value: str) -> Callable[[Case], list[Value]]:
+def word(arg: str, value: str) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Set an argument to a word; nothing if it has that value."""
-    return lambda case: [] if case.present(arg) == value else [Value(value, case.present(arg))]
+    return lambda case: [] if case.present(arg) == value else [AdvisedValue(value, case.present(arg))]
 
 
-def switch_on(arg: str) -> Callable[[Case], list[Value]]:
+def switch_on(arg: str) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Add a switch; nothing if it is on."""
-    return lambda case: [] if case.facts.arg(arg) else [Value(1.0, 0.0, words="add it", is_switch=True)]
+    return lambda case: [] if case.facts.arg(arg) else [AdvisedValue(1.0, 0.0, words="add it", is_switch=True)]

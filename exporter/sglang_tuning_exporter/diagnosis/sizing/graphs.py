@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import Value, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, person
 from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 USUAL_GRAPH_SIZES = (
     *(8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256),
@@ -27,39 +27,39 @@ def usual_size(batch: float) -> float | None:
     return next((float(size) for size in USUAL_GRAPH_SIZES if size >= batch), None)
 
 
-def graphs_off(case: Case) -> list[Value]:
+def graphs_off(case: SizingInput) -> list[AdvisedValue]:
     """Remove the switch that disables CUDA graphs, else name a backend that can be captured."""
     backend = case.facts.args.get("attention_backend")
     name = backend if isinstance(backend, str) else None
     words = "one that can be captured" + (f" (now {name})" if name else "")
-    other = Value(None, name, arg="attention_backend", words=words)
+    other = AdvisedValue(None, name, arg="attention_backend", words=words)
     for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
         if case.facts.arg(arg):
-            return [Value(0.0, 1.0, arg=arg, words="start without it", is_switch=True, otherwise=(other,))]
+            return [AdvisedValue(0.0, 1.0, arg=arg, words="start without it", is_switch=True, otherwise=(other,))]
     return [other]
 
 
-def graph_memory(case: Case) -> list[Value]:
+def graph_memory(case: SizingInput) -> list[AdvisedValue]:
     """Less memory for the KV cache, and no graphs for batches that never run."""
     current = case.facts.arg("mem_fraction_static")
     suggested = None if current is None else max(round(current - 0.05, 2), 0.1)
-    advised = [Value(suggested, current)]
+    advised = [AdvisedValue(suggested, current)]
     largest, ran = case.facts.largest_captured, case.recent.running_quantile(0.99)
     if largest and ran:
         enough = usual_size(ran) or largest
         if 2 * enough <= largest:
             gain = f"99 % of the time at most {ran} requests run together"
-            advised.insert(0, Value(float(enough), float(largest), gain, case.facts.graph_flag_arg))
+            advised.insert(0, AdvisedValue(float(enough), float(largest), gain, case.facts.graph_flag_arg))
     return advised
 
 
-def largest_covered(case: Case) -> float | None:
+def largest_covered(case: SizingInput) -> float | None:
     """Return the largest batch of one rank with a CUDA graph; None if not known."""
     captured, flag = case.facts.largest_captured, case.facts.arg(case.facts.graph_flag_arg)
     return max(filter(None, (float(captured) if captured else None, flag)), default=None)
 
 
-def _larger_graph(case: Case) -> tuple[float | None, float | None, int | None]:
+def _larger_graph(case: SizingInput) -> tuple[float | None, float | None, int | None]:
     """Return the present and the next largest captured batch, and the 99th percentile of the batch."""
     facts = case.facts
     current = facts.arg(facts.graph_flag_arg) or (float(facts.largest_captured) if facts.largest_captured else None)
@@ -73,24 +73,24 @@ def _larger_graph(case: Case) -> tuple[float | None, float | None, int | None]:
     return current, covering, batch
 
 
-def graph_growth_gb(case: Case) -> float | None:
+def graph_growth_gb(case: SizingInput) -> float | None:
     """Return the memory that larger graphs take in addition: in proportion to the largest batch."""
     current, suggested, _ = _larger_graph(case)
     return None if suggested is None or not current else growth_to(case, suggested / current)
 
 
-def growth_to(case: Case, times: float) -> float | None:
+def growth_to(case: SizingInput, times: float) -> float | None:
     """Return the memory that graphs `times` as large take in addition; None if not known."""
     taken = case.facts.graph_gb if case.facts.decode_graph_gb is None else case.facts.decode_graph_gb
     return None if taken is None else taken * max(times - 1.0, 0.0)
 
 
-def graphs(case: Case) -> list[Value]:
+def graphs(case: SizingInput) -> list[AdvisedValue]:
     """Return the smallest usual size that covers the batch, with less KV cache if the memory left is not enough."""
     arg = case.facts.graph_flag_arg
     current, suggested, batch = _larger_graph(case)
     if batch is None:
-        return [Value(None, current, arg=arg)]
+        return [AdvisedValue(None, current, arg=arg)]
     beyond = person(BEYOND.format(most=LARGEST_GRAPH, batch=batch), "graphs_beyond")
     if suggested is None:
         return [beyond]
@@ -102,10 +102,10 @@ def graphs(case: Case) -> list[Value]:
     cost = ""
     if growth is not None and left is not None and not paid and left - growth >= case.profile.reserve_lower_gb:
         cost = f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
-    return [Value(suggested, current, covers, arg, cost=cost, beside=tuple(paid))]
+    return [AdvisedValue(suggested, current, covers, arg, cost=cost, beside=tuple(paid))]
 
 
-def _paid_by_pool(case: Case) -> list[Value]:
+def _paid_by_pool(case: SizingInput) -> list[AdvisedValue]:
     facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
     fraction, capacity = facts.arg("mem_fraction_static"), facts.memory_before_weights_gb
     if fraction is None or left is None:
@@ -124,4 +124,6 @@ def _paid_by_pool(case: Case) -> list[Value]:
         )
     if not 0.1 <= suggested < fraction:
         return []
-    return [Value(suggested, fraction, gain.removesuffix("; "), "mem_fraction_static", variant="graphs_take_memory")]
+    return [
+        AdvisedValue(suggested, fraction, gain.removesuffix("; "), "mem_fraction_static", variant="graphs_take_memory")
+    ]

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 BY_LOAD = ("total_requests", "shortest_queue")  # the first one that a release accepts and has implemented
 ROUTER = "put a router in front that balances by the load of the ranks"
 OWN_EXPERTS = "use expert parallelism, by the flag that this release has for it"
 
 
-def balance(case: Case) -> list[Value]:
+def balance(case: SizingInput) -> list[AdvisedValue]:
     """Balance by load if this release can, else by a router."""
     method = case.facts.args.get("load_balance_method")
     router = person(ROUTER, "router")
     if method not in ("round_robin", "auto"):
         return [router]
-    first, *others = (Value(better, str(method)) for better in BY_LOAD)
-    return [Value(first.suggested, first.current, otherwise=(*others, router))]
+    first, *others = (AdvisedValue(better, str(method)) for better in BY_LOAD)
+    return [AdvisedValue(first.suggested, first.current, otherwise=(*others, router))]
 
 
-def one_gpu(case: Case) -> list[Value]:
+def one_gpu(case: SizingInput) -> list[AdvisedValue]:
     """Run one server on each GPU; nothing if ranks or experts are spread over the same GPUs."""
     facts, gpus = case.facts, case.facts.arg("tp_size")
     others = (facts.arg("dp_size"), facts.arg("ep_size"), facts.arg("moe_dense_tp_size"), float(facts.attention_ranks))
@@ -35,7 +35,7 @@ def one_gpu(case: Case) -> list[Value]:
     return people(f"run one server with --tp-size 1 on {each}, behind a router")
 
 
-def behind_a_router(case: Case) -> list[Value]:
+def behind_a_router(case: SizingInput) -> list[AdvisedValue]:
     """Run each replica as a server of its own."""
     replicas = case.facts.arg("dp_size") or 1.0
     return people(
@@ -43,30 +43,30 @@ def behind_a_router(case: Case) -> list[Value]:
     )
 
 
-def experts(case: Case) -> list[Value]:
+def experts(case: SizingInput) -> list[AdvisedValue]:
     """Put whole experts on each GPU, by the flag of the release."""
     shards, release = case.facts.arg("tp_size"), case.facts.release
     own = person(OWN_EXPERTS)
     if _has(release, "enable_ep_moe"):
-        return [Value(1.0, 0.0, arg="enable_ep_moe", words="add it", is_switch=True, otherwise=(own,))]
+        return [AdvisedValue(1.0, 0.0, arg="enable_ep_moe", words="add it", is_switch=True, otherwise=(own,))]
     if "ep_size" in case.facts.args and shards and release is not None:
-        return [Value(shards, case.facts.arg("ep_size"), otherwise=(own,))]
+        return [AdvisedValue(shards, case.facts.arg("ep_size"), otherwise=(own,))]
     return [own]
 
 
-def dp_attention(case: Case) -> list[Value]:
+def dp_attention(case: SizingInput) -> list[AdvisedValue]:
     """Enable DP attention with as many ranks as GPUs; nothing beside replicas, which it would replace."""
     facts, gpus = case.facts, case.facts.arg("tp_size")
     replicas = facts.arg("dp_size") or 1.0
     if not gpus:
-        return [Value(None, words="add it, with --dp-size set to the value of --tp-size")]
+        return [AdvisedValue(None, words="add it, with --dp-size set to the value of --tp-size")]
     if replicas > 1 or facts.attention_ranks > 1:
         return []
     if _has(facts.release, "attn_dp_size"):
-        return [Value(gpus, 1.0, arg="attn_dp_size")]
-    switch = Value(1.0, 0.0, words="add it", is_switch=True)
-    ranks = Value(gpus, replicas, arg="dp_size")
-    return [Value(1.0, 0.0, words="add it", is_switch=True, beside=(ranks,), otherwise=(switch,))]
+        return [AdvisedValue(gpus, 1.0, arg="attn_dp_size")]
+    switch = AdvisedValue(1.0, 0.0, words="add it", is_switch=True)
+    ranks = AdvisedValue(gpus, replicas, arg="dp_size")
+    return [AdvisedValue(1.0, 0.0, words="add it", is_switch=True, beside=(ranks,), otherwise=(switch,))]
 
 
 def _has(release: str | None, arg: str) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.capacity.prediction import largest_within, predict
-from sglang_tuning_exporter.diagnosis.sizing.case import Value
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
     from sglang_tuning_exporter.state.facts import ServerFacts
 
 LOWERED_LIMIT = 0.8  # of the running batch, if the KV cache is too small for it
@@ -39,7 +39,7 @@ def running_limit(facts: ServerFacts) -> _RunningLimit:
     return _RunningLimit(flag, flag if limit is None else limit * shared_by, shared_by)
 
 
-def batch_within_objective(case: Case) -> float | None:
+def batch_within_objective(case: SizingInput) -> float | None:
     """Return the largest batch that meets the inter-token objective, by the measured step times; None if not known.
 
     What the server's histogram has beyond the model's mean (output that waits, prefill between) stays in proportion.
@@ -54,24 +54,24 @@ def batch_within_objective(case: Case) -> float | None:
     return min((each for each in fitting if each is not None), default=None)
 
 
-def run_fewer(case: Case, quantile: float, share: float) -> Value | None:
+def run_fewer(case: SizingInput, quantile: float, share: float) -> AdvisedValue | None:
     """Run only `share` of the batch; None if there is one request for each rank."""
     limit = running_limit(case.facts)
     ran = case.recent.running_quantile(quantile)
     known = [figure for figure in (limit.in_force, ran * limit.shared_by if ran else None) if figure]
     current = limit.flag or limit.in_force
     if not known:
-        return Value(None, current, arg="max_running_requests")
+        return AdvisedValue(None, current, arg="max_running_requests")
     least = float(limit.shared_by)
     if min(known) <= least:
         return None
     suggested = max(least, float(int(share * min(known))))
     if current is not None and suggested >= current:
         return None
-    return Value(suggested, current, arg="max_running_requests")
+    return AdvisedValue(suggested, current, arg="max_running_requests")
 
 
-def smaller_batch(case: Case) -> list[Value]:
+def smaller_batch(case: SizingInput) -> list[AdvisedValue]:
     """Lower the batch to meet the objective: by the measured step times, else in proportion to the batch."""
     batch = case.recent.running_quantile(0.5)
     if batch is not None and batch <= SMALL_BATCH:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING, Literal
 
-from sglang_tuning_exporter.diagnosis.sizing.case import Value
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue
 from sglang_tuning_exporter.diagnosis.sizing.graphs import graph_growth_gb
 from sglang_tuning_exporter.diagnosis.sizing.limits import run_fewer
 from sglang_tuning_exporter.diagnosis.sizing.pools import tokens_gained
@@ -15,7 +15,7 @@ from sglang_tuning_exporter.diagnosis.sizing.prefill import smaller_chunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.1, 0.95
 FEWER_DECODING = 0.75  # of the running batch, after a failure in decode
@@ -24,16 +24,16 @@ USUAL_MOST = 0.9
 UNUSUAL = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
 
 
-def reserve(side: Literal["above", "below"]) -> Callable[[Case], list[Value]]:
+def reserve(side: Literal["above", "below"]) -> Callable[[SizingInput], list[AdvisedValue]]:
     """Change the memory fraction until the middle of the good range is left; `side`: where the memory left is now."""
     return lambda case: _reserve(case, too_large=side == "above")
 
 
-def _reserve(case: Case, *, too_large: bool) -> list[Value]:
+def _reserve(case: SizingInput, *, too_large: bool) -> list[AdvisedValue]:
     facts, left, profile = case.facts, case.facts.reserve_gb, case.profile
     current = facts.arg("mem_fraction_static")
     if left is None or current is None:
-        return [Value(None, current)]
+        return [AdvisedValue(None, current)]
     # Larger graphs that are advised as well take their memory first.
     growth = graph_growth_gb(case) if "cuda_graph_not_covering" in case.held else 0.0
     if growth is None and too_large:
@@ -49,22 +49,22 @@ def _reserve(case: Case, *, too_large: bool) -> list[Value]:
         return []
     gained = tokens_gained(facts, (suggested - current) * capacity if capacity else None)
     unusual = UNUSUAL if suggested > USUAL_MOST else ""
-    return [Value(suggested, current, "; ".join(filter(None, (gained, unusual))))]
+    return [AdvisedValue(suggested, current, "; ".join(filter(None, (gained, unusual))))]
 
 
-def oom_prefill(case: Case) -> list[Value]:
+def oom_prefill(case: SizingInput) -> list[AdvisedValue]:
     """Lower the chunk; if it is small already, the memory fraction."""
     smaller = smaller_chunk(case)
     return oom_any(case) if smaller is None else [replace(smaller, otherwise=tuple(oom_any(case)))]
 
 
-def oom_decode(case: Case) -> list[Value]:
+def oom_decode(case: SizingInput) -> list[AdvisedValue]:
     """Run three quarters of the batch; with one running request, lower the memory fraction."""
     fewer = run_fewer(case, 0.99, FEWER_DECODING)
     return oom_any(case) if fewer is None else [replace(fewer, otherwise=tuple(oom_any(case)))]
 
 
-def oom_any(case: Case) -> list[Value]:
+def oom_any(case: SizingInput) -> list[AdvisedValue]:
     """Lower the memory fraction to 0.8, then 0.7, then in steps of 0.05."""
     current = case.facts.arg("mem_fraction_static")
     if current is None or current > 0.7:
@@ -73,4 +73,4 @@ def oom_any(case: Case) -> list[Value]:
         suggested = round(current - 0.05, 2)
     if suggested < LEAST_FRACTION:
         return []
-    return [Value(suggested, current, arg="mem_fraction_static")]
+    return [AdvisedValue(suggested, current, arg="mem_fraction_static")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
 from sglang_tuning_exporter.diagnosis.sizing.limits import running_limit
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
     from sglang_tuning_exporter.state.facts import ServerFacts
 
 EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
@@ -19,7 +19,7 @@ POOL_STEP = 1.25
 LARGEST_MAMBA_RATIO = 4.0
 
 
-def larger_pool(case: Case) -> Value | None:
+def larger_pool(case: SizingInput) -> AdvisedValue | None:
     """Raise the flag that keeps the KV cache small; None if it does not.
 
     SGLang uses the smaller of it and what fits (init_memory_pool, srt/model_executor/model_runner.py in 0.4.9;
@@ -28,10 +28,10 @@ def larger_pool(case: Case) -> Value | None:
     cap, pool = case.facts.arg("max_total_tokens"), max(case.facts.kv_pool_tokens.values(), default=None)
     if not cap or (pool is not None and pool < IN_FORCE * cap):
         return None
-    return Value(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
+    return AdvisedValue(2 * cap, cap, "twice the tokens, if the memory holds them", "max_total_tokens")
 
 
-def beyond(case: Case) -> list[Value]:
+def beyond(case: SizingInput) -> list[AdvisedValue]:
     """Enlarge the KV cache beyond the prompts that it could not hold."""
     counts = case.recent.counts
     mean = counts["too_long_tokens"] / max(counts["too_long_prompts"], 1.0)
@@ -40,14 +40,14 @@ def beyond(case: Case) -> list[Value]:
     return [person(words, "larger_pool")] if larger is None else [replace(larger, suggested=_doubled_to(mean, larger))]
 
 
-def _doubled_to(tokens: float, larger: Value) -> float:
+def _doubled_to(tokens: float, larger: AdvisedValue) -> float:
     size = float(larger.suggested or 0.0)
     while size < tokens:
         size *= 2
     return size
 
 
-def eight_bits(case: Case) -> str:
+def eight_bits(case: SizingInput) -> str:
     """Return the 8-bit KV cache type of this server's release; empty if it has none, or uses one already."""
     if case.facts.is_cpu or case.facts.args.get("kv_cache_dtype") not in ("auto", None):
         return ""
@@ -55,13 +55,13 @@ def eight_bits(case: Case) -> str:
     return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
 
 
-def larger_pool_flags(case: Case) -> str:
+def larger_pool_flags(case: SizingInput) -> str:
     """Return the flags that enlarge the KV cache, in words."""
     kind = eight_bits(case)
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
-def hybrid(case: Case) -> list[Value]:
+def hybrid(case: SizingInput) -> list[AdvisedValue]:
     """Name the cache that is full, and the flag that gives it more memory if this release has one."""
     pool = case.past.fullest_pool
     arg = {"swa": "swa_full_tokens_ratio", "mamba": "mamba_full_memory_ratio"}.get(pool, "")
@@ -71,10 +71,10 @@ def hybrid(case: Case) -> list[Value]:
         return people(words)
     most = 1.0 if pool == "swa" else LARGEST_MAMBA_RATIO
     suggested = min(round(POOL_STEP * current, 2), most)
-    return [Value(suggested, current, words, arg, otherwise=(person(words),))] if suggested > current else []
+    return [AdvisedValue(suggested, current, words, arg, otherwise=(person(words),))] if suggested > current else []
 
 
-def pool_short(case: Case) -> list[Value]:
+def pool_short(case: SizingInput) -> list[AdvisedValue]:
     """Enlarge the KV cache if far fewer requests run than the limit allows."""
     limit = running_limit(case.facts)
     running = case.recent.mean("running")
@@ -84,7 +84,7 @@ def pool_short(case: Case) -> list[Value]:
     if larger is not None:
         return [larger]
     kind, shorter = eight_bits(case), person(SHORTER, "shorter_requests")
-    return [Value(kind, case.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
+    return [AdvisedValue(kind, case.present("kv_cache_dtype"), otherwise=(shorter,)) if kind else shorter]
 
 
 def tokens_gained(facts: ServerFacts, gigabytes: float | None) -> str:

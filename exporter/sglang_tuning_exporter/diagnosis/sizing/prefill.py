@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import first_token_with_steps_between, prefill_pace, steps_between
-from sglang_tuning_exporter.diagnosis.sizing.case import Value, people, person
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, people, person
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 # For one rank: the guide's sizes, and SGLang's largest default. Reasons: docs/decisions.md.
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
@@ -23,12 +23,12 @@ ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
 
 
-def ranks_sharing(case: Case) -> int:
+def ranks_sharing(case: SizingInput) -> int:
     """Return the number of ranks that share the chunk."""
     return max(round(1 / case.factor("chunked_prefill_size")), 1)
 
 
-def chunks(case: Case) -> list[Value]:
+def chunks(case: SizingInput) -> list[AdvisedValue]:
     """Double the chunk, up to 16384 for each rank, if memory allows."""
     current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
     reserve = case.facts.reserve_gb
@@ -39,18 +39,18 @@ def chunks(case: Case) -> list[Value]:
         # A larger chunk takes memory that is not there.
         return people(NO_MEMORY, "memory_first")
     if current is None:
-        return [Value(None)]
+        return [AdvisedValue(None)]
     wanted = max(min(2 * int(current), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
     gain = f"{wanted // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
-    return [Value(_whole_pages(case, wanted, ranks), current, gain, otherwise=(elsewhere,))]
+    return [AdvisedValue(_whole_pages(case, wanted, ranks), current, gain, otherwise=(elsewhere,))]
 
 
-def smaller_chunk(case: Case) -> Value | None:
+def smaller_chunk(case: SizingInput) -> AdvisedValue | None:
     """Lower the chunk to 4096, then 2048 for each rank, then to the guide's flag values; None if it is that small."""
     current, ranks = case.flag("chunked_prefill_size"), ranks_sharing(case)
     # -1 disables chunks.
     if current is None or current <= 0:
-        return Value(float(SMALL_CHUNK * ranks), current)
+        return AdvisedValue(float(SMALL_CHUNK * ranks), current)
     steps = (
         SMALL_CHUNK * ranks,
         LEAST_CHUNK * ranks,
@@ -59,11 +59,11 @@ def smaller_chunk(case: Case) -> Value | None:
     for step in steps:
         if current > step:
             gain = f"{step // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
-            return Value(float(step), current, gain)
+            return AdvisedValue(float(step), current, gain)
     return None
 
 
-def between(case: Case) -> list[Value]:
+def between(case: SizingInput) -> list[AdvisedValue]:
     """Let decode steps run between the chunks of prompts.
 
     With `--prefill-decode-interval`: as many after each chunk as keep late gaps rare, if first tokens stay in time. In
@@ -73,7 +73,7 @@ def between(case: Case) -> list[Value]:
     shorter = _chunk_within_objective(case)
     if case.facts.arg("enable_mixed_chunk"):
         return [replace(shorter, otherwise=(elsewhere,)) if shorter else elsewhere]
-    mixed = Value(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
+    mixed = AdvisedValue(1.0, 0.0, arg="enable_mixed_chunk", words="add it", is_switch=True)
     together = replace(mixed, beside=() if shorter is None else (shorter,))
     steps = steps_between(case.profile)
     current = case.facts.arg("prefill_decode_interval") or 0.0
@@ -81,10 +81,10 @@ def between(case: Case) -> list[Value]:
         return [elsewhere]
     if _delays_first_tokens(case, steps - current):
         return [elsewhere]  # shorter chunks, mixed or not, delay them as well
-    return [Value(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
+    return [AdvisedValue(steps, current, arg="prefill_decode_interval", otherwise=(together, mixed, elsewhere))]
 
 
-def _delays_first_tokens(case: Case, steps: float) -> bool:
+def _delays_first_tokens(case: SizingInput, steps: float) -> bool:
     """Return whether so many more decode steps after each chunk of a prompt make first tokens late."""
     chunk, objective = case.flag("chunked_prefill_size"), case.profile.time_to_first_token_seconds
     if chunk is None or objective is None:
@@ -93,7 +93,7 @@ def _delays_first_tokens(case: Case, steps: float) -> bool:
     return expected is not None and expected > objective
 
 
-def _chunk_within_objective(case: Case) -> Value | None:
+def _chunk_within_objective(case: SizingInput) -> AdvisedValue | None:
     """Return the largest power of two that is computed within the inter-token objective; None if the chunk is that small, or not known."""
     current, ranks, pace = case.flag("chunked_prefill_size"), ranks_sharing(case), prefill_pace(case.past)
     objective = case.profile.inter_token_seconds
@@ -102,10 +102,10 @@ def _chunk_within_objective(case: Case) -> Value | None:
     fits = max(2.0 ** floor(log2(max(SURELY * pace * objective, 1.0))), SMALLEST_CHUNK) * ranks
     if 0 < current <= fits:
         return None
-    return Value(_whole_pages(case, int(fits), ranks), current, arg="chunked_prefill_size")
+    return AdvisedValue(_whole_pages(case, int(fits), ranks), current, arg="chunked_prefill_size")
 
 
-def long_prompts(case: Case) -> list[Value]:
+def long_prompts(case: SizingInput) -> list[AdvisedValue]:
     """Double the chunk if prompts are long enough to fill it."""
     chunk, prompt = case.facts.arg("chunked_prefill_size"), mean_prompt(case.past)
     if chunk is not None and prompt is not None and prompt < SHORT_PROMPT * chunk:
@@ -115,7 +115,7 @@ def long_prompts(case: Case) -> list[Value]:
     return chunks(case)
 
 
-def _whole_pages(case: Case, chunk: int, ranks: int) -> float:
+def _whole_pages(case: SizingInput, chunk: int, ranks: int) -> float:
     """Round a chunk up to whole pages for each rank: SGLang refuses others."""
     page = max(int(case.facts.arg("page_size") or 1), 1)
     return float(-(-chunk // (page * ranks)) * page * ranks)

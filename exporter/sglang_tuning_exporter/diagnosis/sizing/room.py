@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.diagnosis.sizing.case import Value
+from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue
 from sglang_tuning_exporter.diagnosis.sizing.graphs import growth_to, largest_covered, usual_size
 from sglang_tuning_exporter.diagnosis.sizing.limits import (
     LOWERED_LIMIT,
@@ -16,19 +16,19 @@ from sglang_tuning_exporter.diagnosis.sizing.limits import (
 from sglang_tuning_exporter.sglang.args.flags import is_before
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.diagnosis.sizing.case import Case
+    from sglang_tuning_exporter.diagnosis.sizing.case import SizingInput
 
 MOST_TIMES = 8.0  # in one step; larger ones were never measured
 WORTH_IT = 2.0  # times the present limit, without larger graphs
 
 
-def at_limit(case: Case) -> list[Value]:
+def at_limit(case: SizingInput) -> list[AdvisedValue]:
     """Raise the limit as far as the KV cache allows, and the largest graph with it."""
     limit = running_limit(case.facts)
     current = limit.flag or limit.in_force
     usage = case.recent.mean("usage")
     if not current or usage is None:
-        return [Value(None, current)]
+        return [AdvisedValue(None, current)]
     # Token usage grows with the running requests.
     room = min(MOST_TIMES, case.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
     running, in_time = case.recent.mean("running"), batch_within_objective(case)
@@ -40,21 +40,23 @@ def at_limit(case: Case) -> list[Value]:
     if share and size:
         suggested = min(float(_round_down(size * room)), share)
         gain = _room(usage, suggested / size, " of each micro batch")
-        return [Value(suggested, size, gain, case.facts.micro_batch_arg)] if suggested > size else []
+        return [AdvisedValue(suggested, size, gain, case.facts.micro_batch_arg)] if suggested > size else []
     suggested = float(_round_down(current * room))
     # A limit that was lowered because of retractions leaves this much free, and must not be raised again for it.
     if limit.is_cut_short or suggested <= current or LOWERED_LIMIT * suggested <= current + 1:
         return []
     suggested, graph, note = _covered(case, suggested, current, limit.shared_by)
     gain = _room(usage, suggested / current, "") + note
-    return [Value(suggested, current, gain), *graph]
+    return [AdvisedValue(suggested, current, gain), *graph]
 
 
 def _room(usage: float, times: float, of: str) -> str:
     return f"token usage is {usage:.2f} at this limit{of}, about {min(usage * times, 1.0):.2f} at the new one"
 
 
-def _covered(case: Case, suggested: float, current: float, shared_by: float) -> tuple[float, list[Value], str]:
+def _covered(
+    case: SizingInput, suggested: float, current: float, shared_by: float
+) -> tuple[float, list[AdvisedValue], str]:
     """Keep the larger batch within the captured graphs, or raise those too; say so if neither is possible."""
     facts, batch = case.facts, ceil(suggested / shared_by)
     largest = largest_covered(case)
@@ -69,10 +71,10 @@ def _covered(case: Case, suggested: float, current: float, shared_by: float) -> 
         return suggested, [], f"; batches beyond {largest:g} will run without CUDA graphs"
     gain = f"covers batches up to {size:g}, {batch} will run"
     cost = f"Larger graphs take about {growth:.1f} GB of the {left:.1f} GB of GPU memory left at start-up."
-    return suggested, [Value(size, largest, gain, facts.graph_flag_arg, cost=cost)], ""
+    return suggested, [AdvisedValue(size, largest, gain, facts.graph_flag_arg, cost=cost)], ""
 
 
-def _graphs_follow(case: Case, current: float, shared_by: float) -> bool:
+def _graphs_follow(case: SizingInput, current: float, shared_by: float) -> bool:
     """Return whether the largest graph follows the running limit (0.5.14 on, if it was not typed)."""
     release = case.facts.release
     if release is None or is_before(release, (0, 5, 14)) or case.facts.arg(case.facts.graph_flag_arg):

@@ -97,9 +97,9 @@ def changes() -> dict[str, str]:
     """Return for each verdict what to do where no value can be computed: "raise --flag: words"."""
     said: dict[str, str] = {}
     for row in DIAGNOSES:
-        turn = row.turn.filled(DEFAULT.figures)
-        flag = f"{turn.direction} --{turn.arg.replace('_', '-')}: " if turn.arg else ""
-        said[row.id] = flag + turn.fallback
+        remedy = row.remedy.filled(DEFAULT.figures)
+        flag = f"{remedy.direction} --{remedy.arg.replace('_', '-')}: " if remedy.arg else ""
+        said[row.id] = flag + remedy.fallback
     return said | {
         "healthy": "leave it as it is",
         "idle": "nothing before there is load",

@@ -99,7 +99,7 @@ def _advised(judgement: Judgement) -> Iterable[Family]:
                 advised.add_metric([advice.arg, row.id], advice.suggested)
                 if isinstance(advice.current, (int, float)):
                     now_set.add_metric([advice.arg, row.id], advice.current)
-            elif (row.turn.arg or finding.because) and not advice.arg:
+            elif (row.remedy.arg or finding.because) and not advice.arg:
                 words.add_metric(["", advice.suggestion, row.id], 1.0)
     return advised, now_set, words
 

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sglang_tuning_exporter.capacity.model import Measured
-    from sglang_tuning_exporter.collect.inquiry import LoadsInquiry, ScrapeHealth
+    from sglang_tuning_exporter.collect.inquiry import LoadsSchedule, ScrapeHealth
     from sglang_tuning_exporter.collect.tail import FileStatus
     from sglang_tuning_exporter.collect.threads import Threads
     from sglang_tuning_exporter.config import Config
     from sglang_tuning_exporter.diagnosis.evidence import Past
     from sglang_tuning_exporter.diagnosis.findings import Judgement
-    from sglang_tuning_exporter.diagnosis.recommendation import Given, Recommendation
+    from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.server import ServerState
 
@@ -52,9 +52,9 @@ class SidecarView(Protocol):
     health: ScrapeHealth
     state: ServerState
     measured: Measured
-    loads: LoadsInquiry
+    loads: LoadsSchedule
     threads: Threads
-    recommended_since: dict[Recommendation, Given]
+    recommended_since: dict[Recommendation, RecommendedSince]
 
     @property
     def log(self) -> LogView | None:

@@ -25,7 +25,7 @@ class Point(NamedTuple):
     high: float
 
 
-class Stretch(NamedTuple):
+class MarkedSpan(NamedTuple):
     """A part of the time that is marked, seconds since the left edge; `kind` is its class in the style sheet."""
 
     at: float
@@ -44,7 +44,7 @@ class Scale:
     limit: float | None = None
 
 
-class Box(NamedTuple):
+class ChartSize(NamedTuple):
     """The size of a picture, and the seconds that it shows; `above` is room over the highest value."""
 
     width: int
@@ -71,14 +71,14 @@ class Box(NamedTuple):
             f"<title>{escape(words)}</title>{''.join(parts)}</svg>"
         )
 
-    def block(self, stretch: Stretch, kind: str) -> str:
+    def block(self, stretch: MarkedSpan, kind: str) -> str:
         """Return the start of a rectangle as wide as a stretch; a short one stays visible."""
         left = self.x(stretch.at)
         width = round(max(self.x(stretch.at + stretch.seconds) - left, 2.0), 1)
         return f'<rect class="{kind} {stretch.kind}" x="{left}" y="0" width="{width}" height="{self.height}"'
 
 
-SPARK = Box(240, 44, LENGTH_SECONDS, margin=2)
+SPARK = ChartSize(240, 44, LENGTH_SECONDS, margin=2)
 _SPARK_GAP_SECONDS = 20.0  # longer than that the exporter did not run, and the line breaks
 
 
@@ -106,13 +106,13 @@ def nice(value: float) -> float:
 
 def chart(
     points: Iterable[Point | None],
-    box: Box,
+    box: ChartSize,
     of: Scale,
     words: str,
     *,
     gap: float,
     ticks: Iterable[float] = (),
-    spans: Iterable[Stretch] = (),
+    spans: Iterable[MarkedSpan] = (),
     marks: Iterable[Point] = (),
     bars: bool = False,
     kind: str = "",
@@ -145,9 +145,9 @@ def chart(
     return box.svg(parts, words, kind)
 
 
-def lane(stretches: Iterable[Stretch], seconds: float, words: str) -> Markup:
+def lane(stretches: Iterable[MarkedSpan], seconds: float, words: str) -> Markup:
     """Draw stretches of time as blocks in a row."""
-    box = Box(1000, 20, seconds)
+    box = ChartSize(1000, 20, seconds)
     return box.svg((f"{box.block(s, 'block')}><title>{escape(s.words)}</title></rect>" for s in stretches), words)
 
 
@@ -188,7 +188,7 @@ def _unbroken(points: Iterable[Point | None], gap: float) -> list[list[Point]]:
     return pieces
 
 
-def _line(piece: Sequence[Point], box: Box, top: float) -> list[str]:
+def _line(piece: Sequence[Point], box: ChartSize, top: float) -> list[str]:
     if len(piece) == 1:
         (point,) = piece
         low = box.y(point.low, top)

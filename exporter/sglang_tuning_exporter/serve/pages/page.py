@@ -122,7 +122,7 @@ def seen(finding: Finding) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownFindings:
     """The findings of a judgement, by their place on the page."""
 
     judgement: Judgement
@@ -195,7 +195,7 @@ def render(sidecar: Sidecar, *, still: bool = False) -> str:
         judgement = sidecar.judge(now)
         command = command_document(judgement, sidecar.state.facts)
         tiles, rows = figures(sidecar.state, judgement.past, sidecar.history, now), ranks(sidecar.state)
-    findings = Shown(judgement)
+    findings = ShownFindings(judgement)
     summaries = {f.diagnosis.id: f.summary(sidecar.unix(now - (f.ago or 0.0))) for f in judgement.findings}
     return _ENVIRONMENT.get_template("index.html").render(
         title=headline(judgement.verdict, summaries),

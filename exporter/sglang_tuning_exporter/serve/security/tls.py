@@ -65,13 +65,13 @@ def names(certificate: dict[str, Any]) -> set[str]:
 
 
 def _allowing(allowed: frozenset[str]) -> type[ssl.SSLObject]:
-    class Allowing(ssl.SSLObject):
+    class NameCheckedTLS(ssl.SSLObject):
         def do_handshake(self) -> None:
             super().do_handshake()
             if allowed.isdisjoint(names(self.getpeercert() or {})):
                 raise ssl.SSLCertVerificationError("the client's certificate has none of client_allowed_sans")
 
-    return Allowing
+    return NameCheckedTLS
 
 
 def _choose_suites(made: ssl.SSLContext, tls: TLS) -> None:

@@ -102,19 +102,19 @@ def holds_secret(text: str) -> bool:
     return _SECRET_TEXT.search(text) is not None
 
 
-class _Cut(Exception):  # noqa: N818 - the text ends inside a value: an answer, not an error
+class _CutTextError(Exception):
     """The text ends inside a value."""
 
 
 def _string_end(text: str, position: int) -> int:
     match = _STRING.match(text, position)
     if match is None:
-        raise _Cut
+        raise _CutTextError
     return match.end()
 
 
 def _value_end(text: str, position: int, closing: str) -> int:
-    """Return the end of the value at `position`: a comma or `closing` outside of quotes and brackets. Raises `_Cut`."""
+    """Return the end of the value at `position`: a comma or `closing` outside of quotes and brackets. Raises `_CutTextError`."""
     stack: list[str] = []
     while (match := _STRUCTURE.search(text, position)) is not None:
         position = match.start()
@@ -129,7 +129,7 @@ def _value_end(text: str, position: int, closing: str) -> int:
         elif character in _OPEN and (character != "<" or text[position + 1 : position + 2].isalpha()):
             stack.append(_OPEN[character])
         position += 1
-    raise _Cut
+    raise _CutTextError
 
 
 def _literal(text: str) -> object:
@@ -168,13 +168,13 @@ def _value(text: str, depth: int) -> object:
     if depth <= _DEPTH:
         try:
             value = _compound(text, depth)
-        except _Cut:
+        except _CutTextError:
             value = text[:_VALUE_LENGTH]
     return REDACTED if isinstance(value, str) and holds_secret(value) else value
 
 
 def _compound(text: str, depth: int) -> object:
-    """Return a mapping, a list, the value of an enum or a nested dataclass; other text unchanged. Raises `_Cut`."""
+    """Return a mapping, a list, the value of an enum or a nested dataclass; other text unchanged. Raises `_CutTextError`."""
     value: object = text[:_VALUE_LENGTH]
     if text[:1] == "{" and text[-1:] == "}":
         value = _pairs(text, 1, _KEY, "}", depth + 1)
@@ -217,7 +217,7 @@ def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth:
         key = next(group for group in match.groups() if group is not None)
         try:
             end = _value_end(text, match.end(), closing)
-        except _Cut:
+        except _CutTextError:
             break
         if not is_secret(key) and len(key) <= _NAME_LENGTH:
             found[key] = _value(text[match.end() : end], depth)

@@ -21,12 +21,12 @@ from sglang_tuning_exporter.sglang.log.layers import (
     HEAD,
     LEVELS,
     OFTEN_OF_REQUESTS,
-    Before,
     Cri,
     Csv,
     Json,
-    Line,
+    LeadingText,
     Quoted,
+    UnwrappedLine,
     again,
     row_of,
     unquoted,
@@ -40,19 +40,19 @@ _SHIPPERS = ("stringValue", "message", "line")  # of the body or content that a 
 _DELIMITER = re.compile(rb'"(?:[^"]|"")*"([,;\t|])|[^"\n]*?([,;\t|])"')  # after the first quoted column, or before it
 _QUOTED_JSON = re.compile(rb'=(")\{\\"')
 
-Layer: TypeAlias = "Cri | Before | Json | Quoted | Csv"
+Layer: TypeAlias = "Cri | LeadingText | Json | Quoted | Csv"
 Form: TypeAlias = tuple[Layer, ...]
 
 
-def find(text: bytes) -> Line | None:
+def find(text: bytes) -> UnwrappedLine | None:
     """Return one line without its wrapping, the stream not known; `None` where it has no words of SGLang's."""
     form = form_of(text)
     return None if form is None else taken_off(form, text)
 
 
-def taken_off(form: Form, text: bytes) -> Line | None:
+def taken_off(form: Form, text: bytes) -> UnwrappedLine | None:
     """Take a form off one line."""
-    line: Line | None = Line(text, None, NO_RANK)
+    line: UnwrappedLine | None = UnwrappedLine(text, None, NO_RANK)
     for layer in form:
         line = layer.take_off(line) if line is not None else None
     return line
@@ -76,7 +76,7 @@ def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | N
     brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and json_of(text) else text.find(b"{", 0, start)
     if brace >= 0 and (entry := json_of(text[brace:])) is not None:
         field = _field(entry, layers)
-        before = Before.of(text[:brace]) if brace else None
+        before = LeadingText.of(text[:brace]) if brace else None
         if field is None or (brace and before is None):
             return None
         return ((before, *field) if before else field) if brace else field
@@ -87,9 +87,9 @@ def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | N
         return column
     if (match := _QUOTED_JSON.search(text, 0, start)) is not None:
         inner = form_of(unquoted(text[match.end(1) :], match[1]), layers - 1)
-        before = Before.of(text[: match.end(1)])
+        before = LeadingText.of(text[: match.end(1)])
         return None if inner is None or before is None else (before, *inner)
-    before = Before.of(text[:start]) if headed else None
+    before = LeadingText.of(text[:start]) if headed else None
     return None if before is None else (before,)
 
 

@@ -96,7 +96,7 @@ _VALUES = {b'"': re.compile(rb'(?:[^"\\]|\\.)*'), b"'": re.compile(rb"(?:[^'\\]|
 _JSON_TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+|[^\s"{}\[\],:]+)(?=\s*(:)?)')
 
 
-class Line(NamedTuple):
+class UnwrappedLine(NamedTuple):
     """A line without its wrapping."""
 
     text: bytes
@@ -127,7 +127,7 @@ class Cri:
     key: Any = "cri"
     sure = True
 
-    def take_off(self, line: Line) -> Line | None:
+    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         match = CRI.match(line.text)
         if match is None:
@@ -141,7 +141,7 @@ class Cri:
         return STAMP + rb" (?:stdout|stderr) F(?::\S*)? "
 
 
-class Before:
+class LeadingText:
     """A text before the line."""
 
     def __init__(self, parts: list[tuple[str, bytes]], *, sure: bool) -> None:
@@ -155,7 +155,7 @@ class Before:
         self._closes = parts[-1] is _QUOTE
 
     @classmethod
-    def of(cls, before: bytes) -> Before | None:
+    def of(cls, before: bytes) -> LeadingText | None:
         """Learn it from the text before one line; `None` where that could be part of a request or of a sentence."""
         if not before or len(before) > LONGEST_BEFORE or _QUOTES.search(before) or before[-1] not in _ENDS:
             return None
@@ -181,7 +181,7 @@ class Before:
             parts + [_QUOTE] * bool(quote), sure=not (quote or braces or rest.endswith(b"=")) and words <= _WORDS_SURE
         )
 
-    def take_off(self, line: Line) -> Line | None:
+    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         match = self._pattern.match(line.text, 0, 2 * LONGEST_BEFORE)
         if match is None:
@@ -222,7 +222,7 @@ class Json:
         self.sure = sure and not self.ambiguous
         self.path, self._time = path, time
 
-    def take_off(self, line: Line) -> Line | None:
+    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         entry = json_of(line.text)
         text = None if entry is None else text_of(value_at(entry, self.path))
@@ -276,7 +276,7 @@ class Quoted:
     key: Any = "quoted"
     sure = True
 
-    def take_off(self, line: Line) -> Line | None:
+    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without quotation marks and escapes."""
         text = quoted_text(line.text)
         return None if text is None else line._replace(text=text.rstrip(b"\n"))
@@ -293,7 +293,7 @@ class Csv:
         self.sure = True
         self._column, self._time, self._columns, self._delimiter = self.key
 
-    def take_off(self, line: Line) -> Line | None:
+    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         row = row_of(line.text, self._delimiter)
         if len(row) != self._columns:

@@ -25,7 +25,7 @@ from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLines
 from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_own_parts
-from sglang_tuning_exporter.sglang.log.raw_text import Kind, Suspicion
+from sglang_tuning_exporter.sglang.log.raw_text import Kind, SuspectText
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
 _NOON = DAY / 2
@@ -79,7 +79,7 @@ class MessageReader:
         self.unrecognised: dict[str, int] = {"batch_key": 0, "batch_line": 0, "retraction_line": 0, "server_args": 0}
         self._failures = FailureLines()
         self._memory = MemoryLines()
-        self._suspicion = Suspicion()
+        self._suspicion = SuspectText()
         self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False

@@ -64,7 +64,7 @@ class RawLine:
         return near
 
 
-class Suspicion:
+class SuspectText:
     """Which lines of one log are suspect, line by line. `counts` are suspect events by kind."""
 
     def __init__(self) -> None:

@@ -16,11 +16,11 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log import fast_path as usual
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK
 from sglang_tuning_exporter.sglang.log.forms import split_records
-from sglang_tuning_exporter.sglang.log.layers import Line, again, begins
+from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, again, begins
 from sglang_tuning_exporter.sglang.log.messages import ACCESS, MessageReader
 from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_own_prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.stamps import STAMP
-from sglang_tuning_exporter.sglang.log.surroundings import Surroundings, Taught
+from sglang_tuning_exporter.sglang.log.surroundings import Learned, Wrapping
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
@@ -44,7 +44,7 @@ class LogReader(MessageReader):
         super().__init__()
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self._strict = strict
-        self._surroundings = Surroundings(strict=strict)
+        self._surroundings = Wrapping(strict=strict)
         self._usual = usual.UsualLines(self._surroundings.admits_scheduler if strict else None)
         self._replays = False  # reading lines that waited
         self._headers: set[bytes] = set()
@@ -211,14 +211,14 @@ class LogReader(MessageReader):
         around = self._surroundings.take_off(text)
         # A time in brackets before SGLang's own is not SGLang's.
         prefix = None if not self._bare and again(text) else parse_plain_prefix(text)
-        if isinstance(around, Line) and (prefix is None or self._strict):
+        if isinstance(around, UnwrappedLine) and (prefix is None or self._strict):
             return self._read_entry(around, events)
         # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.
         inside = self._failures.inside(self._line)
         if around is None and prefix is None and not inside and (rest := self._unglued(text)) != text:
             around = self._surroundings.learn_glued(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)
-        if isinstance(around, Taught):
+        if isinstance(around, Learned):
             return self._read_held(around.held, events)
         return self._read_unwrapped(text, prefix, events, learns=around is None and not inside)
 
@@ -281,14 +281,14 @@ class LogReader(MessageReader):
         self._replays = self._surroundings.takes_doubtful = self._suspicion.doubtful = False
         self._last_time = time
 
-    def _read_entry(self, line: Line, events: list[_Any]) -> str:
+    def _read_entry(self, line: UnwrappedLine, events: list[_Any]) -> str:
         """Read a line without its wrapping, then the other records of the same JSON document."""
         kind = "other" if line.partial else self._read_surrounded(line, events)
         for record in line.records:
             self._read_text(record, events)
         return kind
 
-    def _read_surrounded(self, line: Line, events: list[_Any]) -> str:
+    def _read_surrounded(self, line: UnwrappedLine, events: list[_Any]) -> str:
         """Read a line without its wrapping."""
         text, time = strip_terminal(line.text), line.time
         prefix = parse_plain_prefix(text)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, taken_off
-from sglang_tuning_exporter.sglang.log.layers import Csv, Json, Line
+from sglang_tuning_exporter.sglang.log.layers import Csv, Json, UnwrappedLine
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
 # So many lines, of so many sorts, show which fields never change.
@@ -56,7 +56,7 @@ class Shape:
     is_json: bool = False
     unlike: int = 0  # stretches that the pattern did not fit
 
-    def watch(self, line: Line) -> None:
+    def watch(self, line: UnwrappedLine) -> None:
         """Note which fields keep their value."""
         prefix = parse_plain_prefix(line.text)
         self.sorts.add(line.text[prefix.end if prefix else 0 :][:6])
@@ -70,7 +70,7 @@ class Shape:
         if self.watched >= _WATCHED_AT_MOST and not self.settled:
             self.settled, self.fields = True, {}
 
-    def deviating_fields(self, line: Line) -> tuple[Any, ...]:
+    def deviating_fields(self, line: UnwrappedLine) -> tuple[Any, ...]:
         """Return the fields that have another value than in all lines before."""
         found = dict(line.fields)
         return tuple(name for name, values in (self.fields or {}).items() if found.get(name) not in values)
@@ -108,7 +108,7 @@ class Shape:
 
     def learn_pattern(self, text: bytes) -> None:
         """Make the pattern of a whole line from this one, if possible."""
-        parts, line = [], Line(text, None, NO_RANK)
+        parts, line = [], UnwrappedLine(text, None, NO_RANK)
         for place, layer in enumerate(self.form):
             last = place == len(self.form) - 1
             if isinstance(layer, Csv) or (isinstance(layer, Json) and not last) or len(text) > _LONGEST_EXAMPLE:

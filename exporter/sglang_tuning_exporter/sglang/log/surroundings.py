@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import Form, form_of, taken_off
-from sglang_tuning_exporter.sglang.log.layers import BYTES, HEAD, LONGEST_BEFORE, Csv, Json, Line
+from sglang_tuning_exporter.sglang.log.layers import BYTES, HEAD, LONGEST_BEFORE, Csv, Json, UnwrappedLine
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.shape import Deviation, Shape, layout_of
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known
@@ -35,7 +35,7 @@ _HELD_SECONDS = 5.0  # after the last line of that shape
 _UNLIKE_AT_MOST = 32  # how often the pattern of a whole stretch is made anew
 
 
-class Taught(NamedTuple):
+class Learned(NamedTuple):
     """The result of learning: the waiting lines of this shape, which can be read now, if there are enough."""
 
     held: list[bytes]
@@ -50,7 +50,7 @@ class _Waiting(NamedTuple):
     arrived: float | None  # when the last one came
 
 
-class Surroundings:
+class Wrapping:
     """The wrapping of the lines of one stream."""
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -157,7 +157,7 @@ class Surroundings:
             return True
         return False
 
-    def learn_glued(self, text: bytes, rest: bytes) -> Taught | None:
+    def learn_glued(self, text: bytes, rest: bytes) -> Learned | None:
         """Learn from a line whose `rest` follows other text at once; `None` until several lines in a row had the same text.
 
         A progress bar without a line end stands before one line; a wrapping such as `[1,0]<stderr>:` stands before each.
@@ -170,9 +170,9 @@ class Surroundings:
         taught = self.learn(text, enough=1)
         return taught if taught is not None and taught.held else None
 
-    def take_off(self, text: bytes) -> Line | Taught | None:
+    def take_off(self, text: bytes) -> UnwrappedLine | Learned | None:
         """Return the line without the known wrapping of the stream; `None` where it does not have it."""
-        found: Taught | None = None
+        found: Learned | None = None
         for shape in self._shapes:
             line = self._apply(shape.form, text) if shape.form else None
             if line is None:
@@ -191,13 +191,13 @@ class Surroundings:
                 if headed or key in self._waiting:
                     found = found or self._wait(key, text, _CONFIRMED_AGAIN, heads=headed)
                 else:
-                    found = found or Taught([])
+                    found = found or Learned([])
                 continue
             self._use(shape, text, line, prefix)
             return line._replace(prefixed=shape.prefixed)
         return found
 
-    def learn(self, text: bytes, *, settled: bool = True, enough: int | None = None) -> Taught | None:
+    def learn(self, text: bytes, *, settled: bool = True, enough: int | None = None) -> Learned | None:
         """Learn from a line of no known shape; `None` where nothing can be learned.
 
         A shape is accepted at once only if the stream has none yet; `settled`: lines have been read as they are.
@@ -224,7 +224,7 @@ class Surroundings:
         shape.learn_prefix(layout, key[2])
         return taught
 
-    def _form_of(self, text: bytes, *, known: bool) -> tuple[Form, Line] | None:
+    def _form_of(self, text: bytes, *, known: bool) -> tuple[Form, UnwrappedLine] | None:
         """Return the form of a line and what is in it; None, and the line is remembered, where nothing can be learned of it."""
         if HEAD.search(text) is None and BYTES not in text:
             return None
@@ -255,7 +255,7 @@ class Surroundings:
             return 1 if sure and _is_well_known(form, text) else _CONFIRMED
         return 1 if sure else _CONFIRMED
 
-    def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Taught:
+    def _wait(self, key: Any, text: bytes, enough: int, *, heads: bool = True) -> Learned:
         """Let a line wait until enough others are like it."""
         wait = self._waiting.pop(key, _Waiting([], 0, self._read, None))
         if self._strict and self._read - wait.read > _APART:
@@ -266,17 +266,17 @@ class Surroundings:
         if number >= enough:
             if isinstance(key, Deviation):
                 key.shape.allow(key, lines)
-            return Taught(lines)
+            return Learned(lines)
         if len(self._waiting) >= _WAITING:
             for other, waits in self._waiting.items():
                 self._released(other, waits)
             self._waiting.clear()
         self._waiting[key] = _Waiting(lines[-_WAITING_LINES:], number, self._read if self._strict else 0, self.arrived)
-        return Taught([])
+        return Learned([])
 
-    def _apply(self, form: Form, text: bytes) -> Line | None:
+    def _apply(self, form: Form, text: bytes) -> UnwrappedLine | None:
         """Return a line without its form; the parts of a line that a container runtime cut are joined."""
-        line = Line(text, None, NO_RANK)
+        line = UnwrappedLine(text, None, NO_RANK)
         for layer in form:
             found = layer.take_off(line)
             if found is None:
@@ -298,7 +298,7 @@ class Surroundings:
             line = line._replace(stream=None)
         return line
 
-    def _deviation(self, shape: Shape, line: Line, prefix: Prefix | None) -> Deviation | None:
+    def _deviation(self, shape: Shape, line: UnwrappedLine, prefix: Prefix | None) -> Deviation | None:
         """Return how a line differs from those before it; `None` where it does not."""
         fields = shape.deviating_fields(line) if shape.settled else ()
         layout, ranks = (None, None) if prefix is None else layout_of(line.text)
@@ -309,7 +309,7 @@ class Surroundings:
             shape, fields, None if layout in shape.layouts else layout, None if ranks in shape.ranks else ranks
         )
 
-    def _use(self, shape: Shape, text: bytes, line: Line, prefix: Prefix | None) -> None:
+    def _use(self, shape: Shape, text: bytes, line: UnwrappedLine, prefix: Prefix | None) -> None:
         """Use this shape for the next lines."""
         if HEAD.match(line.text) is None and prefix is None:
             return
@@ -331,7 +331,7 @@ def _has_more(text: bytes, rest: bytes) -> bool:
 
 def _is_well_known(form: Form, text: bytes) -> bool:
     """Whether the whole wrapping of a line is as container runtimes and log followers write it."""
-    line: Line | None = Line(text, None, NO_RANK)
+    line: UnwrappedLine | None = UnwrappedLine(text, None, NO_RANK)
     for layer in form:
         before = b"" if line is None else line.text
         line = layer.take_off(line) if line is not None else None

@@ -50,7 +50,7 @@ LONGEST_LINE = 4096  # label sets are cached, so their length must be limited to
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class BoundedPage:
     """A page within the limits, and how many lines were dropped: too long ones, and those after the last kept."""
 
     text: str
@@ -58,7 +58,7 @@ class Bounded:
     too_many: int = 0
 
 
-def bounded(text: str) -> Bounded:
+def bounded(text: str) -> BoundedPage:
     """Drop lines longer than `LONGEST_LINE` characters, and those after the first `MOST_LINES`."""
     lines = text.split("\n", MOST_LINES)
     too_many = 0
@@ -68,9 +68,9 @@ def bounded(text: str) -> Bounded:
         if not rest:
             too_many = 0
     if not too_many and max(map(len, lines)) <= LONGEST_LINE:
-        return Bounded(text)
+        return BoundedPage(text)
     kept = [line for line in lines if len(line) <= LONGEST_LINE]
-    return Bounded("\n".join(kept) + "\n", len(lines) - len(kept), too_many)
+    return BoundedPage("\n".join(kept) + "\n", len(lines) - len(kept), too_many)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ _BOUND_LABELS = {"histogram": "le", "summary": "quantile"}  # with numbers as va
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class SafePage:
     """A page that is safe to append to ours, and how many samples and broken lines of SGLang's page it does not have."""
 
     text: str
@@ -234,7 +234,7 @@ class _Head:
 _UNDECLARED = _Head()
 
 
-def passthrough(text: str) -> Passed:
+def passthrough(text: str) -> SafePage:
     """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families.
 
     `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide), `sglang_tuning_…` (our own
@@ -265,7 +265,7 @@ def passthrough(text: str) -> Passed:
             if head.declared:
                 out.append(f"# TYPE {name} {TYPES[head.declared]}")
             out.extend(lines)
-    return Passed("\n".join(out) + "\n" if out else "", left_out)
+    return SafePage("\n".join(out) + "\n" if out else "", left_out)
 
 
 def _read(text: str) -> tuple[dict[str, _Head], list[Text], int]:

@@ -24,7 +24,7 @@ MOST_CHARACTERS = 8 << 20
 _FIGURE = re.compile(r" ([+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf)\n")
 
 
-class Reading(NamedTuple):
+class ParsedPage(NamedTuple):
     """The figures of a page, and the page itself, safe to append to ours (empty without pass-through)."""
 
     scrape: Scrape
@@ -38,7 +38,7 @@ class _Layout:
 
     between: list[str]  # text before, between and after the figures
     samples: Sequence[int]  # which of the figures are values of samples, in order
-    places: page_figures.Places
+    places: page_figures.SampleIndexes
     native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
     left_out: int
 
@@ -50,7 +50,7 @@ class PageReader:
         self._passthrough = passthrough
         self._layout: _Layout | None = None
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str) -> ParsedPage:
         """Read one page."""
         parts = _FIGURE.split(text) if len(text) <= MOST_CHARACTERS else []
         between, figures = parts[0::2], parts[1::2]
@@ -61,9 +61,9 @@ class PageReader:
         layout = self._layout
         values = [float(figures[place]) for place in layout.samples] if layout is not None else []
         if layout is None or _is_any_beyond(layout, values, figures):
-            passed = exposition.passthrough(text) if self._passthrough else exposition.Passed("")
-            return Reading(page_figures.read(text), passed.text, passed.left_out)
-        return Reading(page_figures.take(layout.places, values), self._native(layout, text), layout.left_out)
+            passed = exposition.passthrough(text) if self._passthrough else exposition.SafePage("")
+            return ParsedPage(page_figures.read(text), passed.text, passed.left_out)
+        return ParsedPage(page_figures.take(layout.places, values), self._native(layout, text), layout.left_out)
 
     def _native(self, layout: _Layout, text: str) -> str:
         if not self._passthrough:
@@ -90,7 +90,7 @@ def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | No
     values = [place for place, part in enumerate(between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
     if len(values) != len(samples):
         return None
-    passed = exposition.passthrough(text) if passthrough else exposition.Passed(text)
+    passed = exposition.passthrough(text) if passthrough else exposition.SafePage(text)
     passed_on = None if passed.text == text else _lines(text, passed.text)
     if passed_on is not None and None in passed_on:
         return None

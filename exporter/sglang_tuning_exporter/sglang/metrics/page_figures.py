@@ -36,7 +36,7 @@ _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class SampleIndexes:
     """Which samples of a page are read, by their number in the page's order; the same for all pages with the same labels."""
 
     series: Mapping[str, list[tuple[Mapping[str, str], int]]]  # by family, without prefix
@@ -44,7 +44,7 @@ class Places:
     unrecognised: int
 
 
-def find(samples: Iterable[tuple[str, str]]) -> Places:
+def find(samples: Iterable[tuple[str, str]]) -> SampleIndexes:
     """Return where on a page the figures are; `samples` are its names and raw labels."""
     series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
     members: dict[str, list[tuple[str, int]]] = {}
@@ -64,10 +64,10 @@ def find(samples: Iterable[tuple[str, str]]) -> Places:
             series.setdefault(family, []).append((labels(raw), number))
         if family in HISTOGRAM_MEMBERS and family:
             members.setdefault(family, []).append((raw, number))
-    return Places(series, members, _unrecognised(name for name in families.values() if name is not None))
+    return SampleIndexes(series, members, _unrecognised(name for name in families.values() if name is not None))
 
 
-def take(places: Places, values: Sequence[float]) -> Scrape:
+def take(places: SampleIndexes, values: Sequence[float]) -> Scrape:
     """Return the figures of a page from the values of its samples; None for those that the page does not have."""
     series: dict[str, Series] = {}
     spoiled = False
