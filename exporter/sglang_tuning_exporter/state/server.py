@@ -150,8 +150,9 @@ class ServerState(LoggedServer):
         return {latency: found for latency, found in recent if found is not None}
 
     def knows_waits(self, now: float) -> bool:
-        """Whether it is known how fast requests start on every scheduler, and so how long they wait."""
-        return all(rank.time.admission.per_second(now) is not None for rank in self.schedulers)
+        """Whether it is known how fast requests start on every scheduler with a queue, and so how long they wait."""
+        queues = (rank.time.admission for rank in self.schedulers if rank.totals.integrals.get("queued"))
+        return all(admission.per_second(now) is not None for admission in queues)
 
     @property
     def served_seconds(self) -> float:
