@@ -69,8 +69,9 @@ def judged(events: list[tuple[float, object]], profile: str, twin: bool) -> Judg
 
 @settings(max_examples=60, deadline=None)
 @example(  # a request waits for a short time, on the one rank whose rate of admission is known
-    [*[(1.0, 0, 0, 0.02, "decode")] * 6, (1.0, 0, 0, 0.02, "full prefill"), (5.0, 0, 0, 0.02, "prefill")]
-    + [(5.0, 0, 1, 0.02, "full prefill"), (15.0, 0, 0, 0.02, "decode")],
+    [(1.0, 0, 0, 0.02, "decode") for _ in range(6)]
+    + [(1.0, 0, 0, 0.02, "full prefill"), (5.0, 0, 0, 0.02, "prefill"), (5.0, 0, 1, 0.02, "full prefill")]
+    + [(15.0, 0, 0, 0.02, "decode")],
     "long_context",
 )
 @given(STEPS, st.sampled_from(sorted(PROFILES)))
