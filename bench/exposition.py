@@ -55,4 +55,4 @@ def measure() -> tuple[int, int, float, float, float, float]:
     reader = PageReader()
     reader.read(text)
     again = _seconds(lambda: reader.read(text))
-    return len(exposition.samples(text)), len(text.encode()), theirs, ours, figures, again
+    return len(exposition.scan(text).samples), len(text.encode()), theirs, ours, figures, again

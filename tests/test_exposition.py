@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def passthrough(text: str) -> str:
-    return exposition.passthrough(text).text
+    return exposition.passthrough(exposition.scan(text)).text
 
 
 PAGES = sorted((Path(__file__).parent / "data" / "metrics").glob("*.prom"))
@@ -46,7 +46,7 @@ def known_to_the_client(text: str) -> Known:
 def known_to_us(text: str) -> Known:
     return Counter(
         (name, tuple(sorted(exposition.labels(raw).items())), repr(value))
-        for name, raw, value in exposition.samples(text)
+        for name, raw, value, _ in exposition.scan(text).samples
     )
 
 
@@ -127,17 +127,18 @@ def test_a_broken_line_is_skipped_and_counted(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["", "   ", "# any remark", "# HELP x {y} 1", "# EOF", "\r"])
 def test_comments_and_blank_lines_are_no_broken_lines(line: str) -> None:
-    assert exposition.scan(f"{line}\nx 1\n") == exposition.Page([("x", "", 1.0)], 0)
+    page = exposition.scan(f"{line}\nx 1\n")
+    assert (page.samples, page.broken) == ([("x", "", 1.0, "1")], 0)
 
 
 def test_braces_quotes_and_escapes_in_a_value_stay_in_the_value() -> None:
-    (sample,) = exposition.samples('x{path="/v1/{model}",text="a\\"b\\\\n\\nc} 5",empty=""} 7\n')
+    (sample,) = exposition.scan('x{path="/v1/{model}",text="a\\"b\\\\n\\nc} 5",empty=""} 7\n').samples
     assert exposition.labels(sample[1]) == {"path": "/v1/{model}", "text": 'a"b\\n\nc} 5', "empty": ""}
     assert sample[2] == 7.0
 
 
 def test_the_last_line_needs_no_newline() -> None:
-    assert exposition.samples("x 1\ny 2") == [("x", "", 1.0), ("y", "", 2.0)]
+    assert [sample[:3] for sample in exposition.scan("x 1\ny 2").samples] == [("x", "", 1.0), ("y", "", 2.0)]
 
 
 label_values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
@@ -164,14 +165,14 @@ def test_whatever_the_client_library_writes_is_read_back(
     page = exposition.scan("\n".join(lines))
     assert page.broken == 0
     assert Counter(
-        (frozenset(exposition.labels(raw).items()), repr(value)) for _, raw, value in page.samples
+        (frozenset(exposition.labels(raw).items()), repr(value)) for _, raw, value, _ in page.samples
     ) == Counter((frozenset(labels.items()), repr(value)) for labels, value in written)
 
 
 @given(st.one_of(st.text(), st.text(alphabet='xsglang:_{}="\\\n# \t\r019.eE+NaInfTYPEHELP,')))
 def test_no_text_raises_and_what_passes_through_is_sound(text: str) -> None:
     page = exposition.scan(text)
-    for _, raw, _ in page.samples:
+    for _, raw, _, _ in page.samples:
         exposition.labels(raw)
     passed = passthrough(text)
     assert exposition.scan(passed).broken == 0
@@ -182,7 +183,7 @@ def test_no_text_raises_and_what_passes_through_is_sound(text: str) -> None:
 @given(st.integers(0, 3), st.sampled_from(['x{a="', "x{", "x ", 'x{a="}" ', "x 1 ", "# HELP x ", "} 1", '",a="', "\\"]))
 def test_a_giant_line_is_only_a_broken_line(extra: int, piece: str) -> None:
     text = "y 1\n" + piece * (20_000 + extra) + "\nz 1\n"
-    assert {"y", "z"} <= {sample[0] for sample in exposition.samples(text)}
+    assert {"y", "z"} <= {sample[0] for sample in exposition.scan(text).samples}
     assert passthrough(text) == ""
 
 

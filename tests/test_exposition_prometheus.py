@@ -48,7 +48,7 @@ def page(line: str) -> str:
 def test_what_was_found_once_is_refused_as_it_stands_and_not_as_we_pass_it_on(running: Prometheus) -> None:
     raw = [page(line).encode() for line in FOUND]
     assert (running.refused(raw).keys() | unreadable(raw).keys()) == set(range(len(FOUND)))
-    passed = [exposition.passthrough(page(line)).text for line in FOUND]
+    passed = [exposition.passthrough(exposition.scan(page(line))).text for line in FOUND]
     assert all("sglang:before 1\n" in each and "sglang:after 2\n" in each for each in passed)
     encoded = [each.encode() for each in passed]
     assert running.refused(encoded) == {}
@@ -110,4 +110,4 @@ def test_what_is_left_out_because_it_would_be_refused_is_counted(line: str, left
     [("-nan", "NaN"), ("+NaN", "NaN"), ("infinity", "+Inf"), ("-Infinity", "-Inf"), ("inf", "+Inf"), ("1.50", "1.50")],
 )
 def test_what_is_no_figure_is_passed_on_in_one_spelling(printed: str, passed: str) -> None:
-    assert exposition.passthrough(f"sglang:x {printed}\n").text == f"sglang:x {passed}\n"
+    assert exposition.passthrough(exposition.scan(f"sglang:x {printed}\n")).text == f"sglang:x {passed}\n"

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from conftest import SERVING, FakeSGLang, reply, running_exporter
 from sglang_tuning_exporter.serve.formats import openmetrics, qualities, response
-from sglang_tuning_exporter.sglang.metrics.exposition import passthrough
+from sglang_tuning_exporter.sglang.metrics.exposition import passthrough, scan
 
 PAGES = sorted((Path(__file__).parent / "data" / "metrics").glob("*.prom"))
 PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
@@ -34,7 +34,7 @@ def samples(families: Iterable[Any]) -> set[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_page_of_every_release_has_the_same_samples_in_strict_openmetrics(page: Path) -> None:
-    text = passthrough(page.read_text()).text
+    text = passthrough(scan(page.read_text())).text
     assert text
     assert samples(strict(openmetrics(text))) == samples(lenient(text))
 

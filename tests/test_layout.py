@@ -29,7 +29,7 @@ PROCESS = "# TYPE process_open_fds gauge\nprocess_open_fds 7\n"
 
 
 def afresh(text: str) -> ParsedPage:
-    passed = exposition.passthrough(text)
+    passed = exposition.passthrough(exposition.scan(text))
     return ParsedPage(facts.read(text), passed.text, passed.left_out)
 
 
@@ -93,7 +93,7 @@ def test_what_is_not_passed_on_stays_out_of_every_page() -> None:
     text = PROCESS + SERVING.decode() + PROCESS.replace("fds", "files")
     native = after(text, text).native
     assert "process_" not in native
-    assert native == exposition.passthrough(SERVING.decode()).text
+    assert native == exposition.passthrough(exposition.scan(SERVING.decode())).text
 
 
 def test_without_passing_on_the_figures_are_the_same() -> None:

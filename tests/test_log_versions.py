@@ -156,8 +156,6 @@ def test_the_start_of_every_release_gives_its_limits(version: str) -> None:
         max_total_num_tokens=1_040_384,
         max_running_requests=4096,
         chunked_prefill_size=8192 if at_least(version, "0.4.3.post4") else None,
-        max_prefill_tokens=16_384,
-        context_len=131_072,
         available_gb=9.87 if shown else None,
         memory_device="gpu" if shown else None,
     )

@@ -327,7 +327,7 @@ def test_the_log_and_the_metrics_win_over_server_info() -> None:
     facts = from_log("0.5.23")
     known = (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb, facts.reserve_gb, dict(facts.kv_pool_tokens))
     sizes = facts.graph_sizes
-    facts.apply_ranks([RankInfo(1, 1.0, 1.0, 1.0, 1.0, 1.0, 1, (1,))])
+    facts.apply_ranks([RankInfo(1, 1.0, 1.0, 1.0, 1.0, 1, (1,))])
     assert known == (facts.weights_gb, facts.kv_pool_gb, facts.graph_gb, facts.reserve_gb, facts.kv_pool_tokens)
     assert facts.graph_sizes == sizes
 

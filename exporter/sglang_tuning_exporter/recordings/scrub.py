@@ -17,7 +17,7 @@ from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known, only_known
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
-from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, samples
+from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
 _SHORTEST_KNOWN = 4  # shorter words also occur with other meanings
@@ -158,7 +158,7 @@ class Scrubber:
                 ):
                     kept.append(line)
                 continue
-            for name, raw, value in samples(line):
+            for name, raw, value, _ in scan(line).samples:
                 if _SERIES.match(name) and is_known(name):
                     kept.append(f"{name}{self._labels(raw)} {value!r}")
         return "\n".join(kept).replace(" inf\n", " +Inf\n").replace(" nan\n", " NaN\n") + "\n"

@@ -166,8 +166,6 @@ class Limits:
     max_total_num_tokens: int | None = None
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
-    max_prefill_tokens: int | None = None
-    context_len: int | None = None
     available_gb: float | None = None
     memory_device: str | None = None  # gpu, cpu, …: the word in `available_gpu_mem`
     suspect: bool = False

@@ -46,7 +46,6 @@ class RankInfo:
     """The state of one scheduler, without its rank: the list is in the order of the answers. Memory in GB."""
 
     max_running_requests: int | None = None  # in force, 0.5.8 on
-    generation_throughput: float | None = None  # tokens per second, of the last decode log
     weight_gb: float | None = None
     kv_cache_gb: float | None = None
     graph_gb: float | None = None
@@ -60,9 +59,7 @@ class ServerInfo:
     """One answer of `/server_info`. `args` holds no secret; its values are JSON values."""
 
     version: str | None = None
-    status: str | None = None
     args: dict[str, object] = field(default_factory=dict)
-    max_total_num_tokens: int | None = None
     ranks: list[RankInfo] = field(default_factory=list)
 
     @property
@@ -75,24 +72,10 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One scheduler in `/v1/loads` (0.5.8 on), which is up to date while gauges are not. Memory in GB.
-
-    `waiting` adds the queues of disaggregated serving and the retracted requests to the waiting queue, so it is not
-    `#queue-req`; `queues["waiting"]` is, where the server exposes it.
-    """
+    """One scheduler in `/v1/loads` (0.5.8 on)."""
 
     dp: int | None = None
-    running: int | None = None
-    waiting: int | None = None
     max_running_requests: int | None = None
-    used_tokens: int | None = None
-    max_total_num_tokens: int | None = None
-    token_usage: float | None = None  # 0-1
-    generation_throughput: float | None = None  # tokens per second
-    weight_gb: float | None = None
-    kv_cache_gb: float | None = None
-    graph_gb: float | None = None
-    queues: dict[str, int] = field(default_factory=dict)
     # From 0.5.18 on, from a snapshot in shared memory that the scheduler writes; the rest is cumulative since its start.
     timestamp: float | None = None  # of the snapshot, unix seconds
     waiting_uncached_tokens: int | None = None  # queued prompt tokens that are not in the prefix cache
@@ -113,15 +96,13 @@ def parse_server_info(text: str | bytes) -> ServerInfo | None:
     document = _document(text)
     if not isinstance(document, dict) or not {"model_path", "version", "internal_states"} & document.keys():
         return None
-    states = document.get("internal_states")
+    states, version = document.get("internal_states"), document.get("version")
     found = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
     if not found and {"last_gen_throughput", "memory_usage"} & document.keys():
         found = [document]  # 0.4.3 to 0.4.5
     return ServerInfo(
-        version=_word(document.get("version")),
-        status=_word(document.get("status")),
+        version=version if isinstance(version, str) and version else None,
         args=without_secrets({key: value for key, value in document.items() if key not in _NOT_ARGUMENTS}),
-        max_total_num_tokens=_count(document.get("max_total_num_tokens")),
         ranks=[_rank(state) for state in found],
     )
 
@@ -159,11 +140,11 @@ def _document(text: str | bytes) -> Any:
 
 
 def _rank(state: dict[str, Any]) -> RankInfo:
-    memory = _mapping(state.get("memory_usage"))
+    memory = state.get("memory_usage")
+    memory = memory if isinstance(memory, dict) else {}
     sizes = state.get("decode_cuda_graph_bs")
     return RankInfo(
         max_running_requests=_count(state.get("effective_max_running_requests_per_dp")),
-        generation_throughput=_figure(state.get("last_gen_throughput")),
         weight_gb=_figure(memory.get("weight")),
         kv_cache_gb=_figure(memory.get("kvcache")),
         graph_gb=_graph_gb(memory.get("graph", memory.get("cuda_graph"))),  # cuda_graph up to 0.5.2
@@ -184,32 +165,16 @@ def _graph_gb(value: Any) -> float | None:
 
 
 def _load(load: dict[str, Any]) -> Load:
-    memory = _mapping(load.get("memory"))
-    queues = {key: _count(value) for key, value in _mapping(load.get("queues")).items()}
+    busy = _count(load.get("total_prefill_busy_us"))
     return Load(
         dp=_count(load.get("dp_rank")),
-        running=_count(load.get("num_running_reqs")),
-        waiting=_count(load.get("num_waiting_reqs")),
         max_running_requests=_count(load.get("max_running_requests")),
-        used_tokens=_count(load.get("num_used_tokens")),
-        max_total_num_tokens=_count(load.get("max_total_num_tokens")),
-        token_usage=_figure(load.get("token_usage")),
-        generation_throughput=_figure(load.get("gen_throughput")),
-        weight_gb=_figure(memory.get("weight_gb")),
-        kv_cache_gb=_figure(memory.get("kv_cache_gb")),
-        graph_gb=_figure(memory.get("graph_gb")),
-        queues={key: value for key, value in queues.items() if value is not None},
         timestamp=_figure(load.get("timestamp")),
         waiting_uncached_tokens=_count(load.get("num_waiting_uncached_tokens")),
         prefill_uncached_tokens=_count(load.get("total_prefill_uncached_tokens")),
-        prefill_busy_seconds=_seconds(load.get("total_prefill_busy_us")),
+        prefill_busy_seconds=None if busy is None else busy / 1e6,
         decode_moments=_moments(load.get("decode_moments")),
     )
-
-
-def _seconds(microseconds: Any) -> float | None:
-    counted = _count(microseconds)
-    return None if counted is None else counted / 1e6
 
 
 def _moments(value: Any) -> tuple[float, ...] | None:
@@ -217,14 +182,6 @@ def _moments(value: Any) -> tuple[float, ...] | None:
     sums = [_figure(each) for each in value] if isinstance(value, list) and len(value) == _MOMENTS else []
     found = tuple(each for each in sums if each is not None and each >= 0)
     return found if len(found) == _MOMENTS else None
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _word(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _figure(value: Any) -> float | None:

@@ -24,10 +24,6 @@ _NAME_LENGTH = 100
 _START = re.compile(r"\s*(?:server_args\s*=\s*)?(?:\w+\.)*\w*([({])")
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*")
 _KEY = re.compile(r"""\s*(?:'((?:[^'\\]|\\.){1,200})'|"((?:[^"\\]|\\.){1,200})"|([A-Za-z_]\w*))\s*:\s*""")
-# Most arguments are a word, a number or a short string, which one expression reads.
-_SIMPLE = r"(?:(None|True|False)|(-?\d{1,18}(?:\.\d{1,20})?)|'([^'\\]{0,200})'|(\[\]|\{\}))(?:,[ ]?|(?=[)}]))"
-_SIMPLE_ARGUMENT = re.compile(r" ?([A-Za-z_]\w{0,99})=" + _SIMPLE)
-_SIMPLE_ITEM = re.compile(r" ?'([A-Za-z_]\w{0,99})': " + _SIMPLE)
 _STRING = re.compile(r"""[bru]{0,2}(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 _NUMBER = re.compile(r"-?(?:\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)$")
 _STRUCTURE = re.compile(r"""[,'"()\[\]{}<>]""")
@@ -190,27 +186,10 @@ def _compound(text: str, depth: int) -> object:
     return value
 
 
-def _simple_value(match: re.Match[str]) -> object:
-    _, word, figure, string, empty = match.groups()
-    if word:
-        return _WORDS[word]
-    if figure:
-        return float(figure) if "." in figure else int(figure)
-    if string is not None:
-        return REDACTED if holds_secret(string) else string
-    return [] if empty == "[]" else {}
-
-
 def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth: int) -> dict[str, object]:
     """Return the arguments from `position` to `closing`, up to where the text is cut or mangled."""
     found: dict[str, object] = {}
-    simple = _SIMPLE_ITEM if name is _KEY else _SIMPLE_ARGUMENT
     while len(found) < _ARGUMENTS_KEPT:
-        if match := simple.match(text, position):
-            if not is_secret(match[1]):
-                found[match[1]] = _simple_value(match)
-            position = match.end()
-            continue
         match = name.match(text, position)
         if match is None:
             break

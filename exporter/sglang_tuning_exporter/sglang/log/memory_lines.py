@@ -88,8 +88,6 @@ def parse_limits(text: bytes, time: float | None, rank: Rank) -> Limits | None:
         max_total_num_tokens=count(b"max_total_num_tokens"),
         max_running_requests=count(b"max_running_requests"),
         chunked_prefill_size=count(b"chunked_prefill_size"),
-        max_prefill_tokens=count(b"max_prefill_tokens"),
-        context_len=count(b"context_len"),
     )
     for key, value in values.items():
         if key.startswith(b"available_") and key.endswith(b"_mem") and len(key) <= 30:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Sample: TypeAlias = tuple[str, str, float]  # name, raw labels (the text between the braces), value
-Text: TypeAlias = tuple[str, str, str]  # the same, the value as printed
+Sample: TypeAlias = tuple[
+    str, str, float, str
+]  # name, raw labels (the text between the braces), value, value as printed
 
 # Without NUL and lone surrogates, which no parser accepts; only the escapes of the format.
 _VALUE = r'[^"\\\n\x00\ud800-\udfff]*(?:\\[\\"n][^"\\\n\x00\ud800-\udfff]*)*'
@@ -26,9 +27,7 @@ _LABELS = rf'(?:[ \t]*[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"{_VALUE}"[ \t]*(?:,|(?
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 # The form that servers print, or any other line whole. Labels are checked once per label set: a strict expression over every line
 # takes three times as long.
-_PLAIN = rf"^({_NAME})(?:\{{([^\n]*)\}})? ([0-9.eE+-]+|NaN|[+-]?Inf)$"
-_DATA_LINES = re.compile(rf"{_PLAIN}|^([ \t\r]*[^#\s][^\n]*)$", re.MULTILINE)
-_LINES = re.compile(rf"{_PLAIN}|^([^\n]+)$", re.MULTILINE)
+_LINES = re.compile(rf"^({_NAME})(?:\{{([^\n]*)\}})? ([0-9.eE+-]+|NaN|[+-]?Inf)$|^([^\n]+)$", re.MULTILINE)
 _ANY_SAMPLE = re.compile(
     rf"[ \t]*({_NAME})(?:[ \t]*\{{({_LABELS})\}}[ \t]*|[ \t]+)"
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[iI]nf(?:inity)?|[nN]a[nN]))"
@@ -61,82 +60,67 @@ class BoundedPage:
 def bounded(text: str) -> BoundedPage:
     """Drop lines longer than `LONGEST_LINE` characters, and those after the first `MOST_LINES`."""
     lines = text.split("\n", MOST_LINES)
-    too_many = 0
-    if len(lines) > MOST_LINES:
-        rest = lines.pop()
-        too_many = rest.count("\n") + (not rest.endswith("\n"))
-        if not rest:
-            too_many = 0
+    rest = lines.pop() if len(lines) > MOST_LINES else ""
+    too_many = rest.count("\n") + (rest[-1:] not in ("", "\n"))
     if not too_many and max(map(len, lines)) <= LONGEST_LINE:
         return BoundedPage(text)
     kept = [line for line in lines if len(line) <= LONGEST_LINE]
     return BoundedPage("\n".join(kept) + "\n", len(lines) - len(kept), too_many)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Page:
-    """The samples of a page in order, and how many lines were neither sample, comment nor blank."""
+    """What a page has: samples in order, comments (keyword, name, text), and how many lines are neither, nor blank.
 
-    samples: list[Sample]
-    broken: int
+    `canonical`: every line, except comments, has the form that servers print: the value follows the last blank.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    comments: list[tuple[str, str, str]] = field(default_factory=list)
+    broken: int = 0
+    canonical: bool = True
 
 
 def scan(text: str) -> Page:
-    """Return the samples of a whole page."""
-    found: list[Sample] = []
-    broken = 0
-    for name, raw, value, other in _DATA_LINES.findall(text):
-        if not other and (not raw or _are_labels(raw)):
-            try:
-                number = float(value)
-            except ValueError:  # 1.2.3
-                broken += 1
-                continue
-            if is_beyond(number, value):
-                broken += 1
-            else:
-                found.append((name, raw, number))
-            continue
-        sample = _any_sample(other or f"{name}{{{raw}}} {value}")
-        if sample is None:
-            broken += 1
-        else:
-            found.append((sample[0], sample[1], float(sample[2])))
-    return Page(found, broken)
-
-
-def plain(text: str) -> list[tuple[str, str]] | None:
-    """Return (name, raw labels) for each sample, or None if any line, except comments, is not in canonical form.
-
-    On such a page the value follows the last blank of a line.
-    """
-    found: list[tuple[str, str]] = []
-    once: dict[str, str] = {}
+    """Read a whole page."""
+    page = Page()
+    once: dict[str, str] = {}  # to keep equal texts only once
     for match in _LINES.finditer(text):
         name, raw, value, other = match.groups("")
-        if not other and _is_sound(raw, value):
-            found.append((once.setdefault(name, name), once.setdefault(raw, raw)))
-        elif not other.startswith("#"):
-            return None
-    return found
+        if other.lstrip(" \t\r")[:1] in ("", "#") and other:
+            page.canonical = page.canonical and other[0] == "#"
+            if (comment := _COMMENT.fullmatch(other)) is not None:
+                page.comments.append((comment[1], comment[2], (comment[3] or "").strip()))
+            continue
+        if not other and (not raw or _are_labels(raw)) and (number := _number(value)) is not None:
+            page.samples.append((once.setdefault(name, name), once.setdefault(raw, raw), number, value))
+            continue
+        page.canonical = False
+        sample = _any_sample(other or f"{name}{{{raw}}} {value}")
+        if sample is None:
+            page.broken += 1
+        else:
+            page.samples.append(sample)
+    return page
 
 
-def samples(text: str) -> list[Sample]:
-    """Return the samples of a page; their raw labels go to `labels`."""
-    return scan(text).samples
-
-
-def _any_sample(line: str) -> Text | None:
+def _any_sample(line: str) -> Sample | None:
     """Return the sample of a line in any spelling that the two formats allow."""
     match = _ANY_SAMPLE.fullmatch(line)
-    if match is None or not _are_labels(match[2] or ""):
-        return None
-    number = float(match[3])
-    if is_beyond(number, match[3]):
+    if match is None or not _are_labels(match[2] or "") or (number := _number(match[3])) is None:
         return None
     # Prometheus rejects some spellings of values that are no number: -nan, +NaN.
-    canonical = match[3] if math.isfinite(number) else "NaN" if number != number else "+Inf" if number > 0 else "-Inf"  # noqa: PLR0124 - NaN is not itself
-    return match[1], match[2] or "", canonical
+    canonical = match[3] if math.isfinite(number) else "NaN" if math.isnan(number) else "+Inf" if number > 0 else "-Inf"
+    return match[1], match[2] or "", number, canonical
+
+
+def _number(value: str) -> float | None:
+    """Return a figure; None for other text, and for one that is too large for a float."""
+    try:
+        number = float(value)
+    except ValueError:  # 1.2.3
+        return None
+    return None if is_beyond(number, value) else number
 
 
 def is_beyond(number: float, text: str) -> bool:
@@ -170,8 +154,8 @@ def labels(raw: str) -> Mapping[str, str]:
 
 def forget() -> None:
     """Empty the caches of label sets, which take a megabyte: with the structure of a page they are not needed."""
-    for remembered in (_are_labels, _identity, labels):
-        remembered.cache_clear()
+    for cached in (_are_labels, _identity, labels):
+        cached.cache_clear()
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -234,7 +218,7 @@ class _Head:
 _UNDECLARED = _Head()
 
 
-def passthrough(text: str) -> SafePage:
+def passthrough(page: Page) -> SafePage:
     """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families.
 
     `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide), `sglang_tuning_…` (our own
@@ -242,9 +226,14 @@ def passthrough(text: str) -> SafePage:
     the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
     family in two parts, or with a TYPE after its samples.
     """
-    heads, samples, left_out = _read(text)
+    heads: dict[str, _Head] = {}
+    for keyword, name, rest in page.comments:
+        if is_native(name):
+            heads.setdefault(native_name(name), _Head()).take(keyword, rest)
+    samples = [(native_name(name), raw, value) for name, raw, _, value in page.samples if is_native(name)]
     names = {name for name, _, _ in samples}
-    families: dict[str, tuple[_Head, list[Text]]] = {}
+    left_out = page.broken
+    families: dict[str, tuple[_Head, list[tuple[str, str, str]]]] = {}
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for sample in samples:
         series = (sample[0], _identity(sample[1]))
@@ -268,30 +257,6 @@ def passthrough(text: str) -> SafePage:
     return SafePage("\n".join(out) + "\n" if out else "", left_out)
 
 
-def _read(text: str) -> tuple[dict[str, _Head], list[Text], int]:
-    """Return what a page declares of SGLang's families, their samples in order, and how many lines cannot be read."""
-    heads: dict[str, _Head] = {}
-    samples: list[Text] = []
-    broken = 0
-    once: dict[str, str] = {}
-    for match in _LINES.finditer(text):
-        printed, raw, value, other = match.groups("")
-        printed, raw = once.setdefault(printed, printed), once.setdefault(raw, raw)
-        if other.lstrip(" \t\r")[:1] in ("", "#") and other:
-            comment = _COMMENT.fullmatch(other)
-            if comment is not None and _is_native(comment[2]):
-                heads.setdefault(native_name(comment[2]), _Head()).take(comment[1], (comment[3] or "").strip())
-            continue
-        sample: Text | None = (printed, raw, value)
-        if other or not _is_sound(raw, value):
-            sample = _any_sample(other or f"{printed}{{{raw}}} {value}")
-        if sample is None:
-            broken += 1
-        elif _is_native(sample[0]):
-            samples.append((native_name(sample[0]), *sample[1:]))
-    return heads, samples, broken
-
-
 def _home(heads: dict[str, _Head], names: set[str], name: str) -> tuple[str, _Head] | None:
     """Return name and head of the family of a sample; None for `_created`, which 0.0.4 does not have."""
     base, _, suffix = name.rpartition("_")
@@ -307,7 +272,7 @@ def _home(heads: dict[str, _Head], names: set[str], name: str) -> tuple[str, _He
     return name, _UNDECLARED
 
 
-def _lines(declared: str, samples: list[Text]) -> list[str]:
+def _lines(declared: str, samples: list[tuple[str, str, str]]) -> list[str]:
     """Return the lines of a family, without samples whose bucket or quantile is no number."""
     bound = _BOUND_LABELS.get(declared)
     return [
@@ -317,23 +282,13 @@ def _lines(declared: str, samples: list[Text]) -> list[str]:
     ]
 
 
-def _is_bound(words: str | None) -> bool:
-    return words is None or (_BOUND.fullmatch(words) is not None and _is_number(words))
+def _is_bound(text: str | None) -> bool:
+    return text is None or (_BOUND.fullmatch(text) is not None and _number(text) is not None)
 
 
-def _is_sound(raw: str, value: str) -> bool:
-    return (not raw or _are_labels(raw)) and _is_number(value)
-
-
-def _is_native(printed: str) -> bool:
-    return printed.startswith(("sglang:", "sglang_")) and not printed.startswith("sglang_tuning_")
-
-
-def _is_number(value: str) -> bool:
-    try:
-        return not is_beyond(float(value), value)
-    except ValueError:
-        return False
+def is_native(name: str) -> bool:
+    """Whether a series is SGLang's, not one of ours through a gateway."""
+    return name.startswith(("sglang:", "sglang_")) and not name.startswith("sglang_tuning_")
 
 
 def _help(text: str) -> str:

@@ -61,7 +61,7 @@ class PageReader:
         layout = self._layout
         values = [float(figures[place]) for place in layout.samples] if layout is not None else []
         if layout is None or _is_any_beyond(layout, values, figures):
-            passed = exposition.passthrough(text) if self._passthrough else exposition.SafePage("")
+            passed = exposition.passthrough(exposition.scan(text)) if self._passthrough else exposition.SafePage("")
             return ParsedPage(page_figures.read(text), passed.text, passed.left_out)
         return ParsedPage(page_figures.take(layout.places, values), self._native(layout, text), layout.left_out)
 
@@ -83,21 +83,21 @@ def _is_any_beyond(layout: _Layout, values: list[float], figures: list[str]) -> 
 
 def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | None:
     """Return the structure of a page; None where it may depend on more than the values."""
-    samples = exposition.plain(text) if between else None
-    if not samples or any(exposition.native_name(name) != name for name, _ in samples):
+    page = exposition.scan(text) if between else exposition.Page()
+    if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
         return None
     # A comment may end with a number.
     values = [place for place, part in enumerate(between[:-1]) if not part.rpartition("\n")[2].startswith("#")]
-    if len(values) != len(samples):
+    if len(values) != len(page.samples):
         return None
-    passed = exposition.passthrough(text) if passthrough else exposition.SafePage(text)
+    passed = exposition.passthrough(page) if passthrough else exposition.SafePage(text)
     passed_on = None if passed.text == text else _lines(text, passed.text)
     if passed_on is not None and None in passed_on:
         return None
     return _Layout(
         between,
         values,
-        page_figures.find(samples),
+        page_figures.find(page),
         None if passed_on is None else [at for at in passed_on if at is not None],
         passed.left_out,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.sglang.events import MOST_RANKS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.metrics.catalogue import (
@@ -13,12 +13,13 @@ from sglang_tuning_exporter.sglang.metrics.catalogue import (
     HISTOGRAM_MEMBERS,
     HISTOGRAM_SOURCES,
     OUTPUTS,
+    SERVER_COUNTS,
     SERVER_SOURCES,
     SOURCES,
     WANTED,
     Source,
 )
-from sglang_tuning_exporter.sglang.metrics.exposition import labels, native_name, scan
+from sglang_tuning_exporter.sglang.metrics.exposition import Page, is_native, labels, native_name, scan
 from sglang_tuning_exporter.sglang.metrics.histograms import MOST, Histogram
 from sglang_tuning_exporter.sglang.metrics.histograms import read as read_histogram
 from sglang_tuning_exporter.sglang.metrics.names import FAMILIES
@@ -44,25 +45,24 @@ class SampleIndexes:
     unrecognised: int
 
 
-def find(samples: Iterable[tuple[str, str]]) -> SampleIndexes:
-    """Return where on a page the figures are; `samples` are its names and raw labels."""
+def find(page: Page) -> SampleIndexes:
+    """Return where on a page the figures are."""
     series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
     members: dict[str, list[tuple[str, int]]] = {}
     families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
     seen: set[tuple[str, str]] = set()
-    for number, (printed, raw) in enumerate(samples):
+    for number, (printed, raw, _, _) in enumerate(page.samples):
         if printed not in families:
-            name = native_name(printed)
-            own = name.startswith("sglang:") and not printed.startswith("sglang_tuning_")
-            families[printed] = name[7:] if own else None
+            families[printed] = native_name(printed)[7:] if is_native(printed) else None
         family = families[printed]
-        if family in WANTED or family in HISTOGRAM_MEMBERS:
-            if (printed, raw) in seen:  # of two samples of one series the first, as in the pass-through
-                continue
-            seen.add((printed, raw))
-        if family in WANTED and family:
+        wanted, member = family in WANTED, family in HISTOGRAM_MEMBERS
+        # Of two samples of one series the first, as in the pass-through.
+        if family is None or not (wanted or member) or (printed, raw) in seen:
+            continue
+        seen.add((printed, raw))
+        if wanted:
             series.setdefault(family, []).append((labels(raw), number))
-        if family in HISTOGRAM_MEMBERS and family:
+        if member:
             members.setdefault(family, []).append((raw, number))
     return SampleIndexes(series, members, _unrecognised(name for name in families.values() if name is not None))
 
@@ -77,6 +77,8 @@ def take(places: SampleIndexes, values: Sequence[float]) -> Scrape:
             series[family] = found
         spoiled = spoiled or (len(found) < len(samples) and family in CUMULATIVE)
     members = {name: [(raw, values[number]) for raw, number in found] for name, found in places.members.items()}
+    figures: dict[str, Any] = {fact: _counted(fact, series) for fact in SERVER_COUNTS}
+    figures |= {source.fact: _histogram(source.fact, members) for source in HISTOGRAM_SOURCES}
     return Scrape(
         ranks=_ranks(series),
         model_name=_model_name(series),
@@ -85,18 +87,7 @@ def take(places: SampleIndexes, values: Sequence[float]) -> Scrape:
         sent=_progress(series, "sent") if OUTPUTS in series else None,
         scheduled=_progress(series, "scheduled"),
         open_requests=_open(series),
-        aborted_requests=_counted("aborted_requests", series),
-        started_requests=_counted("started_requests", series),
-        finished_requests=_counted("finished_requests", series),
-        finished_prompt_tokens=_counted("finished_prompt_tokens", series),
-        finished_answer_tokens=_counted("finished_answer_tokens", series),
-        finished_cached_tokens=_counted("finished_cached_tokens", series),
-        posted_requests=_counted("posted_requests", series),
-        time_to_first_token=_histogram("time_to_first_token", members),
-        inter_token=_histogram("inter_token", members),
-        request_latency=_histogram("request_latency", members),
-        queue_time=_histogram("queue_time", members),
-        answer_tokens=_histogram("answer_tokens", members),
+        **figures,
         unrecognised=places.unrecognised,
         spoiled=spoiled,
     )
@@ -109,8 +100,8 @@ def _is_sound(family: str, value: float) -> bool:
 
 def read(text: str) -> Scrape:
     """Return the figures of one page of `/metrics`; without SGLang's series there are no ranks."""
-    samples = scan(text).samples
-    return take(find((name, raw) for name, raw, _ in samples), [value for _, _, value in samples])
+    page = scan(text)
+    return take(find(page), [value for _, _, value, _ in page.samples])
 
 
 def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:
