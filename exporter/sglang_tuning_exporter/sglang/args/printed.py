@@ -193,7 +193,7 @@ def _pairs(text: str, position: int, name: re.Pattern[str], closing: str, depth:
         match = name.match(text, position)
         if match is None:
             break
-        key = next(group for group in match.groups() if group is not None)
+        key = match[match.lastindex or 0]
         try:
             end = _value_end(text, match.end(), closing)
         except _CutTextError:

@@ -2,19 +2,14 @@
 
 The wordings are those of the released wheels 0.3.0 to 0.5.23 (sglang/srt/managers: tp_worker.py in 0.3.0, scheduler.py,
 scheduler_metrics_mixin.py; sglang/srt/observability later) and of the guide's older editions. Fields are read by name,
-never by position: each release moved some. The usual layouts have one regular expression
-each, which says the same faster.
+never by position: each release moved some.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank, Retraction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LONGEST_BATCH_LINE = 4096
 _UNKNOWN_KEYS_KEPT = 8
@@ -47,24 +42,27 @@ _MISSING = (b"nan", b"nan%", b"-nan", b"inf", b"-inf", b"inf%", b"None")
 _RATIO = re.compile(rb"(\d+(?:\.\d+)?)[ ]?->[ ]?(\d+(?:\.\d+)?)" + _END)
 _GRAPH = re.compile(rb"(cuda|cpu|npu|musa|xpu|hpu|hip) graph$")
 
-_USUAL_DECODE = re.compile(
-    rb"Decode batch[.,] #running-req: (\d{1,9}), #token: (\d{1,15}), token usage: ([01]\.\d\d), "
-    rb"(?:(cuda|cpu|npu|musa) graph: (True|False), )?"
-    rb"gen throughput \(token/s\): (\d{1,9}\.\d\d), #queue-req: (\d{1,9})(?:, ?)?"
+# The layouts that most servers print: a decode line's running requests, usage, graph and queue; a prefill line's new sequences, new
+# tokens, cached tokens, usage, running requests, queue and waiting tokens.
+_USUAL_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
+USUAL_DECODE = (
+    rb"Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, token usage: ([0-9]\.[0-9][0-9]), "
+    rb"((?:"
+    + _USUAL_GRAPH
+    + rb", )?)gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: ([0-9]{1,9}),? ?\r?"
 )
-_USUAL_PREFILL = re.compile(
-    rb"Prefill batch[.,] #new-seq: (\d{1,9}), #new-token: (\d{1,9}), #cached-token: (\d{1,12}), "
-    rb"token usage: ([01]\.\d\d), "
-    rb"#running-req: (\d{1,9}), #queue-req: (\d{1,9})"
-    rb"(?:, #pending-token: (\d{1,12}))?(?:, (?:cuda|cpu|npu|musa) graph: (?:True|False))?"
-    rb"(?:, input throughput \(token/s\): (\d{1,9}\.\d\d))?(?:, ?)?"
+USUAL_PREFILL = (
+    rb"Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: ([0-9]{1,9}), #cached-token: ([0-9]{1,12}), "
+    rb"token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), #queue-req: ([0-9]{1,9})"
+    rb"(?:, #pending-token: ([0-9]{1,12}))?(?:, " + _USUAL_GRAPH + rb")?"
+    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, " + _USUAL_GRAPH + rb")?)?,? ?\r?"
 )
-usual_decode: Callable[[bytes, int], re.Match[bytes] | None] = _USUAL_DECODE.fullmatch
-usual_prefill: Callable[[bytes, int], re.Match[bytes] | None] = _USUAL_PREFILL.fullmatch
-
 _FIRST_LETTERS = (b"D", b"P", b"K", b"d")
-_WHOLE_RETRACTION = re.compile(
-    rb"(?:Decode out of memory happened|decode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
+_WHOLE_LINE = re.compile(
+    USUAL_DECODE
+    + rb"|"
+    + USUAL_PREFILL
+    + rb"|(?:Decode out of memory happened|decode out of memory happened|KV cache pool is full)[\w .]{0,40}[.,:]? "
     rb"#retracted_reqs: \d+, (?:#[a-z_]+: \d+, ){0,3}#new_token_ratio: [01]\.\d{4} -> [01]\.\d{4}"
 )
 
@@ -114,12 +112,11 @@ def second_line(text: bytes) -> int:
     other = _OTHER_LINE.search(text, 1, LONGEST_BATCH_LINE) if text[:1] in _FIRST_LETTERS else None
     if other is None:
         return 0
-    before = text[: other.start()]
-    complete = usual_decode(before, 0) or usual_prefill(before, 0) or _WHOLE_RETRACTION.fullmatch(before)
-    return other.start() if complete else 0
+    return other.start() if _WHOLE_LINE.fullmatch(text, 0, other.start()) else 0
 
 
 _LARGEST = 2.0**53
+_SURE_DIGITS = 16  # fewer are below it
 
 
 def _fields(text: bytes, start: int) -> Fields:
@@ -152,6 +149,8 @@ def _figure(fields: Fields, *keys: bytes) -> float | None:
 
 
 def _count(fields: Fields, *keys: bytes) -> int | None:
+    if len(value := fields.get(keys[0], b"")) < _SURE_DIGITS and value.isdigit():
+        return int(value)
     number = _figure(fields, *keys)
     return None if number is None else int(number)
 
@@ -163,12 +162,8 @@ def _usage(fields: Fields, *keys: bytes) -> float | None:
 
 
 def _unknown_keys(fields: Fields) -> tuple[str, ...]:
-    unknown = [
-        key[:_UNKNOWN_KEY_LENGTH].decode("utf-8", "replace")[:_UNKNOWN_KEY_LENGTH]
-        for key in fields
-        if key not in _KNOWN and not _GRAPH.match(key)
-    ]
-    return tuple(unknown[:_UNKNOWN_KEYS_KEPT])
+    unknown = [key for key in fields if key not in _KNOWN and not _GRAPH.match(key)][:_UNKNOWN_KEYS_KEPT]
+    return tuple(key[:_UNKNOWN_KEY_LENGTH].decode("utf-8", "replace")[:_UNKNOWN_KEY_LENGTH] for key in unknown)
 
 
 def has_unreadable_value(text: bytes) -> bool:
@@ -182,7 +177,7 @@ def has_unreadable_value(text: bytes) -> bool:
 
 
 def _queues(fields: Fields) -> dict[str, int]:
-    return {name: count for key, name in _QUEUES.items() if (count := _count(fields, key)) is not None}
+    return {_QUEUES[key]: count for key in fields.keys() & _QUEUES.keys() if (count := _count(fields, key)) is not None}
 
 
 def _body(text: bytes) -> tuple[Fields, re.Match[bytes] | None]:
@@ -211,12 +206,9 @@ def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch:
         queues=_queues(fields),
         unknown_keys=_unknown_keys(fields),
     )
-    for key, value in fields.items():
-        match = _GRAPH.match(key)
-        if match is not None and value in (b"True", b"False"):
-            event.graph = value == b"True"
-            event.graph_device = match[1].decode()
-            break
+    graph = next((key for key in fields if key.endswith(b" graph")), b"")
+    if fields.get(graph) in (b"True", b"False") and (match := _GRAPH.match(graph)) is not None:
+        event.graph, event.graph_device = fields[graph] == b"True", match[1].decode()
     return event
 
 

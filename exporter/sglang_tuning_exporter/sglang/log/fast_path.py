@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Rank
+from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
 if TYPE_CHECKING:
@@ -32,35 +33,14 @@ _NO_GRAPH: _Graph = (None, None)
 _PREFIX = rb"\[[-0-9 :]{19}[^\]\n]{0,40}\] "
 # A rejected request is an event, so it is no usual line. A shape keeps the words of the status, not its digits.
 _ACCESS = re.compile(_PREFIX + rb'INFO:     [^ \n]{1,80} - "(?![^\n]*Service Unavailable)[^\n:]*')
-_GRAPH = rb"(?:cuda|cpu|npu|musa) graph: (?:True|False)"
-_DECODE = re.compile(
-    rb"(" + _PREFIX + rb")Decode batch[.,] #running-req: ([0-9]{1,9}), #token: [0-9]{1,15}, "
-    rb"token usage: ([0-9]\.[0-9][0-9]), ((?:" + _GRAPH + rb", )?)"
-    rb"gen throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9], #queue-req: ([0-9]{1,9}),? ?\r?"
-)
-_PREFILL_TEXT = (
-    rb"(" + _PREFIX + rb")(Prefill batch[.,] #new-seq: ([0-9]{1,9}), #new-token: %b([0-9]{1,9}), "
-    rb"#cached-token: ([0-9]{1,12}), token usage: ([0-9]\.[0-9][0-9]), #running-req: ([0-9]{1,9}), "
-    rb"#queue-req: ([0-9]{1,9})(?:, #pending-token: ([0-9]{1,12}))?(?:, " + _GRAPH + rb")?"
-    rb"(?:, input throughput \(token/s\): [0-9]{1,9}\.[0-9][0-9](?:, " + _GRAPH + rb")?)?,? ?)\r?"
-)
-_PREFILL = re.compile(_PREFILL_TEXT % b"")
+_DECODE = re.compile(rb"(" + _PREFIX + rb")" + batch_lines.USUAL_DECODE)
+_PREFILL = re.compile(rb"(" + _PREFIX + rb")" + batch_lines.USUAL_PREFILL)
 # A health probe is no load, so it is an event of its own (`PrefillBatch.is_health_probe`).
-_PROBE = re.compile(_PREFILL_TEXT % rb"(?=1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b)")
-
-_DECODE_FIGURES = re.compile(
-    rb"Decode batch[.,] #running-req: (\d+), #token: (\d+), token usage: ([\d.]+), (?:(\w+) graph: (\w+), )?"
-    rb"gen throughput \(token/s\): ([\d.]+), #queue-req: (\d+)"
-)
-_PREFILL_FIGURES = re.compile(
-    rb"Prefill batch[.,] #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), token usage: ([\d.]+), "
-    rb"#running-req: (\d+), #queue-req: (\d+)(?:, #pending-token: (\d+))?"
-)
-_DEVICES = {b"cuda": "cuda", b"cpu": "cpu", b"npu": "npu", b"musa": "musa"}
-_GRAPHS: dict[bytes, _Graph] = {b"": (None, None)} | {
-    b"%b graph: %b, " % (device, flag): (name, flag == b"True")
-    for device, name in _DEVICES.items()
-    for flag in (b"True", b"False")
+_PROBE = re.compile(rb"#new-token: 1, #cached-token: 0, token usage: ...., #running-req: 0, #queue-req: 0\b")
+_GRAPHS: dict[bytes, _Graph] = {b"": _NO_GRAPH} | {
+    f"{device} graph: {flag}, ".encode(): (device, flag)
+    for device in ("cuda", "cpu", "npu", "musa")
+    for flag in (True, False)
 }
 _SHARES = {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}  # a higher share is no usage
 
@@ -103,9 +83,9 @@ def _shape(line: bytes) -> Shape | None:
     if (match := _DECODE.fullmatch(line)) is not None:
         return slice(match.end(1)), _GRAPHS[match[4]], False, None, _NO_FIGURES, _figures(match, 2, 3, 5)
     if (match := _PREFILL.fullmatch(line)) is not None:
-        probe = all(len(match[group]) == 1 for group in (4, 5, 7, 8))
-        pending = None if match[9] is None else slice(*match.span(9))
-        return slice(match.end(1)), None, probe, pending, _figures(match, 3, 4, 5), _figures(match, 7, 6, 8)
+        probe = all(len(match[group]) == 1 for group in (3, 4, 6, 7))
+        pending = None if match[8] is None else slice(*match.span(8))
+        return slice(match.end(1)), None, probe, pending, _figures(match, 2, 3, 4), _figures(match, 6, 5, 7)
     return None if _ACCESS.fullmatch(line) is None else ACCESS
 
 
@@ -113,34 +93,9 @@ def _figures(match: re.Match[bytes], *groups: int) -> _Figures:
     return itemgetter(*(slice(*match.span(group)) for group in groups))
 
 
-def decode_batch(body: bytes, time: float, rank: Rank) -> DecodeBatch:
-    """Read a decode line in its usual layout, without its prefix."""
-    match = _DECODE_FIGURES.match(body)
-    assert match is not None
-    running, tokens, usage, device, graph, throughput, queued = match.groups()
-    event = DecodeBatch(time, rank, int(running), int(queued), int(tokens), _SHARES.get(usage))
-    if graph:
-        event.graph = graph == b"True"
-        event.graph_device = _DEVICES[device]
-    event.generation_throughput = float(throughput)
-    return event
-
-
 def throughput(line: bytes) -> float:
     """Read the tokens per second of a decode line in its usual layout."""
     return float(line[line.index(_THROUGHPUT) + len(_THROUGHPUT) :].partition(b",")[0])
-
-
-def prefill_batch(body: bytes, time: float, rank: Rank) -> PrefillBatch:
-    """Read a prefill line in its usual layout, without its prefix."""
-    match = _PREFILL_FIGURES.match(body)
-    assert match is not None
-    sequences, new, cached, usage, running, queued, pending = match.groups()
-    event = PrefillBatch(time, rank, int(sequences), int(new), int(cached), int(running), int(queued))
-    event.full_usage = _SHARES.get(usage)
-    if pending:
-        event.pending_tokens = int(pending)
-    return event
 
 
 class Prefixes:
@@ -237,13 +192,13 @@ class BatchRun(NamedTuple):
     def decode(self) -> DecodeBatch | None:
         """The last decode line."""
         line = self._last(b"Decode batch")
-        return None if line is None else decode_batch(line[len(self.prefix) :], self.time, self.rank)
+        return None if line is None else batch_lines.parse_decode(line[len(self.prefix) :], self.time, self.rank)
 
     @property
     def prefill(self) -> PrefillBatch | None:
         """The last prefill line."""
         line = self._last(b"Prefill batch")
-        return None if line is None else prefill_batch(line[len(self.prefix) :], self.time, self.rank)
+        return None if line is None else batch_lines.parse_prefill(line[len(self.prefix) :], self.time, self.rank)
 
     @property
     def joined(self) -> list[PrefillBatch]:
@@ -258,16 +213,17 @@ class BatchRun(NamedTuple):
 
     def events(self) -> Iterator[DecodeBatch | PrefillBatch]:
         """Return the batch lines one by one."""
-        return _singly(self.lines, self.prefix, self.time, self.rank)
+        return batch_events(self.lines, self.prefix, self.time, self.rank)
 
 
-def _singly(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
+def batch_events(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
+    """Return the batch lines of a run one by one, without the access lines between."""
     decode, prefill, end = prefix + b"Decode batch", prefix + b"Prefill batch", len(prefix)
     for line in lines:
         if line.startswith(decode):
-            yield decode_batch(line[end:], time, rank)
+            yield batch_lines.parse_decode(line[end:], time, rank)
         elif line.startswith(prefill):
-            yield prefill_batch(line[end:], time, rank)
+            yield batch_lines.parse_prefill(line[end:], time, rank)
 
 
 class UsualLines:
@@ -296,10 +252,10 @@ class UsualLines:
         self.lines = stretch.split(b"\n")
         self._shapes = list(map(self._known.__getitem__, stretch.translate(_ALIKE).split(b"\n")))
 
-    def read(self, begin: int, events: list[_Any], *, singly: bool) -> int:
+    def read(self, begin: int, events: list[_Any]) -> int:
         """Read from the `begin`-th line on; return the line that must be read alone, `len(lines) - 1` when there is none.
 
-        Appends a `BatchRun`, or with `singly` its lines, for the batch lines of one scheduler and second.
+        Appends a `BatchRun` for the batch lines of one scheduler and second.
         """
         self.decodes = self.prefills = self.others = 0
         lines, shapes = self.lines, self._shapes
@@ -309,18 +265,21 @@ class UsualLines:
             if shape is ACCESS:
                 index += 1
             elif shape is not None:
-                its_prefix, _, may_be_probe, _, _, _ = shape
-                start = lines[index][its_prefix]
+                its_prefix, _, may_be_probe, waiting, added, figures = shape
+                line = lines[index]
+                start = line[its_prefix]
                 origin = self._schedulers.of(start)
                 if origin is None:
                     return index
                 self.time = origin[0]
-                if may_be_probe and _PROBE.fullmatch(lines[index]) is not None:
-                    events.append(prefill_batch(lines[index][its_prefix.stop :], *origin))
+                if may_be_probe and _PROBE.search(line) is not None:
+                    pending = None if waiting is None else int(line[waiting])
+                    usage = _SHARES.get(figures(line)[1])
+                    events.append(PrefillBatch(*origin, _NUMBERS[added(line)[0]], 1, 0, 0, 0, pending, usage))
                     self.prefills += 1
                     index += 1
                 else:
-                    index = self._read_run(index, start, origin, events, singly=singly)
+                    index = self._read_run(index, start, origin, events)
             elif self._is_dull(lines[index]):
                 self.last_other, self.last_other_time = index, self.time
                 self.other_after_batch = self.decodes + self.prefills > 0
@@ -338,7 +297,7 @@ class UsualLines:
         return True
 
     def _read_run(  # noqa: C901, PLR0912 - one loop, all in its own names: all batch lines of a log pass here
-        self, first: int, prefix: bytes, origin: Origin, events: list[_Any], *, singly: bool
+        self, first: int, prefix: bytes, origin: Origin, events: list[_Any]
     ) -> int:
         """Read the run that begins with the `first` line; return the index of the first line after it."""
         lines, shapes = self.lines, self._shapes
@@ -363,7 +322,7 @@ class UsualLines:
                         break
                     graph = its_graph
                 decodes += 1
-            elif may_be_probe and _PROBE.fullmatch(line) is not None:
+            elif may_be_probe and _PROBE.search(line) is not None:
                 break
             else:
                 prefills += 1
@@ -386,8 +345,8 @@ class UsualLines:
             joined = new_tokens = 0
         time, rank = origin
         share = _SHARES.get(usage)
-        if singly or share is None:
-            events.extend(_singly(lines[first : last + 1], prefix, time, rank))
+        if share is None:
+            events.extend(batch_events(lines[first : last + 1], prefix, time, rank))
         else:
             device, replayed = graph or _NO_GRAPH
             # Fields by position: a call with names takes twice as long.

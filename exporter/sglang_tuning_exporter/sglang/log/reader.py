@@ -55,10 +55,8 @@ class LogReader(MessageReader):
 
         `arrived`: when the block was read, on any clock, for a log that is followed.
         """
-        events: list[Event] = []
-        self._begin(arrived, events)
-        self._scan(block, events, singly=True)
-        return events
+        runs = self.feed_runs(block, arrived)
+        return [event for each in runs for event in (each.events() if isinstance(each, usual.BatchRun) else (each,))]
 
     def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | usual.BatchRun]:
         """Return the events as `feed` does, with consecutive usual batch lines as one event.
@@ -67,7 +65,7 @@ class LogReader(MessageReader):
         """
         events: list[Event | usual.BatchRun] = []
         self._begin(arrived, events)
-        self._scan(block, events, singly=False)
+        self._scan(block, events)
         return events
 
     def let_go(self, arrived: float) -> list[Event | usual.BatchRun]:
@@ -100,7 +98,7 @@ class LogReader(MessageReader):
         """Whether enough lines came to learn their form, some have words of SGLang's, and none could be read."""
         return self.unread is not None and not self._settled and self._line >= _ENOUGH_LINES
 
-    def _scan(self, block: bytes, events: list[_Any], *, singly: bool) -> None:
+    def _scan(self, block: bytes, events: list[_Any]) -> None:
         """Read the usual lines a second at a time, and all others one by one."""
         position = 0
         while position < len(block):
@@ -118,7 +116,7 @@ class LogReader(MessageReader):
             done, last = 0, len(lines) - 1
             while True:
                 if not self._suspicion.active and not self._surroundings.joins:
-                    done = self._read_usual(done, events, singly=singly)
+                    done = self._read_usual(done, events)
                     self._bare = self._bare or (bare is stretch and self._usual.decodes + self._usual.prefills > 0)
                 if done == last:
                     break
@@ -156,10 +154,10 @@ class LogReader(MessageReader):
             self._usual.dull.clear()
         self._usual.dull.add(line[prefix.end :])
 
-    def _read_usual(self, begin: int, events: list[_Any], *, singly: bool) -> int:
+    def _read_usual(self, begin: int, events: list[_Any]) -> int:
         """Read usual lines from the `begin`-th on; return the first line that is none."""
         lines = self._usual
-        done = lines.read(begin, events, singly=singly)
+        done = lines.read(begin, events)
         number, decodes, prefills, others = done - begin, lines.decodes, lines.prefills, lines.others
         noted = others and (self._served or lines.other_after_batch)
         if number:
