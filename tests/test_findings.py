@@ -341,7 +341,12 @@ def test_mere_information_is_no_verdict_but_a_slow_client_is() -> None:
 
 
 def test_an_empty_queue_online_is_healthy() -> None:
-    assert judged(past(totals(shares={("queue", "empty"): 0.6}), profile="online")) == "healthy"
+    assert judged(past(totals(shares={("queue", "empty"): 0.8}), profile="online")) == "healthy"
+
+
+def test_a_queue_for_a_third_of_the_time_is_neither_healthy_nor_a_finding() -> None:
+    recent = totals(shares={("queue", "empty"): 0.65, ("queue", "above_range"): 0.35})
+    assert judged(past(recent, profile="online")) == "no_clear_bottleneck"
 
 
 def test_a_queue_in_the_guides_range_is_healthy_offline_and_undecided_online() -> None:
@@ -510,3 +515,27 @@ def test_evidence_without_a_figure_says_what_was_seen() -> None:
         if each.diagnosis.id == "log_silent"
     ]
     assert [each.name for each in found.evidence] == ["the log has no new batch lines"]
+
+
+LIMIT: tuple[Signal, str] = ("admission", "running_limit")
+
+
+def burst(*, queued: float = 20.0) -> Past:
+    """A third of the time requests wait at --max-running-requests 16; a third of the first tokens are late."""
+    recent = totals(shares={("queue", "empty"): 0.65, ("queue", "above_range"): 0.35, LIMIT: 0.35})
+    recent.integrals.update(queued=queued * 200.0, queued_seconds=200.0)
+    recent.counts["started_requests"] = 2000.0
+    of = past(recent, profile="online", max_running_requests=16)
+    return replace(of, latency={"time_to_first_token": RecentLatency(2000.0, 700.0, 2.4, 0.1, 6.0, 0.05)})
+
+
+def test_first_tokens_that_come_late_after_a_burst_waited_in_the_queue() -> None:
+    found = {finding.diagnosis.id: finding.advice for finding in findings(burst())}
+    assert found.keys() == {"latency_queue", "time_to_first_token_burning_fast"}
+    assert [[each.flag for each in advice] for advice in found.values()] == 2 * [["--max-running-requests"]]
+
+
+def test_late_first_tokens_beside_a_short_queue_are_put_down_to_the_prompts() -> None:
+    late = {check.diagnosis.id: check.evidence for check in judge(burst(queued=1.0)).checks}
+    held = {row for row, evidence in late.items() if evidence is not None and evidence.holds}
+    assert held & {"latency_queue", "latency_long_prompts"} == {"latency_long_prompts"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.acceptance import by_release, objection_to
 from sglang_tuning_exporter.diagnosis.expectation import with_expectation
 from sglang_tuning_exporter.diagnosis.sizing.case import AdvisedValue, SizingInput
-from sglang_tuning_exporter.diagnosis.suspects import explaining, unexplained
+from sglang_tuning_exporter.diagnosis.suspects import explaining, replaces_advice, unexplained
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.diagnosis.variants import TAKES_MEMORY, variant
 
@@ -112,7 +112,7 @@ def advise(diagnosis_id: str, case: SizingInput) -> list[Advice]:
     if not named:
         return own
     first = _suspects(named, case)
-    if first and any(each.place == "instead" for each in named):
+    if first and replaces_advice(diagnosis_id, case.past):
         return first
     args = {advice.arg for advice in first}
     return first + [advice for advice in own if advice.arg not in args]

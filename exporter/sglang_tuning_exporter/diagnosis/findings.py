@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -12,7 +12,7 @@ from sglang_tuning_exporter.diagnosis.evidence import OVER_SECONDS, Evidence, Pa
 from sglang_tuning_exporter.diagnosis.profile_settings import differing
 from sglang_tuning_exporter.diagnosis.row import URGENCY, Diagnosis
 from sglang_tuning_exporter.diagnosis.sizing.admission import tolerated
-from sglang_tuning_exporter.diagnosis.suspects import waits_beside_room
+from sglang_tuning_exporter.diagnosis.suspects import OFTEN, replaces_advice, waits_beside_room
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES, causes_first
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, Profile
 
@@ -143,10 +143,14 @@ def _findings(held: dict[str, Evidence], past: Past) -> list[Finding]:
     for row in sorted(map(BY_ID.__getitem__, in_order), key=lambda row: row.is_chance):
         if not held.keys().isdisjoint(row.unless) or row.repeats in found:
             continue
-        if row.condition.can_be_tolerated and tolerated(case):
+        if row.condition.can_be_tolerated and tolerated(case) and not replaces_advice(row.id, past):
             continue  # the best advice is to change nothing
         because = tuple(cause for cause in causes_of(row.id, held) if cause in found)
-        advice = _borrowed(row, [found[cause] for cause in because]) or _own(row, held, case, turned, changes)
+        advice = (
+            _borrowed(row, [found[cause] for cause in because])
+            or _of_the_waits(row, held, past, turned, changes)
+            or _own(row, held, case, turned, changes)
+        )
         turned.update((a.arg, a.suggested) for a in advice if a.arg)
         # Without advice the flag has its best value already, or a more urgent finding sets it. Then there is nothing to
         # report, unless the evidence is a fault in itself.
@@ -200,6 +204,30 @@ def _borrowed(row: Diagnosis, causes: list[Finding]) -> tuple[Advice, ...]:
     return next(iter(flags or given), ())
 
 
+def _of_the_waits(
+    row: Diagnosis,
+    held: dict[str, Evidence],
+    past: Past,
+    turned: dict[str, float | str | None],
+    changes: dict[str, object],
+) -> tuple[Advice, ...]:
+    """Return the flags of the cause that holds for most of the time in which requests waited; empty if the row does not borrow.
+
+    After a burst the cause may hold for too little of all serving time to be a finding, and its flag is still the cure.
+    """
+    if not row.borrows:
+        return ()
+    recent = past.recent.copy()
+    recent.seconds.pop(("admission", "no_queue"), None)
+    waits = replace(past, recent=recent)
+    for cause in (BY_ID[cause] for cause in row.causes if cause not in held):
+        evidence = cause.condition.measure(waits)
+        if evidence is not None and evidence.holds and held.keys().isdisjoint(cause.unless):
+            case = SizingInput(waits, frozenset({*held, cause.id}))
+            return tuple(each for each in _own(cause, held, case, turned, changes) if each.flag)
+    return ()
+
+
 def _may_turn(advice: Advice, held: dict[str, Evidence], case: SizingInput) -> bool:
     """Return whether the advice may stand beside what else holds.
 
@@ -238,7 +266,7 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
         return STARTING
     if past.enough:
         # A condition that holds without advice left is not healthy; one of severity info, only if it holds most of
-        # the time.
+        # the time. Nor is a queue that is too long for less of the time than a finding needs.
         pressed = (
             any(setting.needed for setting in differing(past))
             or waits_beside_room(past)
@@ -248,7 +276,7 @@ def _verdict(found: list[Finding], held: dict[str, Evidence], past: Past) -> Ver
             )
         )
         fine = past.recent.share_of("queue", past.good_queues) or 0.0
-        return HEALTHY if fine > past.profile.frequent_share and not pressed else NO_CLEAR_BOTTLENECK
+        return HEALTHY if fine > 1.0 - OFTEN and not pressed else NO_CLEAR_BOTTLENECK
     # Too little load to judge is not idle.
     idle = past.idle_seconds > 0 and past.idle_seconds >= past.served_seconds and not past.serves
     return IDLE if idle and past.served_seconds < past.profile.enough_serving_seconds else NOT_ENOUGH_DATA

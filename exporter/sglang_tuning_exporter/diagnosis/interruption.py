@@ -31,8 +31,23 @@ def steps_between(profile: Profile) -> float:
 
 
 def prefill_takes_most(past: Past) -> bool:
-    """Return whether answers pause most of the time for prefill: then waiting requests wait for prefill too."""
-    return (standing_still(past) or 0.0) > MOSTLY and (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
+    """Return whether prefill takes most of the time or of the steps: then waiting requests wait for prefill too."""
+    paused = (standing_still(past) or 0.0) > MOSTLY and (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
+    return paused or (_full_prefill_share(past) or 0.0) > MOSTLY
+
+
+def _full_prefill_share(past: Past) -> float | None:
+    """Return the share of the steps with as many prompt tokens as fit, 0-1, of the requests that ended; None if not known.
+
+    With small chunks hardly a gap between tokens is without prefill, so gaps alone do not show what prefill takes.
+    """
+    counts, most, running = past.recent.counts, past.facts.prefill_batch_tokens, past.recent.mean("running")
+    prompts = counts.get("finished_prompt_tokens", 0.0) - counts.get("finished_cached_tokens", 0.0)
+    decoded = counts.get("finished_answer_tokens", 0.0)
+    if not most or not running or not decoded or prompts <= 0:
+        return None
+    full, steps = prompts / most, decoded / running
+    return min(full / steps, 1.0) if past.facts.arg("enable_mixed_chunk") else full / (full + steps)
 
 
 def standing_still(past: Past) -> float | None:

@@ -37,6 +37,11 @@ def explaining(row: str, past: Past) -> list[NamedSuspect]:
     return _instead([named for named in suspects(past, troubles(past)) if row in named.rows])
 
 
+def replaces_advice(row: str, past: Past) -> bool:
+    """Return whether a suspect explains the row so well that its flag is advised instead of the row's own."""
+    return any(named.place == "instead" for named in explaining(row, past))
+
+
 def unexplained(past: Past) -> list[NamedSuspect]:
     """Return the suspects that can cause the trouble seen, most likely first; empty without trouble."""
     seen = troubles(past)

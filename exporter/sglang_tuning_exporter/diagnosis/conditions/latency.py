@@ -14,6 +14,7 @@ from sglang_tuning_exporter.diagnosis.suspects import LATE_TIMES, late_share
 from sglang_tuning_exporter.state.journal import START
 
 if TYPE_CHECKING:
+    from sglang_tuning_exporter.state.latency import RecentLatency
     from sglang_tuning_exporter.state.profiles import Profile
 
 _NAMES = {"time_to_first_token": "time to first token", "inter_token": "inter-token latency"}
@@ -58,7 +59,7 @@ class ObjectiveMissed(Condition):
         empty = past.recent.share("queue", "empty")
         if empty is None and self.latency == "time_to_first_token":
             return None
-        waited = empty is not None and 1.0 - empty > profile.frequent_share
+        waited = empty is not None and (1.0 - empty > profile.frequent_share or _is_mostly_waiting(past, recent))
         # A large batch slows every step. If some tokens are in time, something else interrupts: most often prefill.
         usual = recent.p50_seconds if recent.quarter_seconds is None else recent.quarter_seconds
         prompts = (tokens_for_each_late_gap(past) or 0.0) >= LONG_PREFILL
@@ -84,6 +85,12 @@ class ObjectiveMissed(Condition):
     @property
     def described(self) -> str:
         return f"more than {self.times:g} times the error budget of the {_NAMES[self.latency]} missed, because of {_CAUSES[self.because]}"
+
+
+def _is_mostly_waiting(past: Past, first_tokens: RecentLatency) -> bool:
+    """Return whether requests spend most of the time to their first token in the queue; after a burst it is empty again."""
+    wait, mean = past.queue_wait_seconds, first_tokens.mean_seconds
+    return wait is not None and mean is not None and wait > past.profile.frequent_share * mean
 
 
 @dataclass(frozen=True, slots=True)
