@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,11 @@ def renderings(value: Any) -> set[str]:
             {f"{value / 2**power:g} {unit}", f"2^{power}"} if value == 2**power else {f"{value / 2**power:g} {unit}"}
         )
     return forms
+
+
+def test_no_number_has_two_rows() -> None:
+    named = Counter((module, name) for names, modules, _ in rows() for module in modules for name in names)
+    assert [each for each, count in named.items() if count > 1] == []
 
 
 def test_every_number_has_a_row_or_is_listed_as_technical() -> None:

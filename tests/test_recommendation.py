@@ -134,6 +134,28 @@ def test_what_a_change_brings_is_said_in_the_same_words_until_it_is_another_figu
     assert since(since({}, {advice: None}, 100.0), {advice: first}, 110.0) == {advice: RecommendedSince(100.0, first)}
 
 
+def at_most(requests: int, rate: float) -> Recommendation:
+    words = f"send at most {requests:,} requests at once, or add a replica: SGLang starts about {rate:g} requests/s"
+    return Recommendation("latency_queue", "", "", words, "slow down")
+
+
+@pytest.mark.parametrize(
+    ("now", "is_kept"), [(at_most(1_100, 3.2), True), (at_most(1_000, 2.3), False), (at_most(700, 3.0), False)]
+)
+def test_advice_to_people_keeps_its_words_while_its_figures_hardly_change(now: Recommendation, is_kept: bool) -> None:  # noqa: FBT001 - a case
+    first = at_most(1_000, 3.0)
+    said = since({}, {first: None}, 100.0)
+    expected = {first: RecommendedSince(100.0, None)} if is_kept else {now: RecommendedSince(110.0, None)}
+    assert since(said, {now: None}, 110.0) == expected
+
+
+def test_the_value_of_a_flag_changes_its_series_however_little_it_changes() -> None:
+    first, other = (
+        Recommendation("running_at_limit", "--max-running-requests", "3", value, "raise") for value in ("20", "21")
+    )
+    assert since(since({}, {first: None}, 100.0), {other: None}, 110.0) == {other: RecommendedSince(110.0, None)}
+
+
 def test_the_page_has_one_series_for_each_finding_with_advice(tmp_path: Path) -> None:
     sidecar = watched_retractions(tmp_path)
     begin = time.time()

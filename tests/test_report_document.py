@@ -167,7 +167,7 @@ def test_a_slow_client_is_a_finding_only_where_throughput_is_wanted() -> None:
 def test_advice_to_people_names_no_flag_and_says_it_in_words() -> None:
     advice = document(recording("client_limited"), profile="offline")["findings"][0]["advice"][0]
     assert (advice["flag"], advice["current"], advice["gain"]) == (None, None, None)
-    assert advice["suggested"].startswith("send about 321 requests at once (now 1): about 221 can run")
+    assert advice["suggested"].startswith("send about 320 requests at once (now 1): about 220 can run")
 
 
 def test_a_restart_in_the_log_is_counted_and_gives_the_second_starts_arguments() -> None:

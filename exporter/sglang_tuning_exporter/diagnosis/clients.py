@@ -28,13 +28,20 @@ def at_least(past: Past) -> str:
     most = past.facts.arg("max_queued_requests")
     if most is not None:
         waiting = min(waiting, past.serving_ranks * most)
-    wanted, now = round(fit + waiting), round(running + (past.total("queued") or 0.0))
+    fit, now = _about(fit), round(running + (past.total("queued") or 0.0))
+    wanted = fit + round(waiting)
     if wanted <= now:
         return ""
     return (
-        f"send about {wanted:,} requests at once (now {now:,}): about {fit:,.0f} can run,"
+        f"send about {wanted:,} requests at once (now {now:,}): about {fit:,} can run,"
         f" {waiting:,.0f} more keep the queue filled"
     )
+
+
+def _about(requests: float) -> int:
+    """Return two significant digits, rounded down: more would change with every scrape."""
+    digit = 10.0 ** max(len(f"{requests:.0f}") - 2, 0)
+    return int(requests // digit * digit)
 
 
 def fitting(past: Past) -> float | None:
@@ -65,10 +72,10 @@ def at_most(past: Past) -> str:
         )
         waiting, because = (
             rate * wait,
-            f"SGLang starts {rate:.3g} requests/s, and none should wait longer than {wait:g} s",
+            f"SGLang starts about {rate:.2g} requests/s, and none should wait longer than {wait:g} s",
         )
     running *= past.facts.micro_batches
-    wanted, now = int(running + waiting), round(running + queued)
+    wanted, now = _about(running) + int(waiting), round(running + queued)
     if not 0 < wanted < now:
         return ""
     return f"send at most {wanted:,} requests at once (now about {now:,}), or add a replica: {because}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.diagnosis.advice import shown
@@ -35,8 +36,9 @@ class RecommendedSince(NamedTuple):
     expected: Expected | None
 
 
-# A predicted gain that changes by less keeps its words.
-HARDLY_CHANGED = 0.1
+# Share by which a predicted gain, and a figure in advice to people, may change before the words do.
+HARDLY_CHANGED, HARDLY_OTHER = 0.1, 0.2
+_FIGURE = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
 
 
 def recommendations(judgement: Judgement) -> dict[Recommendation, Expected | None]:
@@ -67,13 +69,26 @@ def main_advice(finding: Finding) -> Advice:
 def since(
     before: Mapping[Recommendation, RecommendedSince], given: Mapping[Recommendation, Expected | None], now: float
 ) -> dict[Recommendation, RecommendedSince]:
-    """Return since when each has been given in these words: as before, or `now`."""
-    return {
-        each: RecommendedSince(now, expected)
-        if (known := before.get(each)) is None
-        else RecommendedSince(known.since, _steady(known, expected))
-        for each, expected in given.items()
-    }
+    """Return since when each has been given: as before, in the words of before, or `now`."""
+    found = {}
+    for each, expected in given.items():
+        same = each if each in before else next((old for old in before if _is_alike(old, each)), None)
+        if same is None:
+            found[each] = RecommendedSince(now, expected)
+        else:
+            found[same] = RecommendedSince(before[same].since, _steady(before[same], expected))
+    return found
+
+
+def _is_alike(before: Recommendation, now: Recommendation) -> bool:
+    """Return whether these are advice to people about one diagnosis in the same words, with figures that hardly differ."""
+    if before.flag or before._replace(suggested="") != now._replace(suggested=""):
+        return False
+    if _FIGURE.sub("", before.suggested) != _FIGURE.sub("", now.suggested):
+        return False
+    figures = zip(_FIGURE.findall(before.suggested), _FIGURE.findall(now.suggested), strict=True)
+    pairs = [(float(old.replace(",", "")), float(new.replace(",", ""))) for old, new in figures]
+    return all(abs(old - new) <= HARDLY_OTHER * max(old, new) for old, new in pairs)
 
 
 def _steady(known: RecommendedSince, expected: Expected | None) -> Expected | None:
