@@ -35,12 +35,19 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_line", REQUESTS)
-@pytest.mark.parametrize(
-    "prefix", [PREFIX, b"[11:40:13] ", b"[2025-11-20 11:40:13] ", b"", b"2025-11-20 11:40:13 INFO "]
-)
+@pytest.mark.parametrize("prefix", [PREFIX, b"[11:40:13] ", b"[2025-11-20 11:40:13] ", b""])
 def test_a_request_log_is_a_request_and_nothing_in_it_counts(prefix: bytes, request_line: bytes) -> None:
     events, reader = read(prefix + request_line + b"\n")
     assert events == []
+    assert reader.counts["request"] == 1
+    assert not any(reader.unrecognised.values())
+
+
+@pytest.mark.parametrize("request_line", REQUESTS)
+def test_a_request_log_of_a_logging_configuration_of_ones_own_is_a_request_too(request_line: bytes) -> None:
+    own = b"2025-11-20 11:40:13 INFO "
+    events, reader = read(own + b"Load weight begin. avail mem=9.00 GB\n" + own + request_line + b"\n")
+    assert len(events) == 1
     assert reader.counts["request"] == 1
     assert not any(reader.unrecognised.values())
 

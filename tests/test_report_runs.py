@@ -40,7 +40,8 @@ TIME = re.compile(rb"^\[\d{4}-\d\d-\d\d (?=\d\d:\d\d:\d\d)", re.MULTILINE)
 
 class LineByLine(LogReader):
     def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | BatchRun]:
-        return list(self.feed(block, arrived))
+        runs = super().feed_runs(block, arrived)
+        return [event for each in runs for event in (each.events() if isinstance(each, BatchRun) else (each,))]
 
 
 def both(profile: str, *logs: Path, stdin: bytes | None = None) -> tuple[dict[str, Any], dict[str, Any]]:

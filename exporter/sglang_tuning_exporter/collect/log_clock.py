@@ -8,7 +8,7 @@ from contextlib import suppress
 from sglang_tuning_exporter.sglang.events import NO_RANK
 from sglang_tuning_exporter.sglang.log.forms import find
 from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine
-from sglang_tuning_exporter.sglang.log.prefix import parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
 LOOK_BACK_BYTES = 64 << 10
@@ -38,7 +38,7 @@ def last_printed(text: bytes) -> float | None:
     for line in reversed(text.splitlines()[-LINES_TRIED:]):
         text = strip_terminal(line)
         found = find(text) or UnwrappedLine(text, None, NO_RANK)
-        prefix = parse_plain_prefix(found.text) or parse_own_prefix(found.text)
+        prefix = parse_plain_prefix(found.text)
         printed = prefix.time if prefix is not None and prefix.time is not None else found.time
         if printed is not None:
             return printed

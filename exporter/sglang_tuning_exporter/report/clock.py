@@ -7,8 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.log.forms import find
-from sglang_tuning_exporter.sglang.log.layers import begins
-from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:
@@ -32,11 +31,10 @@ def printed_time(line: bytes) -> tuple[float | None, float | None]:
     prefix = parse_plain_prefix(text)
     if prefix is None:
         text = strip_terminal(text)
-        prefix = parse_plain_prefix(text) or parse_own_prefix(text)
-        if prefix is None or not (prefix.plain or begins(text[prefix.end :])):
-            found = find(text)
-            if found is not None and (prefix := parse_plain_prefix(found.text)) is None:
-                return found.time, None
+        found = find(text)
+        prefix = parse_plain_prefix(text if found is None else found.text)
+        if found is not None and prefix is None:
+            return found.time, None
     return (None, None) if prefix is None else (prefix.time, prefix.clock)
 
 

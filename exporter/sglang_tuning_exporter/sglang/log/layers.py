@@ -39,7 +39,6 @@ _WORDS = (
     rb"|The server is fired up and ready to roll!|[A-Z]\w{1,40} hit an exception: Traceback"
 )
 HEAD = re.compile(_PREFIX + rb"|" + _WORDS)
-_BARE = re.compile(_WORDS)
 _AGAIN = re.compile(
     _PREFIX
     + rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|[\[({][\w ./:{}-]{1,60}[\])}]:? ?|[ \t|-]|[A-Z]:[ \t]){0,12}?(?="
@@ -114,11 +113,6 @@ def again(text: bytes) -> int:
     """Return where SGLang's own prefix begins after another time in brackets; 0 where it is the first."""
     match = _AGAIN.match(text)
     return match.end() if match is not None else 0
-
-
-def begins(text: bytes) -> bool:
-    """Whether a text begins with a message of SGLang's, without its prefix."""
-    return _BARE.match(text) is not None
 
 
 class Cri:

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLines
 from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_limits, parse_pool
-from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_own_parts
+from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_logger_parts
 from sglang_tuning_exporter.sglang.log.raw_text import Kind, SuspectText
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
@@ -146,7 +146,7 @@ class MessageReader:
             if ACCESS.match(message):
                 self._read_access(message, time, rank, events)
                 return "access"
-            message = message[strip_own_parts(message, 0) :]
+            message = strip_logger_parts(message)
             if _REQUEST.match(message):
                 return "request"
             self._suspicion.look(message, time, self._line)

@@ -16,9 +16,9 @@ from sglang_tuning_exporter.sglang.events import (
 from sglang_tuning_exporter.sglang.log import fast_path as usual
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK
 from sglang_tuning_exporter.sglang.log.forms import split_records
-from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, again, begins
+from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, again
 from sglang_tuning_exporter.sglang.log.messages import ACCESS, MessageReader
-from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_own_prefix, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.stamps import STAMP
 from sglang_tuning_exporter.sglang.log.surroundings import Learned, Wrapping
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal
@@ -227,9 +227,7 @@ class LogReader(MessageReader):
             return "access"
         if prefix is not None and not self._surroundings.admits(text):
             prefix = None
-        elif prefix is None and not self._strict:
-            prefix = parse_own_prefix(text)
-        if learns and (prefix is None or not (prefix.plain or begins(text[prefix.end :]))):
+        if learns and prefix is None:
             if records := split_records(text):
                 return [self._read_text(record, events) for record in records][-1]
             if (taught := self._surroundings.learn(text, settled=self._settled)) is not None:
@@ -297,9 +295,8 @@ class LogReader(MessageReader):
         if kind is None and prefix is not None:
             kind = self._read_dated(text, prefix, time, events)
         elif kind is None:
-            if (prefix := parse_own_prefix(text)) is None or not begins(text[prefix.end :]):
-                # Where SGLang prints its own time, a line without one is not SGLang's, even if the wrapping has a time.
-                prefix = Prefix(None if line.prefixed else time, None, line.rank, 0, plain=False)
+            # Where SGLang prints its own time, a line without one is not SGLang's, even if the wrapping has a time.
+            prefix = Prefix(None if line.prefixed else time, None, line.rank, 0)
             kind = self._read_prefixed(text, prefix, time, events)
         self._read_more(line.more, time, events)
         return kind
