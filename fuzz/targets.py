@@ -104,12 +104,12 @@ def check_lines(data: bytes) -> None:
     events = alone.feed(data)
     together = runs.feed_runs(data)
     assert [line for each in together for line in (each.events() if isinstance(each, BatchRun) else [each])] == events
-    tallies = (alone.counts, alone.unrecognised, alone.suspicious)
-    assert (runs.counts, runs.unrecognised, runs.suspicious) == tallies
+    tallies = (alone.counts, alone.unrecognised)
+    assert (runs.counts, runs.unrecognised) == tallies
     assert sum(alone.counts.values()) == len(lines) - (not lines[-1])
     cut = len(b"\n".join(lines[: len(lines) // 2])) + 1 if len(lines) > 1 else 0
     assert parts.feed(data[:cut]) + parts.feed(data[cut:]) == events
-    assert (parts.counts, parts.unrecognised, parts.suspicious) == tallies
+    assert (parts.counts, parts.unrecognised) == tallies
     state = ServerState(PROFILES["offline"], 0.0)
     state.observe_all(together, 1.0)
     judge(past_of(state, 2.0))

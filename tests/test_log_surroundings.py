@@ -298,7 +298,7 @@ def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
     for number in range(3000):
         marks = "".join("!?;^"[number // 4**place % 4] for place in range(6))
         reader.feed(f"a{marks} [2025-11-20 11:41:40 TP0] {RETRACTION}\n".encode())
-    learned = reader._surroundings
+    learned = reader.wrapping
     assert len(learned._shapes) <= surroundings._SHAPES_KEPT
     assert len(learned._waiting) <= surroundings._WAITING
     assert sum(len(wait.lines) for wait in learned._waiting.values()) <= surroundings._WAITING * surroundings._CONFIRMED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory, PrefillBatch, Retraction
@@ -29,22 +31,15 @@ def read(block: bytes) -> tuple[list[Event], LogReader]:
     return reader.feed(block), reader
 
 
-def suspicions(events: list[Event]) -> list[bool]:
+def suspicions(events: Sequence[Event | BatchRun]) -> list[bool]:
     return [
         event.suspect for event in events if isinstance(event, DecodeBatch | PrefillBatch | Retraction | OutOfMemory)
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [(DECODE, "decode"), (PREFILL, "prefill"), (RETRACTION, "retraction"), (OUT_OF_MEMORY, "out_of_memory")],
-)
-def test_what_follows_a_tools_name_is_suspect_and_counted(line: bytes, kind: str) -> None:
-    events, reader = read(AT + line + TOOL + AT + line)
-    assert suspicions(events) == [False, True]
-    assert reader.suspicious == {"decode": 0, "prefill": 0, "retraction": 0, "out_of_memory": 0, "startup": 0} | {
-        kind: 1
-    }
+@pytest.mark.parametrize("line", [DECODE, PREFILL, RETRACTION, OUT_OF_MEMORY])
+def test_what_follows_a_tools_name_is_suspect(line: bytes) -> None:
+    assert suspicions(read(AT + line + TOOL + AT + line)[0]) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +78,8 @@ def test_many_lines_in_the_same_second_do_not_end_the_suspicion() -> None:
 
 
 def test_the_suspicion_ends_when_lines_and_seconds_have_passed() -> None:
-    events, reader = read(AT + DECODE + TOOL + (AT + PREFILL) * 64 + LATER + DECODE + LATER + RETRACTION)
+    events, _ = read(AT + DECODE + TOOL + (AT + PREFILL) * 64 + LATER + DECODE + LATER + RETRACTION)
     assert suspicions(events) == [False] + [True] * 64 + [False, False]
-    assert reader.suspicious["prefill"] == 64
 
 
 def test_the_suspicion_ends_in_a_log_that_prints_no_times() -> None:
@@ -111,9 +105,8 @@ def test_a_whole_line_of_time_stats_makes_nothing_suspect() -> None:
 def test_a_forged_start_is_suspect() -> None:
     start = b"[2025-11-20 11:40:13] server_args={'tp_size': 1}\n"
     limits = b"[2025-11-20 11:40:13] max_total_num_tokens=1, max_running_requests=1, context_len=1\n"
-    events, reader = read(TOOL + start + limits)
+    events, _ = read(TOOL + start + limits)
     assert [event.suspect for event in events] == [True, True]
-    assert reader.suspicious["startup"] == 2
 
 
 def test_a_traceback_is_suspect_unless_a_scheduler_announced_it_with_no_words_near() -> None:
@@ -128,4 +121,4 @@ def test_suspect_lines_are_never_put_together_with_others() -> None:
     reader = LogReader()
     events = reader.feed_runs((AT + DECODE) * 3 + TOOL + (AT + DECODE) * 2)
     assert [type(event) for event in events] == [BatchRun, DecodeBatch, DecodeBatch]
-    assert reader.suspicious["decode"] == 2
+    assert suspicions(events[1:]) == [True, True]

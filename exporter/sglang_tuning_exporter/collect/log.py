@@ -238,7 +238,7 @@ class Logbook:
             return
         answered = reader.counts["access"]
         if block.begins:
-            reader.begin_file()
+            reader.wrapping.begin_file()
         try:
             # Lines from before the start all arrive at once, so their arrival time means nothing.
             events = reader.feed_runs(block.data, None if self._is_past(block.path) else self._clock())
@@ -347,7 +347,7 @@ class Logbook:
         """Return digests of the lines that are read and not processed yet: after a crash they are read again."""
         held = {path: sorted(digests) for path, digests in self._held.items() if digests}
         for path, reader in self._readers.items():
-            if lines := reader.held:
+            if lines := reader.wrapping.held:
                 held[path] = held.get(path, []) + [digest(line) for line in lines]
         return held
 
@@ -367,7 +367,7 @@ def _taken(path: Path | None) -> StateFile | None:
 
 
 def _uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
-    tallies = (reader.counts, reader.unrecognised, reader.suspicious)
+    tallies = (reader.counts, reader.unrecognised)
     before = [dict(tally) for tally in tallies]
     events = reader.feed_runs(text)
     events += reader.let_go(inf)  # else held lines would be counted later

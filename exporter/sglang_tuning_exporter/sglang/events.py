@@ -7,7 +7,6 @@ Pure data. Times are unix seconds (float); memory is in GB as SGLang prints it (
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -40,11 +39,6 @@ class Rank:
 NO_RANK = Rank()
 MOST_RANKS = 1024
 """Ranks are numbered below this; a greater number is none. Each one is remembered for as long as the exporter runs."""
-_NO_QUEUES: Mapping[str, int] = MappingProxyType({})
-
-
-def _no_queues() -> Mapping[str, int]:
-    return _NO_QUEUES  # shared, for speed: most lines show no other queue
 
 
 @dataclass(slots=True)
@@ -62,7 +56,7 @@ class DecodeBatch:
     graph: bool | None = None  # a captured graph was replayed
     graph_device: str | None = None  # cuda, cpu, npu or musa: the word before `graph:`
     generation_throughput: float | None = None  # tokens per second
-    queues: Mapping[str, int] = field(default_factory=_no_queues)  # PD and others: prealloc, transfer, retracted, …
+    queues: Mapping[str, int] = field(default_factory=dict)  # PD and others: prealloc, transfer, retracted, …
     unknown_keys: tuple[str, ...] = ()
     suspect: bool = False  # raw text of a model or a client may have produced this line (`sglang.log.raw_text`)
 
@@ -82,7 +76,7 @@ class PrefillBatch:
     full_usage: float | None = None
     swa_usage: float | None = None
     mamba_usage: float | None = None
-    queues: Mapping[str, int] = field(default_factory=_no_queues)  # bootstrap, prealloc, inflight, …
+    queues: Mapping[str, int] = field(default_factory=dict)  # bootstrap, prealloc, inflight, …
     unknown_keys: tuple[str, ...] = ()
     suspect: bool = False
 

@@ -64,12 +64,22 @@ class _Table:
 def _table() -> _Table:
     document: dict[str, Any] = json.loads((files(__package__) / "flags.json").read_text(encoding="utf-8"))
     releases = tuple(document["releases"])
-    places = {release: place for place, release in enumerate(releases)} | {"": len(releases) - 1}
+    places = _places(releases)
     rows = {
         arg: [(places[row[0]], places[row[1]], _flag(arg, row)) for row in spans]
         for arg, spans in document["arguments"].items()
     }
     return _Table(releases, rows)
+
+
+def _places(releases: tuple[str, ...]) -> dict[str, int]:
+    return {release: place for place, release in enumerate(releases)} | {"": len(releases) - 1}
+
+
+@lru_cache(maxsize=1)
+def release_places() -> dict[str, int]:
+    """Return the index of each release in `releases()`; an empty name is the newest."""
+    return _places(releases())
 
 
 def _flag(arg: str, row: list[Any]) -> Flag:
@@ -81,18 +91,15 @@ def _flag(arg: str, row: list[Any]) -> Flag:
 
 def argument_names() -> frozenset[str]:
     """Return the names of all arguments of any release, except secrets."""
-    return frozenset(_names())
+    return frozenset().union(*_names())
 
 
 @lru_cache(maxsize=1)
-def _names() -> dict[str, int]:
-    """Return the releases of each argument, one bit each, without secrets, which are never among parsed arguments."""
+def _names() -> tuple[frozenset[str], ...]:
+    """Return the names of the arguments of each release, without secrets, which are never among parsed arguments."""
     table = _table()
-    return {
-        arg: sum(1 << place for place in range(len(table.releases)) if table.flag(arg, place))
-        for arg in table.rows
-        if not is_secret(arg)
-    }
+    args = [arg for arg in table.rows if not is_secret(arg)]
+    return tuple(frozenset(arg for arg in args if table.flag(arg, place)) for place in range(len(table.releases)))
 
 
 def releases() -> tuple[str, ...]:
@@ -127,13 +134,12 @@ def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=64)  # asked again after every line of a start
 def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
-    table, known = _table(), _names()
-    printed = [known[arg] for arg in names if arg in known]
-    if len(printed) < _FEWEST_NAMES:
+    if len(names & argument_names()) < _FEWEST_NAMES:
         return None
-    fits = [sum(releases >> place & 1 for releases in printed) for place in range(len(table.releases))]
+    table, known = _table(), _names()
+    fits = [len(names & each) for each in known]
     fitting = [place for place, count in enumerate(fits) if count == max(fits)]
-    missing = {place: sum(releases >> place & 1 for releases in known.values()) - fits[place] for place in fitting}
+    missing = {place: len(known[place]) - fits[place] for place in fitting}
     fewest = min(missing.values())
     if fewest <= _MISSING_OF_A_WHOLE_LINE:
         fitting = [place for place in fitting if missing[place] == fewest]

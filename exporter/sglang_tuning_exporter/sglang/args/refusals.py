@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.args.flags import flag_of, release_places
 from sglang_tuning_exporter.sglang.args.values import attention_ranks, in_force
 
 if TYPE_CHECKING:
@@ -47,21 +47,11 @@ class ArgumentCheck:
         """Return whether the server would reject or ignore these values."""
         return all(_TESTS[test](values.of(arg), values.resolved(other)) for arg, test, other in self.when)
 
-    def concerns(self, arg: str) -> bool:
-        """Return whether the check reads an argument."""
-        return arg == self.arg or any(arg in (name, *_MADE_OF.get(name, ()), other) for name, _, other in self.when)
-
-
-@lru_cache(maxsize=1)
-def _places() -> dict[str, int]:
-    known = releases()
-    return {release: place for place, release in enumerate(known)} | {"": len(known) - 1}
-
 
 @lru_cache(maxsize=1)
 def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
     document = json.loads((files(__package__) / "choices.json").read_text(encoding="utf-8"))
-    places = _places()
+    places = release_places()
     return {
         arg: [(places[first], places[last], tuple(values)) for first, last, values in spans]
         for arg, spans in document["arguments"].items()
@@ -72,7 +62,7 @@ def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
 def checks() -> tuple[ArgumentCheck, ...]:
     """Return all checks of all releases."""
     document = json.loads((files(__package__) / "refusals.json").read_text(encoding="utf-8"))
-    places = _places()
+    places = release_places()
     return tuple(
         ArgumentCheck(
             places[row["first"]],
@@ -90,17 +80,9 @@ def checks() -> tuple[ArgumentCheck, ...]:
     )
 
 
-@lru_cache(maxsize=1024)
-def _concerning(place: int, args: frozenset[str]) -> tuple[ArgumentCheck, ...]:
-    """Return the checks of the release at index `place` that read any of these arguments."""
-    return tuple(
-        check for check in checks() if check.first <= place <= check.last and any(check.concerns(arg) for arg in args)
-    )
-
-
 def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
     """Return the values that a release's parser accepts for a flag; None where it accepts any."""
-    place = _places()[release]
+    place = release_places()[release]
     return next((values for first, last, values in _choices().get(arg, ()) if first <= place <= last), None)
 
 
@@ -115,7 +97,10 @@ def objection(release: str, values: Mapping[str, object], changes: Mapping[str, 
             return refused
     before, after = _Values(release, values), _Values(release, {**values, **changes})
     found = None
-    for check in _concerning(_places()[release], frozenset(changes)):
+    place = release_places()[release]
+    for check in checks():
+        if not check.first <= place <= check.last:
+            continue
         if check.kind == "ignored" and (check.arg not in changes or found is not None):
             continue
         if check.holds(after) and (check.kind == "ignored" or not check.holds(before)):
@@ -175,14 +160,6 @@ _MADE: dict[str, Callable[[_Values], object]] = {
     "gpus": lambda values: (values.figure("tp_size") or 1.0) * (values.figure("pp_size") or 1.0),
     "chunk_of_a_rank": lambda values: _of_a_rank("chunked_prefill_size", values),
     "requests_of_a_rank": lambda values: _of_a_rank("max_running_requests", values),
-}
-_RANKS = ("enable_dp_attention", "dp_size", "attn_dp_size")
-_MADE_OF: dict[str, tuple[str, ...]] = {
-    "attention_ranks": _RANKS,
-    "ranks": _RANKS,
-    "gpus": ("tp_size", "pp_size"),
-    "chunk_of_a_rank": ("chunked_prefill_size", *_RANKS),
-    "requests_of_a_rank": ("max_running_requests", *_RANKS),
 }
 
 

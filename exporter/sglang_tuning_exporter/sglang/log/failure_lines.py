@@ -8,6 +8,7 @@ other ranks may be between them.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from signal import Signals
 
 from sglang_tuning_exporter.sglang.events import NO_RANK, Liveness, LivenessKind, OutOfMemory, OutOfMemoryPhase, Rank
@@ -51,14 +52,19 @@ _CHECK_TIMES = re.compile(
 )
 _CHECK_OFF = 2.0  # seconds: both times are printed without fractions
 
-_ALLOCATOR = re.compile(rb"(?:RuntimeError: )?(Prefill|Decode) out of memory\. (?:Please )?[Tt]ry to lower")
-_SLOTS = re.compile(rb"(?:RuntimeError: )?alloc_req_slots runs out of memory\.")
-_POOL = re.compile(
-    rb"(?:RuntimeError: |ValueError: )?Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static"
-)
-_LAST_REQUEST = re.compile(
-    rb"(?:ValueError: )(?:Failed to retract any request\. No space left"
-    rb"|Out of memory even after retracting all other requests)"
+# Failed allocations that name their phase.
+_ALLOCATIONS: tuple[tuple[re.Pattern[bytes], OutOfMemoryPhase], ...] = (
+    (re.compile(rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower"), "prefill"),
+    (re.compile(rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower"), "decode"),
+    (re.compile(rb"(?:RuntimeError: )?alloc_req_slots runs out of memory\."), "decode"),
+    (re.compile(rb"ValueError: Failed to retract any request\. No space left"), "decode"),
+    (re.compile(rb"ValueError: Out of memory even after retracting all other requests"), "decode"),
+    (
+        re.compile(
+            rb"(?:RuntimeError: |ValueError: )?Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static"
+        ),
+        "startup",
+    ),
 )
 _CAPTURE = re.compile(rb"(?:\w+: )?Capture (?:[\w -]{0,40})?(?:cuda|CUDA) graph failed: (.*)")
 _DEVICE = re.compile(
@@ -68,10 +74,7 @@ _DEVICE = re.compile(
 )
 # Any of these: most messages are none, and one look says so.
 _POSSIBLE = re.compile(
-    b"|".join(
-        each.pattern
-        for each in (*(each for each, _ in _LIVENESS), _ALLOCATOR, _SLOTS, _POOL, _LAST_REQUEST, _CAPTURE, _DEVICE)
-    )
+    b"|".join(each.pattern for each in (*(each for each, _ in (*_LIVENESS, *_ALLOCATIONS)), _CAPTURE, _DEVICE))
 )
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
@@ -115,31 +118,26 @@ def _crash(text: bytes) -> str:
 
 def _phase_of_message(text: bytes) -> OutOfMemoryPhase | None:
     """Return the phase of a failed allocation that names it; `None` for any other text."""
-    if match := _ALLOCATOR.match(text):
-        return "prefill" if match[1] == b"Prefill" else "decode"
-    if _SLOTS.match(text) or _LAST_REQUEST.match(text):
-        return "decode"
-    if _POOL.match(text):
-        return "startup"
+    for pattern, phase in _ALLOCATIONS:
+        if pattern.match(text):
+            return phase
     match = _CAPTURE.match(text)
     return "graph_capture" if match is not None and _OUT_OF_MEMORY.search(match[1], 0, 1000) else None
 
 
+@dataclass(slots=True)
 class _Traceback:
     """An open traceback: its rank and time, and the phase that its frames show."""
 
-    __slots__ = ("chained", "counted", "expires", "phase", "ran", "rank", "started", "sure", "time")
-
-    def __init__(self, time: float | None, rank: Rank, expires: int, *, counted: bool = False, sure: bool) -> None:
-        self.time = time
-        self.rank = rank
-        self.expires = expires  # an exception after this line number is not of this traceback
-        self.sure = sure  # a scheduler announced it in a line that raw text cannot have produced
-        self.counted = counted  # an earlier exception of the same chain is already an event
-        self.chained = False  # "During handling of the above exception…": the next traceback belongs to this failure
-        self.phase: OutOfMemoryPhase | None = None
-        self.ran = False
-        self.started = False
+    time: float | None
+    rank: Rank
+    expires: int  # an exception after this line number is not of this traceback
+    counted: bool  # an earlier exception of the same chain is already an event
+    sure: bool  # a scheduler announced it in a line that raw text cannot have produced
+    chained: bool = False  # "During handling of the above exception…": the next traceback belongs to this failure
+    phase: OutOfMemoryPhase | None = None
+    ran: bool = False
+    started: bool = False
 
     def read_frame(self, function: bytes, line: int) -> None:
         """Note the phase of a frame: the deepest one counts, but every frame inside a graph capture is capture."""
@@ -232,10 +230,8 @@ class FailureLines:
         if text.startswith(TRACEBACK):
             self._open_bare(time, line)
         elif frame := _FRAME.match(text):
-            if not is_open or self._open is None:
-                self._open_bare(time, line).read_frame(frame[1], line)
-            else:
-                self._open.read_frame(frame[1], line)
+            traceback = self._open if is_open else None
+            (traceback or self._open_bare(time, line)).read_frame(frame[1], line)
         elif self._closed is not None and text.startswith(_CHAINED):
             self._closed.chained = True
         elif not is_open:

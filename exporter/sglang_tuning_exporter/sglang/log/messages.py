@@ -14,7 +14,6 @@ from sglang_tuning_exporter.sglang.events import (
     DecodeBatch,
     Event,
     Liveness,
-    OutOfMemory,
     PrefillBatch,
     Rank,
     Rejection,
@@ -25,7 +24,7 @@ from sglang_tuning_exporter.sglang.log import batch_lines
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLines
 from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_logger_parts
-from sglang_tuning_exporter.sglang.log.raw_text import Kind, SuspectText
+from sglang_tuning_exporter.sglang.log.raw_text import SuspectText
 from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
 _NOON = DAY / 2
@@ -71,8 +70,7 @@ class MessageReader:
     """Reads messages, with the memory that is needed between them.
 
     `unrecognised` counts what could not be read: `batch_key` (a field no release of the census has), `batch_line` and `retraction_line` (a
-    known head whose body cannot be read, or a batch line of an unknown sort), `server_args`. `suspicious` counts the events with
-    `suspect` set, by kind.
+    known head whose body cannot be read, or a batch line of an unknown sort), `server_args`.
     """
 
     def __init__(self) -> None:
@@ -80,7 +78,6 @@ class MessageReader:
         self._failures = FailureLines()
         self._memory = MemoryLines()
         self._suspicion = SuspectText()
-        self.suspicious = self._suspicion.counts
         self._line = 0
         self._timed = False
         self._served = True  # requests may have put raw text into the log: until a start is read, and again from its first batch on
@@ -99,9 +96,7 @@ class MessageReader:
             text, outer_time if outer_time is not None else self._last_time, self._line
         )
         if event is not None:
-            event.suspect = event.suspect and self._served
-            kind_of: Kind = "out_of_memory" if isinstance(event, OutOfMemory) else "startup"
-            event.suspect = self._suspicion.count(kind_of, suspect=event.suspect)
+            event.suspect = (event.suspect and self._served) or self._suspicion.doubtful
             events.append(event)
         return kind
 
@@ -122,7 +117,7 @@ class MessageReader:
             time = outer_time
         if time is not None:
             self._last_time = time
-        if self._suspicion.active:
+        if self._suspicion.after_sink:
             self._suspicion.move_on(time, self._line)
         timed = prefix.time is not None or prefix.clock is not None
         return self._read_message(message, time, prefix.rank, events, timed=timed)
@@ -162,7 +157,7 @@ class MessageReader:
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> None:
         """Read an access line: an event for a rejected request; health checks and scrapes are no requests."""
         if _REJECTED.match(message):
-            events.append(Rejection(time, rank, self._suspicion.active or self._suspicion.doubtful))
+            events.append(Rejection(time, rank, self._suspicion.after_known_sink))
 
     def _read_part(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> str | None:
         """Read a message with a known head; `None` where it has none, or where other words follow the head."""
@@ -195,7 +190,7 @@ class MessageReader:
                 return None
         self._failures.starting = True
         if event is not None:
-            event.suspect = self._suspicion.count("startup", suspect=self._doubts(time))
+            event.suspect = self._doubts(time)
             events.append(event)
         elif part == "limits":
             self._suspicion.note("other", time, self._line)  # cut, so it may contain raw text
@@ -205,8 +200,7 @@ class MessageReader:
         doubt = self._doubts(time)
         event = self._failures.parse_message(message, time, rank, self._line, sure=not doubt)
         if event is not None:
-            kind: Kind = "out_of_memory" if isinstance(event, OutOfMemory) else "startup"
-            event.suspect = self._suspicion.count(kind, suspect=doubt)
+            event.suspect = doubt
             events.append(event)
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
         if message.rstrip().endswith(TRACEBACK):
@@ -236,7 +230,7 @@ class MessageReader:
         if batch_lines.has_unreadable_value(message):
             self.unrecognised["batch_line"] += 1
         self._failures.serving = self._served = True
-        event.suspect = self._suspicion.count(part, suspect=self._suspicion.active)
+        event.suspect = self._suspicion.after_known_sink
         events.append(event)
         return part
 
@@ -249,7 +243,7 @@ class MessageReader:
         except batch_lines.BatchLineError:
             self.unrecognised["retraction_line"] += 1
             return False
-        event.suspect = self._suspicion.count("retraction", suspect=self._suspicion.active)
+        event.suspect = self._suspicion.after_known_sink
         event.beside_words = self._doubts(time)
         events.append(event)
         return True
@@ -263,5 +257,5 @@ class MessageReader:
         if arguments is None:
             self.unrecognised["server_args"] += 1
         else:
-            events.append(ServerArgs(time, rank, arguments, suspect=self._suspicion.count("startup", suspect=doubt)))
+            events.append(ServerArgs(time, rank, arguments, suspect=doubt))
         return "startup"

@@ -15,9 +15,6 @@ times and by the number of lines, which a text can forge.
 from __future__ import annotations
 
 import re
-from typing import Literal
-
-Kind = Literal["decode", "prefill", "retraction", "out_of_memory", "startup"]
 
 # Without arrival times both must have passed, because the text after such a message can forge printed times and lines.
 LINES = 64
@@ -65,24 +62,28 @@ class RawLine:
 
 
 class SuspectText:
-    """Which lines of one log are suspect, line by line. `counts` are suspect events by kind."""
+    """Which lines of one log are suspect, line by line."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {"decode": 0, "prefill": 0, "retraction": 0, "out_of_memory": 0, "startup": 0}
         self.doubtful = False  # it is not known which process wrote the present lines
-        self.active = False  # a message with text of a model was printed not long ago
+        self.after_sink = False  # a message with text of a model was printed not long ago
         self.arrived: float | None = None  # when the present lines arrived, of a log that is followed
         self._sink, self._words = RawLine(), RawLine()
+
+    @property
+    def after_known_sink(self) -> bool:
+        """Whether even batch lines are suspect."""
+        return self.doubtful or self.after_sink
 
     def look(self, message: bytes, time: float | None, line: int) -> None:
         """Note whether this message, the `line`-th of the log, is known to contain raw text."""
         if _SINK.match(message, 0, _LOOKED_AT):
-            self.active = True
+            self.after_sink = True
             self._sink.put(line, time, self.arrived)
 
     def move_on(self, time: float | None, line: int) -> None:
         """Go on to the `line`-th line, printed at `time`: the last such message may be far enough behind."""
-        self.active = self._sink.is_near(line, time, self.arrived)
+        self.after_sink = self._sink.is_near(line, time, self.arrived)
 
     def note(self, kind: str, time: float | None, line: int) -> None:
         """Note a line that may contain raw text."""
@@ -94,10 +95,4 @@ class SuspectText:
         words = self._words
         if self.arrived is None and words.time is not None and time is not None and time > words.time + FORGET_SECONDS:
             words.line = None
-        return self.doubtful or self.active or words.is_near(line, time, self.arrived)
-
-    def count(self, kind: Kind, *, suspect: bool) -> bool:
-        """Count an event if it is suspect; return whether it is."""
-        suspect = suspect or self.doubtful
-        self.counts[kind] += suspect
-        return suspect
+        return self.after_known_sink or words.is_near(line, time, self.arrived)

@@ -44,8 +44,8 @@ class LogReader(MessageReader):
         super().__init__()
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self._strict = strict
-        self._surroundings = Wrapping(strict=strict)
-        self._usual = usual.UsualLines(self._surroundings.admits_scheduler if strict else None)
+        self.wrapping = Wrapping(strict=strict)
+        self._usual = usual.UsualLines(self.wrapping.admits_scheduler if strict else None)
         self._replays = False  # reading lines that waited
         self._headers: set[bytes] = set()
         self._bare = False  # a line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text
@@ -63,40 +63,27 @@ class LogReader(MessageReader):
 
         They are of one scheduler and of one printed second, without another event between them.
         """
-        events: list[Event | usual.BatchRun] = []
-        self._begin(arrived, events)
+        events = self.let_go(arrived)
         self._scan(block, events)
         return events
 
-    def let_go(self, arrived: float) -> list[Event | usual.BatchRun]:
+    def let_go(self, arrived: float | None) -> list[Event | usual.BatchRun]:
         """Return the events of lines that waited too long for others like them, as suspect. To be called while no lines come."""
         events: list[Event | usual.BatchRun] = []
-        self._begin(arrived, events)
-        return events
-
-    @property
-    def held(self) -> list[bytes]:
-        """The lines that wait for others like them, without codes for a terminal; `let_go` reads them."""
-        return self._surroundings.held
-
-    def begin_file(self) -> None:
-        """Note that another file begins: a line that a container runtime cut may not be continued."""
-        self._surroundings.begin_file()
-
-    def _begin(self, arrived: float | None, events: list[_Any]) -> None:
         self._suspicion.arrived = arrived
-        self._surroundings.look(arrived)
+        self.wrapping.look(arrived)
         self._read_doubtful(events)
+        return events
 
     @property
     def unread(self) -> bytes | None:
         """The first line, cut, with words of SGLang's and a wrapping that could not be learned."""
-        return self._surroundings.unread
+        return self.wrapping.unread
 
     @property
     def is_unreadable(self) -> bool:
         """Whether enough lines came to learn their form, some have words of SGLang's, and none could be read."""
-        return self.unread is not None and not self._settled and self._line >= _ENOUGH_LINES
+        return self.wrapping.unread is not None and not self._settled and self._line >= _ENOUGH_LINES
 
     def _scan(self, block: bytes, events: list[_Any]) -> None:
         """Read the usual lines a second at a time, and all others one by one."""
@@ -105,7 +92,7 @@ class LogReader(MessageReader):
             end = block.find(b"\n", position + _STRETCH) + 1 or len(block)
             stretch = block[position:end]
             position = end
-            bare = self._surroundings.strip(stretch)
+            bare = self.wrapping.strip(stretch)
             if bare is None:
                 for line in stretch.removesuffix(b"\n").split(b"\n"):
                     self._read_alone(line, events)
@@ -115,7 +102,7 @@ class LogReader(MessageReader):
             whole = lines if bare is stretch else stretch.split(b"\n")
             done, last = 0, len(lines) - 1
             while True:
-                if not self._suspicion.active and not self._surroundings.joins:
+                if not self._suspicion.after_sink and not self.wrapping.joins:
                     done = self._read_usual(done, events)
                     self._bare = self._bare or (bare is stretch and self._usual.decodes + self._usual.prefills > 0)
                 if done == last:
@@ -125,7 +112,7 @@ class LogReader(MessageReader):
 
     def _read_alone(self, line: bytes, events: list[_Any]) -> None:
         self._line += 1
-        if self._suspicion.active:
+        if self._suspicion.after_sink:
             self._suspicion.move_on(None, self._line)
         kind = self._read(line, events)
         self.counts[kind] += 1
@@ -167,7 +154,7 @@ class LogReader(MessageReader):
             self.counts["other"] += others
             self.counts["access"] += number - decodes - prefills - others
         if decodes or prefills:
-            self._surroundings.passed(decodes + prefills)
+            self.wrapping.passed(decodes + prefills)
             self._failures.serving = self._timed = self._settled = self._served = True
         if decodes or prefills or others:
             self._last_time = lines.time
@@ -181,11 +168,7 @@ class LogReader(MessageReader):
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
-        if (
-            prefix is not None
-            and (self._bare or not (b"\x1b" in line or again(line)))
-            and self._surroundings.admits(line)
-        ):
+        if prefix is not None and (self._bare or not (b"\x1b" in line or again(line))) and self.wrapping.admits(line):
             kind = self._read_dated(line, prefix, None, events)
             self._bare = self._bare or kind in _SGLANGS
             return kind
@@ -195,18 +178,13 @@ class LogReader(MessageReader):
         """Read a line from its prefix on, and remember one without meaning here."""
         known = (len(events), *self.unrecognised.values())
         kind = self._read_prefixed(text, prefix, outer_time, events)
-        if kind == "other" and not self._suspicion.active and known == (len(events), *self.unrecognised.values()):
+        if kind == "other" and not self._suspicion.after_sink and known == (len(events), *self.unrecognised.values()):
             self._remember(text, prefix)
         return kind
 
-    def _read_more(self, lines: tuple[bytes, ...], time: float | None, events: list[_Any]) -> None:
-        """Read further lines of one message, only those of a traceback: any other text may be raw."""
-        for line in lines:
-            self._read_bare(line, time, events)
-
     def _read_text(self, text: bytes, events: list[_Any]) -> str:
         """Read a line that does not begin as SGLang's lines of this stream do: without its wrapping, if it has one."""
-        around = self._surroundings.take_off(text)
+        around = self.wrapping.take_off(text)
         # A time in brackets before SGLang's own is not SGLang's.
         prefix = None if not self._bare and again(text) else parse_plain_prefix(text)
         if isinstance(around, UnwrappedLine) and (prefix is None or self._strict):
@@ -214,7 +192,7 @@ class LogReader(MessageReader):
         # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.
         inside = self._failures.inside(self._line)
         if around is None and prefix is None and not inside and (rest := self._unglued(text)) != text:
-            around = self._surroundings.learn_glued(text, rest)
+            around = self.wrapping.learn_glued(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)
         if isinstance(around, Learned):
             return self._read_held(around.held, events)
@@ -225,22 +203,22 @@ class LogReader(MessageReader):
         if prefix is None and ACCESS.match(text):
             self._read_access(text, None, NO_RANK, events)
             return "access"
-        if prefix is not None and not self._surroundings.admits(text):
+        if prefix is not None and not self.wrapping.admits(text):
             prefix = None
         if learns and prefix is None:
             if records := split_records(text):
                 return [self._read_text(record, events) for record in records][-1]
-            if (taught := self._surroundings.learn(text, settled=self._settled)) is not None:
+            if (taught := self.wrapping.learn(text, settled=self._settled)) is not None:
                 return self._read_held(taught.held, events)
         if prefix is not None:
             return self._read_prefixed(text, prefix, None, events)
-        if self._surroundings.wraps_every_line:
+        if self.wrapping.wraps_every_line:
             return "other"
         return self._read_bare(text, None, events) or self._read_message(text, None, NO_RANK, events, timed=False)
 
     def _unglued(self, text: bytes) -> bytes:
         """Return the line without the text that another program left before it; unchanged near raw text."""
-        if self._suspicion.active or (self._strict and self._doubts(None)):
+        if self._suspicion.after_sink or (self._strict and self._doubts(None)):
             return text
         whole = text
         if b"\r" in text:
@@ -267,14 +245,14 @@ class LogReader(MessageReader):
 
     def _read_doubtful(self, events: list[_Any]) -> None:
         """Read lines of an unknown process: a new one, or a text that imitates one."""
-        held, time = self._surroundings.let_go, self._last_time
+        held, time = self.wrapping.let_go, self._last_time
         if not held:
             return
-        self._surroundings.let_go = []
-        self._replays = self._surroundings.takes_doubtful = self._suspicion.doubtful = True
+        self.wrapping.let_go = []
+        self._replays = self.wrapping.takes_doubtful = self._suspicion.doubtful = True
         for text in held:
             self._read(text, events)
-        self._replays = self._surroundings.takes_doubtful = self._suspicion.doubtful = False
+        self._replays = self.wrapping.takes_doubtful = self._suspicion.doubtful = False
         self._last_time = time
 
     def _read_entry(self, line: UnwrappedLine, events: list[_Any]) -> str:
@@ -298,5 +276,7 @@ class LogReader(MessageReader):
             # Where SGLang prints its own time, a line without one is not SGLang's, even if the wrapping has a time.
             prefix = Prefix(None if line.prefixed else time, None, line.rank, 0)
             kind = self._read_prefixed(text, prefix, time, events)
-        self._read_more(line.more, time, events)
+        # Of further lines of one message only those of a traceback are read: any other text may be raw.
+        for more in line.more:
+            self._read_bare(more, time, events)
         return kind
