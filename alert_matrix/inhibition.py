@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import requests
 import yaml
 
-from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.diagnosis.row import Diagnosis
 from sglang_tuning_exporter.diagnosis.table import ALERTS
 from sglang_tuning_exporter.recordings.notifications import Receiver

@@ -26,7 +26,7 @@ from closed_loop.installation import RELEASES, install, installed
 from closed_loop.loops import BY_NAME
 from closed_loop.series import Bench, run_loop
 from closed_loop.situations import BY_NAME as SITUATIONS
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 RESULTS = Path(".closed-loop")
 KEPT = Path(__file__).parent / "results.json"  # what every loop brought, as it was last committed

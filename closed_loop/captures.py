@@ -26,7 +26,7 @@ import aiohttp
 from closed_loop import engine, load
 from closed_loop.installation import Installation
 from closed_loop.situations import Act, Situation
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 SCRAPE_SECONDS = 1.5
 HEALTH_SECONDS = 5.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import requests
 
 from closed_loop.installation import Installation
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ import requests
 from closed_loop import engine
 from closed_loop.installation import Installation
 from closed_loop.load import Load
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 STEADY = Load(clients=3, most_new_tokens=80, prompt_tokens=(24, 60))
 STORM = Load(clients=40, most_new_tokens=600)

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 from closed_loop.situations import Situation
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 ARCHIVES = Path(__file__).parent.parent / "tests" / "captures"
 MOST_BYTES = 100_000

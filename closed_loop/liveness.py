@@ -24,7 +24,7 @@ from closed_loop import timeline
 from closed_loop.faults import FAULTS, LOOP, Fault
 from closed_loop.host import Host
 from closed_loop.installation import RELEASES, Installation
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.stack import Stack
 
 PORT = 32000

@@ -25,7 +25,8 @@ time.time = lambda: _NOW[0]
 time.monotonic = lambda: _NOW[0]
 time.sleep = lambda _seconds: None
 
-from sglang_tuning_exporter.config import Address, Config
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.values import Address
 
 try:
     from sglang_tuning_exporter.collect import scrape

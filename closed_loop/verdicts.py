@@ -15,7 +15,7 @@ from typing import Any
 
 from closed_loop import keeping
 from closed_loop.situations import NEUTRAL, SITUATIONS, Situation
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 HERE = Path(__file__).parent
 BEFORE = "2338a13"

@@ -26,7 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from fuzz import access, forgeries, words
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import OPTIONS, Address, Config, UsageError, resolve
+from sglang_tuning_exporter.config import OPTIONS, Config, resolve
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.recording import from_files

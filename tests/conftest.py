@@ -20,7 +20,8 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import Address, Config
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve.app import make_app

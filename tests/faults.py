@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from conftest import Answer, Exporter, FakeSGLang, Page, reply, wait_for
-from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.recordings.stack import free_port
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import requests
 import yaml
 
 from alert_matrix.inhibition import answers
-from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver, as_text

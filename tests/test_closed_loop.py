@@ -18,7 +18,7 @@ from closed_loop.engine import PROGRAM, arguments_of
 from closed_loop.load import Load, Record
 from closed_loop.loops import BY_NAME, LOOPS, Loop
 from closed_loop.measures import measure, quantile
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.table import BY_ID
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 

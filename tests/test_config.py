@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.config import (
-    OPTIONS,
-    Address,
-    Config,
-    UsageError,
-    add_arguments,
-    resolve,
-    unknown_variables,
-)
+from sglang_tuning_exporter.config import OPTIONS, Config, add_arguments, resolve, unknown_variables
+from sglang_tuning_exporter.config.values import Address, UsageError
 
 SOURCES = ("flag", "environment", "file", "default")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.mixin import alerts, files, run
 
 ROOT = Path(__file__).parents[1]

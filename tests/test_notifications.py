@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sglang_tuning_exporter.config import Address, UsageError
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.recordings.http_server import MOST_BODY_BYTES
 from sglang_tuning_exporter.recordings.notifications import Receiver, as_text
 

@@ -19,7 +19,7 @@ import pytest
 
 from conftest import DECODE, RETRACTION, SERVING, Answer, FakeSGLang, environment, hang, reply, wait_for
 from followed import end_seconds
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.evidence import past_of
 from sglang_tuning_exporter.diagnosis.findings import judge
 from sglang_tuning_exporter.recordings.record import Recorder, Summary

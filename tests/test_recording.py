@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES, Recording, from_files, load
 from sglang_tuning_exporter.recordings.replay import packaged
 

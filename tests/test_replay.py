@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import Recording, from_files, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report import blocks, files
 from sglang_tuning_exporter.report.inputs import Logs
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.json_findings import plain
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report, run

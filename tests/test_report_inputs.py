@@ -20,7 +20,7 @@ import pytest
 
 from compressed import compressed
 from sglang_tuning_exporter.collect.compression import OPENERS
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.blocks import BLOCK, whole_lines
 from sglang_tuning_exporter.report.clock import Clock
 from sglang_tuning_exporter.report.inputs import Logs

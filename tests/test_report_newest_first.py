@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.newest_first import oldest_first
 from test_log_surroundings import recorded, wrapped

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.state.profiles import PROFILES

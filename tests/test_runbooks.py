@@ -17,7 +17,7 @@ import yaml
 from alert_matrix.promtool import promtool
 from conftest import config, watched_retractions, web
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
 from sglang_tuning_exporter.diagnosis.table import BY_ID, DIAGNOSES
 from sglang_tuning_exporter.mixin import alerts, boards

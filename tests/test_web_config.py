@@ -19,7 +19,7 @@ import requests
 import yaml
 
 from conftest import Exporter, Page, environment, running_exporter, wait_for
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.serve import server
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.security.active_config import ActiveConfig

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.cli.parser import PROGRAM, make_parser
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.clean import clean
 
 if TYPE_CHECKING:

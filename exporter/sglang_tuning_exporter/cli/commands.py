@@ -9,16 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.config import (
-    ENVIRONMENT_PREFIX,
-    UsageError,
-    add_arguments,
-    agreeing,
-    check,
-    resolve,
-    thresholds,
-    unknown_variables,
-)
+from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, add_arguments, resolve, unknown_variables
+from sglang_tuning_exporter.config.values import UsageError, agreeing, check, thresholds
 from sglang_tuning_exporter.sglang.clean import clean
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.cli import commands as run
-from sglang_tuning_exporter.config import UsageError, add_arguments, suggestion
+from sglang_tuning_exporter.config import add_arguments
+from sglang_tuning_exporter.config.values import UsageError, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
-from sglang_tuning_exporter.config import key_in
+from sglang_tuning_exporter.config.values import key_in
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
 
 if TYPE_CHECKING:

@@ -12,38 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.config import values
-from sglang_tuning_exporter.config.values import (
-    DEFAULT_PORT,
-    Address,
-    UsageError,
-    agreeing,
-    check,
-    key_in,
-    parse_address,
-    suggestion,
-    thresholds,
-)
+from sglang_tuning_exporter.config.values import DEFAULT_PORT, Address, UsageError, agreeing, check, key_in, suggestion
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
-
-__all__ = [
-    "DEFAULT_PORT",
-    "Address",
-    "Config",
-    "Option",
-    "UsageError",
-    "add_arguments",
-    "agreeing",
-    "check",
-    "key_in",
-    "parse_address",
-    "resolve",
-    "suggestion",
-    "thresholds",
-]
 
 ENVIRONMENT_PREFIX = "SGLANG_TUNING_"
 API_KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"

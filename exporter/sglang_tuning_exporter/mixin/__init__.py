@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis import runbook as runbooks
 from sglang_tuning_exporter.mixin import alerts, boards, reference, tables
 from sglang_tuning_exporter.mixin.annotations import DEFAULT_LINKS, Links

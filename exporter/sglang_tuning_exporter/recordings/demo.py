@@ -12,7 +12,7 @@ from typing import Any
 
 import requests
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings import recording as recordings
 from sglang_tuning_exporter.recordings.notifications import as_text
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged

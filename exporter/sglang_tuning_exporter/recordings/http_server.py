@@ -6,7 +6,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_tuning_exporter.config import Address
+from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve.listener import bind
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sglang_tuning_exporter.config import Address, parse_address
+from sglang_tuning_exporter.config.values import Address, parse_address
 from sglang_tuning_exporter.diagnosis.table import MOST_SEVERE_FIRST
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal

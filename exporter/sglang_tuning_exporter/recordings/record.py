@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.tail import LogFollower
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.recording import MAX_FILE_BYTES
 from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal

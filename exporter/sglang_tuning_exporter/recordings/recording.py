@@ -26,7 +26,7 @@ from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
 if TYPE_CHECKING:

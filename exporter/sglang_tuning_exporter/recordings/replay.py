@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sglang_tuning_exporter.config import Address, UsageError, parse_address
+from sglang_tuning_exporter.config.values import Address, UsageError, parse_address
 from sglang_tuning_exporter.recordings.http_server import Answer, HTTPServer
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal

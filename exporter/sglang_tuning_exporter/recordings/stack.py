@@ -15,7 +15,7 @@ from typing import Any
 import requests
 import yaml
 
-from sglang_tuning_exporter.config import Address, UsageError
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.notifications import Receiver
 

@@ -20,7 +20,8 @@ from sglang_tuning_exporter.capacity.model import Measured
 from sglang_tuning_exporter.collect.inquiry import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
-from sglang_tuning_exporter.config import Address, Config, UsageError
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.findings import Judgement, judge
 from sglang_tuning_exporter.diagnosis.recommendation import Recommendation, RecommendedSince, recommendations, since

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.collect.compression import MAGIC, OPENERS, ZSTD_REMEDY, packing
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.blocks import (
     BLOCK,
     DamagedFileError,

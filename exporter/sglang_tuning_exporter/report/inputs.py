@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.collect.compression import OPENERS
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.clock import FAR_SECONDS, Clock, day_of, first_time, last_time
 from sglang_tuning_exporter.report.files import STDIN, align, because, find, in_order, shown
 from sglang_tuning_exporter.report.pacing import add_up, drifts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.clock import printed_time
 from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, gathered
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.capacity.plan import Objectives, PlanRow, larger_cache, rows
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.diagnosis.demand import mean_prompt
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
 from sglang_tuning_exporter.diagnosis.json_findings import number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, PrefillBatch, Rank, ServerArgs
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader

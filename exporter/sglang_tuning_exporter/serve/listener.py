@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 
 if TYPE_CHECKING:
-    from sglang_tuning_exporter.config import Address
+    from sglang_tuning_exporter.config.values import Address
 
 BACKLOG = 128
 

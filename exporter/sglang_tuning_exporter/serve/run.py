@@ -8,7 +8,8 @@ import signal
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.config import Address, Config
+from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config.values import Address
 from sglang_tuning_exporter.serve import allocator
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.listener import bind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from sglang_tuning_exporter.config import UsageError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.serve.metrics.families import single
 from sglang_tuning_exporter.serve.security import tls
 from sglang_tuning_exporter.serve.security.web_config import WebConfig, WebConfigError, parse
