@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter.diagnosis.demand import USED_LITTLE, demand, held_tokens, mean_prompt
 from sglang_tuning_exporter.diagnosis.interruption import LONG_PREFILL, chunks_of_a_prompt, steps_between
 from sglang_tuning_exporter.diagnosis.sizing.pools import IN_FORCE
-from sglang_tuning_exporter.diagnosis.sizing.prefill import SMALLEST_CHUNK
+from sglang_tuning_exporter.diagnosis.sizing.prefill import WHOLE_PASS
 from sglang_tuning_exporter.diagnosis.suspect import NamedSuspect, Suspect
 from sglang_tuning_exporter.sglang.args.flags import flag_of
 from sglang_tuning_exporter.state.profiles import Trouble
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROMPTS_HELD = 0.25
 SHORT_PROMPT = 64.0
-SMALL_CHUNK = 1024.0
+TINY_CHUNK = 512.0
 USUAL_CHUNK = 4096.0
 LONG_PROMPT = 1024.0
 FEW_PROMPTS = 4.0  # in one prefill batch
@@ -96,7 +96,7 @@ def prefill_limit(suspect: Suspect, current: float | str, load: ObservedLoad) ->
     wanted = float(chunk) if isinstance(chunk, (int, float)) and chunk > 0 else default
     prompt = mean_prompt(load.past)
     # If many prompts fit into a batch, this limit is not the cause.
-    fit = current / (SMALL_CHUNK if prompt is None else max(prompt, 1.0))
+    fit = current / (WHOLE_PASS if prompt is None else max(prompt, 1.0))
     late = not {"tokens", "first_tokens"}.isdisjoint(load.seen) and fit <= FEW_PROMPTS
     if current >= wanted or not ("prefill" in load.seen or late or ("held" in load.seen and fit <= FEW_PROMPTS / 2)):
         return None
@@ -113,9 +113,9 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     if not isinstance(current, float) or (reserve is not None and reserve < load.past.profile.reserve_lower_gb):
         return None
     chunk, seen = current / ranks, load.seen
-    is_tiny = chunk < SMALLEST_CHUNK
+    is_tiny = chunk < TINY_CHUNK
     late = {"prefill", "first_tokens", "tokens"} if is_tiny else {"prefill", "first_tokens"}
-    if chunk >= SMALL_CHUNK or late.isdisjoint(seen):
+    if chunk >= WHOLE_PASS or late.isdisjoint(seen):
         return None
     taken = chunks_of_a_prompt(load.past, chunk)
     if taken is None and prompt is not None:
@@ -127,7 +127,7 @@ def small_chunk(suspect: Suspect, current: float | str, load: ObservedLoad) -> N
     rows = _PREFILL_ROWS - {"admission_too_conservative"} | {"latency_batch_too_large"}
     if is_tiny:  # a larger chunk takes no longer, so decode steps between more of them only delay the prompts
         rows |= {"latency_prefill_between"}
-    return NamedSuspect(suspect, current, SMALL_CHUNK * ranks, gain, rows, "instead")
+    return NamedSuspect(suspect, current, float(WHOLE_PASS) * ranks, gain, rows, "instead")
 
 
 def no_chunks(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:

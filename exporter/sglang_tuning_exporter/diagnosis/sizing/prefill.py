@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LARGEST_CHUNK, SMALL_CHUNK, LEAST_CHUNK = 16384, 4096, 2048
 SHORT_PROMPT = 0.125  # of a chunk: at most one prompt in eight fills it
 SURELY = 0.5  # of the estimated pace, which assumes full chunks
-SMALLEST_CHUNK = 512  # a smaller one takes about as long
+WHOLE_PASS = 1024  # tokens: a smaller chunk takes about as long
 NO_SMALLER = "separate prefill and decode (disaggregation), or add a replica"
 ELSEWHERE = "reuse more prefixes, separate prefill and decode, or add a replica"
 NO_MEMORY = "lower --mem-fraction-static first: a larger chunk needs memory that is not left"
@@ -94,15 +94,18 @@ def _delays_first_tokens(case: SizingInput, steps: float) -> bool:
 
 
 def _chunk_within_objective(case: SizingInput) -> AdvisedValue | None:
-    """Return the largest power of two that is computed within the inter-token objective; None if the chunk is that small, or not known."""
+    """Return the largest power of two that is computed within the inter-token objective.
+
+    None if the chunk is that small, if only a chunk would do that takes as long as a larger one, or if the pace is not known.
+    """
     current, ranks, pace = case.flag("chunked_prefill_size"), ranks_sharing(case), prefill_pace(case.past)
     objective = case.profile.inter_token_seconds
     if current is None or pace is None or objective is None:
         return None
-    fits = max(2.0 ** floor(log2(max(SURELY * pace * objective, 1.0))), SMALLEST_CHUNK) * ranks
-    if 0 < current <= fits:
+    fits = 2.0 ** floor(log2(max(SURELY * pace * objective, 1.0)))
+    if fits < WHOLE_PASS or 0 < current <= fits * ranks:
         return None
-    return AdvisedValue(_whole_pages(case, int(fits), ranks), current, arg="chunked_prefill_size")
+    return AdvisedValue(_whole_pages(case, int(fits * ranks), ranks), current, arg="chunked_prefill_size")
 
 
 def long_prompts(case: SizingInput) -> list[AdvisedValue]:
