@@ -6,6 +6,7 @@ The truth is in `closed_loop/situations.py`. The sidecar itself runs, with its c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -75,12 +76,12 @@ def test_an_archive_writes_nothing_but_plain_files_of_its_folder(tmp_path: Path,
 def test_a_kept_capture_is_small_and_can_be_replayed(name: str) -> None:
     assert archive_of(name).stat().st_size <= MOST_BYTES
     with unpacked(name) as capture:
-        recorded = load(capture)
+        recorded, about = load(capture), (capture / "recording.json").read_text()
         text = b"".join(path.read_bytes() for path in capture.iterdir())
     assert b"/root/" not in text
     assert b"/home/" not in text
     assert recorded.length_seconds > 20
-    assert recorded.sglang_version == BY_NAME[name].version
+    assert json.loads(about)["sglang_version"] == BY_NAME[name].version
 
 
 @pytest.mark.parametrize(("name", "source"), cases(HEADLINE))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.recordings.recording import Recording, from_files, load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 
@@ -199,7 +199,7 @@ def test_a_log_that_cannot_be_written_is_a_users_mistake(tmp_path: Path) -> None
 
 def test_a_port_in_use_is_a_users_mistake(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = ReplayServer(made(), log_path=tmp_path / "log", port=taken.getsockname()[1])
+        server = ReplayServer(made(), log_path=tmp_path / "log", address=Address(*taken.getsockname()))
         with pytest.raises(UsageError, match="listen_address="):
             server.start()
 

@@ -107,10 +107,10 @@ def test_a_file_that_ends_in_the_middle_of_a_line_is_followed_from_that_lines_be
 def test_a_missing_file_is_waited_for_and_read_from_its_start(log: Path) -> None:
     follower = LogFollower([str(log)])
     assert live(follower) == []
-    assert status_of(follower) == FileStatus(str(log), up=False, reason="missing", position=0, dropped=0)
+    assert status_of(follower) == FileStatus(str(log), reason="missing", position=0, dropped=0)
     log.write_bytes(b"first\n")
     assert live(follower) == [b"first\n"]
-    assert status_of(follower) == FileStatus(str(log), up=True, reason="", position=6, dropped=0)
+    assert status_of(follower) == FileStatus(str(log), reason="", position=6, dropped=0)
 
 
 def test_the_last_server_start_before_the_end_is_given_once_as_history(log: Path) -> None:
@@ -484,7 +484,7 @@ def test_stdin_is_read_without_waiting_and_its_end_is_reported() -> None:
         assert live(follower) == []
         os.write(writing, b"1\nunended")
         assert live(follower) == [b"1\n"]
-        assert status_of(follower) == FileStatus("-", up=True, reason="", position=9, dropped=0)
+        assert status_of(follower) == FileStatus("-", reason="", position=9, dropped=0)
         os.close(writing)
         assert live(follower) == [b"unended\n"]
         assert status_of(follower).reason == "ended"
@@ -500,7 +500,7 @@ def test_a_glob_takes_up_files_that_appear_from_their_start_within_a_second(tmp_
     clock = Clock()
     pattern = str(tmp_path / "*.log")
     follower = LogFollower([pattern], clock=clock)
-    assert status_of(follower) == FileStatus(pattern, up=False, reason="missing", position=0, dropped=0)
+    assert status_of(follower) == FileStatus(pattern, reason="missing", position=0, dropped=0)
     (tmp_path / "a.log").write_bytes(b"a\n")
     assert live(follower) == []
     clock.now += 1

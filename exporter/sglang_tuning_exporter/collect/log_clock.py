@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from sglang_tuning_exporter.sglang.events import NO_RANK
-from sglang_tuning_exporter.sglang.log.forms import find
-from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine
-from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
-from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+from sglang_tuning_exporter.sglang.log.forms import printed_time
 
 LOOK_BACK_BYTES = 64 << 10
 LINES_TRIED = 256  # the lines of a traceback have no time
@@ -35,11 +31,5 @@ def offset_of(path: str) -> float | None:
 
 def last_printed(text: bytes) -> float | None:
     """Return the time of the last line of `text` that has one."""
-    for line in reversed(text.splitlines()[-LINES_TRIED:]):
-        text = strip_terminal(line)
-        found = find(text) or UnwrappedLine(text, None, NO_RANK)
-        prefix = parse_plain_prefix(found.text)
-        printed = prefix.time if prefix is not None and prefix.time is not None else found.time
-        if printed is not None:
-            return printed
-    return None
+    times = (printed_time(line)[0] for line in reversed(text.splitlines()[-LINES_TRIED:]))
+    return next((time for time in times if time is not None), None)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 CHUNK = 256 << 10
 BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second; then it is the next file's turn
 _STEP = 64 << 10
-_LOOK_BACK = 256 << 20
 _LOOK_BACK_TEXT = 4 << 20
 _LAST_WORDS = 64 << 10  # the last lines say how a server ended
 _START_UP = b"server_args="
@@ -39,6 +38,8 @@ Key = tuple[int, int]
 
 class Stream:
     """One open file, identified by device and inode."""
+
+    _look_back_bytes = 256 << 20  # searched for the last server start
 
     def __init__(self, path: str, fd: int, lines: Lines) -> None:
         status = os.fstat(fd)
@@ -65,17 +66,17 @@ class Stream:
 
     def start_at(self, position: int) -> None:
         """Start with the line that contains the byte before `position`, or after it if that byte ends the line."""
-        begin = _line_start(self.fd, position, self.lines.limit)
+        begin = self._line_begin(position)
         self.go_on_at(position if begin is None else begin)
 
     def go_on_at(self, position: int) -> None:
         """Start at byte `position` of a mark; inside an overlong line, start with the line after it."""
-        if _line_start(self.fd, position, self.lines.limit) is None:
+        if self._line_begin(position) is None:
             self.lines.skip_line()
         self.look_back_from = position
         self.position = self._line_start = position
         length = min(position, places.TAIL_BYTES)
-        self._tail = self._line_tail = _after_nul(os.pread(self.fd, length, position - length))
+        self._tail = self._line_tail = _after_nul(self._pread(length, position - length))
 
     def rest(self) -> bytes:
         """Return the last incomplete line as a line, and count it as read; empty if there is none."""
@@ -134,15 +135,15 @@ class Stream:
         """
         end, self.look_back_from = self.look_back_from, 0
         try:
-            found = _rfind(self.fd, _START_UP, max(0, end - _LOOK_BACK), end)
+            found = self._rfind(_START_UP, max(0, end - self._look_back_bytes), end)
             told, start = 0, b""
             if found is not None:
-                begin = _line_start(self.fd, found, self.lines.limit) or 0
+                begin = self._line_begin(found) or 0
                 told = min(begin + _LOOK_BACK_TEXT, end)
-                start = os.pread(self.fd, told - begin, begin)
+                start = self._pread(told - begin, begin)
             last = max(end - _LAST_WORDS, told)
-            text = os.pread(self.fd, end - last, last)
-        except OSError:
+            text = self._pread(end - last, last)
+        except DAMAGE:
             return b""
         begun = last and last != told  # starts inside a line
         if begun:
@@ -164,6 +165,27 @@ class Stream:
         except OSError as error:
             self.reason = f"unreadable: {error.strerror or error}"
             self.at_end = True
+
+    def _pread(self, size: int, at: int) -> bytes:
+        return os.pread(self.fd, size, at)
+
+    def _rfind(self, needle: bytes, low: int, high: int) -> int | None:
+        """Return the offset of the last `needle` within [low, high)."""
+        while high > low:
+            begin = max(low, high - _STEP)
+            at = self._pread(high - begin, begin).rfind(needle)
+            if at >= 0:
+                return begin + at
+            high = begin + len(needle) - 1 if begin > low else low
+        return None
+
+    def _line_begin(self, position: int) -> int | None:
+        """Return the start of the line at `position`, or None if it is farther back than the limit of a line."""
+        low = max(0, position - self.lines.limit - 1)
+        newline = self._rfind(b"\n", low, position)
+        if newline is not None:
+            return newline + 1
+        return None if low else 0
 
     def _next(self) -> bytes:
         if not self.seekable:
@@ -213,7 +235,7 @@ class Stream:
         return replace(self.mark_of_text(), least=places.SURE_BYTES).known_text(self.fd)
 
     def _first_text(self) -> bytes:
-        return os.pread(self.fd, places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
+        return self._pread(places.HEAD_BYTES, 0).partition(b"\0")[0] if self.seekable else b""
 
     def look_at_start(self) -> None:
         """Note the start of a renamed file that has not been read yet, so that it is found again when compressed."""
@@ -248,7 +270,9 @@ class Stream:
 
 
 class CompressedStream(Stream):
-    """A compressed file, which is complete; positions are offsets in its text."""
+    """A compressed file, which is complete; positions are offsets in its text. An earlier server start is not looked for."""
+
+    _look_back_bytes = 0
 
     def __init__(self, path: str, fd: int, lines: Lines, name: str) -> None:
         self.name = name
@@ -262,28 +286,13 @@ class CompressedStream(Stream):
         self.size = 1  # more than was read, until its end was reached
 
     def go_on_at(self, position: int) -> None:
-        """Start at byte `position` of a mark."""
-        length = min(position, places.TAIL_BYTES)
-        self._file.seek(position - length)
-        self._tail = self._line_tail = self._file.read(length)
-        self.look_back_from = self.position = self._line_start = position
+        """Start at byte `position` of a mark; inside an overlong line, start with the line after it."""
+        super().go_on_at(position)
         self.size = position + 1
-
-    def look_back(self) -> bytes:
-        """Return the last 64 KiB before the first position; an earlier server start is not looked for."""
-        end, self.look_back_from = self.look_back_from, 0
-        try:
-            self._file.seek(max(0, end - _LAST_WORDS))
-            text = self._file.read(min(end, _LAST_WORDS))
-            self._file.seek(end)
-        except DAMAGE:
-            return b""
-        return Lines(self.lines.limit, Dropped()).feed(text[text.find(b"\n") + 1 :] if end > _LAST_WORDS else text)
 
     def take_over(self, other: Stream) -> None:
         """Continue at the position of `other`, which has the same text."""
         super().take_over(other)
-        self._file.seek(self.position)
         self.size = self.position + 1
 
     def mark_of_text(self) -> places.Mark:
@@ -302,14 +311,13 @@ class CompressedStream(Stream):
     def look_at_start(self) -> None:
         """Do nothing: a compressed file does not change."""
 
-    def _first_text(self) -> bytes:
-        text = self._file.read(places.HEAD_BYTES)
-        self._file.seek(0)
-        return text
+    def _pread(self, size: int, at: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(size)
 
     def _next(self) -> bytes:
         try:
-            raw = self._file.read(CHUNK)
+            raw = self._pread(CHUNK, self.position)
         except DAMAGE as error:
             raise OSError(errno.EIO, str(error)) from error
         self.at_end = not raw
@@ -324,26 +332,6 @@ def _last(before: bytes, text: bytes, end: int) -> bytes:
 
 def _after_nul(text: bytes) -> bytes:
     return text[text.rfind(b"\0") + 1 :]  # bytes that are NUL now may be text later
-
-
-def _rfind(fd: int, needle: bytes, low: int, high: int) -> int | None:
-    """Return the offset of the last `needle` within [low, high)."""
-    while high > low:
-        begin = max(low, high - _STEP)
-        at = os.pread(fd, high - begin, begin).rfind(needle)
-        if at >= 0:
-            return begin + at
-        high = begin + len(needle) - 1 if begin > low else low
-    return None
-
-
-def _line_start(fd: int, position: int, limit: int) -> int | None:
-    """Return the start of the line at `position`, or None if it is farther back than the limit of a line."""
-    low = max(0, position - limit - 1)
-    newline = _rfind(fd, b"\n", low, position)
-    if newline is not None:
-        return newline + 1
-    return None if low else 0
 
 
 def why(error: OSError) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sglang_tuning_exporter.collect import positions as places
 from sglang_tuning_exporter.collect import rotation
 from sglang_tuning_exporter.collect.chain import Chain
-from sglang_tuning_exporter.collect.lines import Dropped, Lines
+from sglang_tuning_exporter.collect.lines import Lines
 from sglang_tuning_exporter.collect.selection import Candidate, Selection, most_files
 from sglang_tuning_exporter.collect.standard_input import Stdin
 from sglang_tuning_exporter.collect.stream import OTHER_KINDS, Key, Stream, look_at, why
@@ -61,13 +61,17 @@ class FileStatus:
     """
 
     path: str
-    up: bool
     reason: str
     position: int
     dropped: int
     lost: int = 0
-    unread: str = ""
     lost_last: str = ""
+    unread: str = ""
+
+    @property
+    def up(self) -> bool:
+        """Whether it is followed."""
+        return not self.reason
 
     @property
     def words(self) -> str:
@@ -162,18 +166,17 @@ class LogFollower:
         """Return the status of every file, and of every pattern that matches none."""
         found = []
         if self._stdin is not None:
-            found.append(_status("-", self._stdin.reason, self._stdin.position, self._stdin.dropped))
+            found.append(FileStatus("-", self._stdin.reason, self._stdin.position, self._stdin.dropped.lines))
         for chain in self._chains.values():
             if not chain.other_name:
                 reason = chain.reason or (chain.current.reason if chain.current else "")
                 position = chain.current.position if chain.current else 0
-                status = _status(chain.path, reason, position, chain.dropped)
-                found.append(replace(status, lost=chain.lost, lost_last=chain.lost_last))
+                figures = position, chain.dropped.lines, chain.lost, chain.lost_last
+                found.append(FileStatus(chain.path, reason, *figures))
         used = {chain.pattern for chain in self._chains.values()}
-        found += [
-            _status(pattern, "missing", 0, Dropped()) for pattern in self._selection.barren if pattern not in used
+        return found + [
+            FileStatus(pattern, "missing", 0, 0) for pattern in self._selection.barren if pattern not in used
         ]
-        return found
 
     def paths(self) -> set[str]:
         """Return every path that may still yield blocks."""
@@ -333,7 +336,3 @@ class LogFollower:
 
 def _blocks(path: str, pieces: Iterable[bytes], *, historical: bool = False) -> Iterator[Block]:
     return (Block(path, data, historical) for data in pieces if data)
-
-
-def _status(path: str, reason: str, position: int, dropped: Dropped) -> FileStatus:
-    return FileStatus(path, not reason, reason, position, dropped.lines)

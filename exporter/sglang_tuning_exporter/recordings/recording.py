@@ -74,8 +74,6 @@ class Recording:
     """
 
     name: str
-    sglang_version: str | None
-    note: str
     lines: tuple[TimedText, ...]
     scrapes: tuple[TimedText, ...]
     transitions: tuple[Transition, ...]
@@ -173,8 +171,6 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
         zero = moments[0].at
     return Recording(
         name=name,
-        sglang_version=str(about["sglang_version"]) if about.get("sglang_version") is not None else None,
-        note=str(about.get("note", "")),
         lines=tuple(TimedText(max(0.0, line.at - zero), line.text) for line in moments),
         scrapes=tuple(TimedText(max(0.0, at - zero), text) for at, text in scrapes),
         transitions=tuple(

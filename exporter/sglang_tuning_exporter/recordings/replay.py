@@ -25,6 +25,7 @@ MAX_SPEED = 10_000.0
 _STEP_SECONDS = 0.02
 _LONGEST_LOG_BYTES = 32 << 20  # above this a new round starts with an empty file: a long demo does not fill the disk
 _JSON = "application/json"
+_ANY_PORT = Address("127.0.0.1", 0)
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -57,8 +58,7 @@ class ReplayServer:
         recording: Recording,
         *,
         log_path: Path,
-        host: str = "127.0.0.1",
-        port: int = 0,
+        address: Address = _ANY_PORT,
         speed: float = 1.0,
         loop: bool = False,
         on_tick: Callable[[float], None] | None = None,
@@ -68,7 +68,7 @@ class ReplayServer:
         self._recording = recording
         self.length_seconds = recording.length_seconds  # of one round
         self._log_path = log_path
-        self._address = Address(host, port)
+        self._address = address
         self._speed = speed
         self._loop = loop
         self._on_tick = on_tick
@@ -207,9 +207,7 @@ def run(directory: Path, *, speed: float, listen_address: str, log_file: Path | 
     assert log_path is not None
     asked_to_stop = threading.Event()
     try:
-        server = ReplayServer(
-            recording, log_path=log_path, host=address.host, port=address.port, speed=speed, loop=loop
-        )
+        server = ReplayServer(recording, log_path=log_path, address=address, speed=speed, loop=loop)
         with stopped_by_signal(asked_to_stop.set):
             try:
                 server.start()

@@ -149,13 +149,7 @@ class Scrubber:
         for line in page.splitlines():
             if line.startswith(("# TYPE ", "# HELP ")):
                 words = line.split(" ", 3)
-                if (
-                    len(words) == 4
-                    and _SERIES.match(words[2])
-                    and is_known(words[2])
-                    and words[:2] == ["#", "TYPE"]
-                    and words[3] in TYPES
-                ):
+                if words[1] == "TYPE" and words[-1] in TYPES and _SERIES.match(words[2]) and is_known(words[2]):
                     kept.append(line)
                 continue
             for name, raw, value, _ in scan(line).samples:

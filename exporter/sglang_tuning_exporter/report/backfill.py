@@ -59,7 +59,7 @@ class _BackfillLog:
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
-        self.files = [FileStatus(name, up=True, reason="", position=0, dropped=0) for name in logs.names]
+        self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in logs.names]
         self.last_line_at: float | None = None
         self.left_out = self.dropped_lines = self.files_lost = 0
 

@@ -6,8 +6,8 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.sglang.log.forms import find
-from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND, parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.forms import find, printed_time
+from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND
 from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:
@@ -20,22 +20,6 @@ FAR_SECONDS = 30 * DAY
 # So many lines with times of another clock are strays if the first clock comes back (docs/decisions.md, "Reports").
 STRAY_LINES = 16
 LINES_SEARCHED = 4096
-
-
-def printed_time(line: bytes) -> tuple[float | None, float | None]:
-    """Return when a line was printed: unix seconds, or else seconds since midnight where it prints no date.
-
-    The time of a container runtime is not used: its time zone may differ from the server's.
-    """
-    text = line[:LONGEST_LINE]
-    prefix = parse_plain_prefix(text)
-    if prefix is None:
-        text = strip_terminal(text)
-        found = find(text)
-        prefix = parse_plain_prefix(text if found is None else found.text)
-        if found is not None and prefix is None:
-            return found.time, None
-    return (None, None) if prefix is None else (prefix.time, prefix.clock)
 
 
 def _times(block: bytes) -> Iterator[tuple[float | None, float | None]]:

@@ -6,8 +6,8 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.report.clock import printed_time
 from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, gathered
+from sglang_tuning_exporter.sglang.log.forms import printed_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,9 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
-from sglang_tuning_exporter.report.clock import day_of, first_time, last_time, printed_time
+from sglang_tuning_exporter.report.clock import day_of, first_time, last_time
 from sglang_tuning_exporter.report.samples import EVALUATION_SECONDS
+from sglang_tuning_exporter.sglang.log.forms import printed_time
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 
 if TYPE_CHECKING:

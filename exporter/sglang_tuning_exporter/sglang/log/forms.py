@@ -31,7 +31,9 @@ from sglang_tuning_exporter.sglang.log.layers import (
     row_of,
     unquoted,
 )
-from sglang_tuning_exporter.sglang.log.stamps import value_seconds
+from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds, value_seconds
+from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
 
 _LAYERS = 4
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
@@ -48,6 +50,21 @@ def find(text: bytes) -> UnwrappedLine | None:
     """Return one line without its wrapping, the stream not known; `None` where it has no words of SGLang's."""
     form = form_of(text)
     return None if form is None else taken_off(form, text)
+
+
+def printed_time(line: bytes) -> tuple[float | None, float | None]:
+    """Return when a line was printed: unix seconds, or else seconds since midnight where it prints no date.
+
+    The time of a container runtime is used only where SGLang prints none: its time zone may differ from the server's.
+    """
+    text = line[:LONGEST_LINE]
+    if (prefix := parse_plain_prefix(text)) is None:
+        text = strip_terminal(text)
+        found = find(text)
+        prefix = parse_plain_prefix(text if found is None else found.text)
+        if prefix is None:
+            return stamp_seconds(text) if found is None else found.time, None
+    return prefix.time, prefix.clock
 
 
 def taken_off(form: Form, text: bytes) -> UnwrappedLine | None:
