@@ -297,7 +297,7 @@ class Logs:
                     f"{shown(unread.decode('utf-8', 'replace'))}{because(self._sources)}"
                 )
             raise UsageError(
-                f"{self._names(self._sources)}: no line of SGLang's in it; give a server's log{because(self._sources)}"
+                f"{self._names(self._sources)}: no line of SGLang's in it; give a server's log, written at --log-level info{because(self._sources)}"
             )
 
 
