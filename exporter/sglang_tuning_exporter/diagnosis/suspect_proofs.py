@@ -32,6 +32,7 @@ AIR = 0.25
 CAPPED = "the KV cache has all that this flag allows; where less fits into memory, SGLang takes what fits"
 PAGE_SIZES = (64, 32, 16, 1)
 AIR_ALLOWED = 0.1
+LEAST_HELD = 0.5
 LARGE_BATCH = 32.0
 MOST_CONSERVATIVE = 1.3  # the guide's value against retractions
 CAUTIOUS = MOST_CONSERVATIVE - 0.01  # 4.33 x 0.3 under DP attention is 1.299
@@ -195,9 +196,14 @@ def pool_cap(suspect: Suspect, current: float | str, load: ObservedLoad) -> Name
 
 
 def _is_promised(past: Past) -> bool:
-    """Return whether running requests will use what is reserved for them, and the flag is at most 1.3."""
-    kept, asking = past.facts.conservativeness, demand(past)
-    return kept is not None and kept <= MOST_CONSERVATIVE and asking is not None and asking.share > USED_LITTLE
+    """Return whether running requests will use what is reserved for them, and the flag is at most 1.3.
+
+    Halfway through their answers, requests that will fill the KV cache hold at least half of it.
+    """
+    kept, asking, usage = past.facts.conservativeness, demand(past), past.at_balance("usage")
+    if kept is None or kept > MOST_CONSERVATIVE or asking is None or usage is None:
+        return False
+    return usage >= LEAST_HELD and asking.share > USED_LITTLE
 
 
 def adapters(suspect: Suspect, current: float | str, load: ObservedLoad) -> NamedSuspect | None:
