@@ -129,7 +129,12 @@ def test_only_the_fleet_shows_all_servers_at_once() -> None:
 def test_alerts_starts_arguments_and_memory_failures_are_marked_by_name() -> None:
     for board in BOARDS.values():
         marks = board["annotations"]["list"]
-        assert [mark["name"] for mark in marks] == ["Critical alerts", "Starts", "Changed arguments", "Out of memory"]
+        assert [mark["name"] for mark in marks] == [
+            "Critical alerts",
+            "Starts",
+            "Changed arguments",
+            "Out of GPU memory",
+        ]
         assert all("{{" in mark["titleFormat"] for mark in marks)
 
 
@@ -244,9 +249,9 @@ def test_a_division_never_divides_by_nothing(panel: dict[str, Any]) -> None:
     for expr in expressions(panel):
         for match in re.finditer(r" / (?:on \(\) group_left \(\) )?", expr):
             divisor = expr[match.end() :]
-            minutes = r"10(?:\)| or|$)"  # events in so many minutes
+            constant = r"10(?:\)| or|$)|1073741824(?:\)|$)"  # events in so many minutes; bytes of a GB
             kept = r"\((?:sum|\(\().*?> 0\)|\(\(1 - max\(.*?\)\) > 0\)"
-            assert re.match(f"{kept}|{minutes}", divisor), expr
+            assert re.match(f"{kept}|{constant}", divisor), expr
 
 
 @pytest.mark.parametrize("panel", PANELS)

@@ -310,7 +310,7 @@ def test_confidence_grows_with_the_time_served(served: float, expected: str) -> 
             "91 % of the serving time with more than 2000 requests waiting",
         ),
         (retracted(9), "4.5 retractions/min"),
-        (past(failures={"prefill": 2}), "2 out-of-memory failure(s) in prefill"),
+        (past(failures={"prefill": 2}), "2 out-of-memory failures in prefill"),
         (past(reserve=4.64), "4.6 GB free on the GPU at start-up"),
     ],
 )

@@ -96,8 +96,9 @@ class Diagnosis:
     no_alert: str = ""
 
     def sentence(self, value: str, figures: Mapping[str, str]) -> str:
-        """Return what is seen, with its figure and the thresholds in force."""
-        return self.seen.format(value=value, **figures)
+        """Return what is seen, with its figure (or the template of one) and the thresholds in force."""
+        plural = f'{{{{ if ne ({value.strip("{ }")}) "1" }}}}s{{{{ end }}}}' if value.startswith("{{") else "s"
+        return self.seen.format(value=value, s="" if value in {"1", "at least one"} else plural, **figures)
 
     @property
     def headline(self) -> str:

@@ -22,7 +22,7 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 # $__rate_interval is four times this, whatever the data source's scrape interval: scrapes two minutes apart still
 # give a rate.
 SMALLEST_STEP = "1m"
-NO_TRAFFIC = "No requests, or only the log is read"  # a log has no latencies
+NO_TRAFFIC = "No request answered, or only the log is read"  # a log has no latencies
 TILE: Json = {"titleSize": 14, "valueSize": 30}  # pixels
 NOT_REPORTED = "Not reported"  # by this release, by this kind of server, or because it is down
 

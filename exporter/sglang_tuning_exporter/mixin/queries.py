@@ -190,6 +190,13 @@ def retractions(*by: str) -> str:
     return f" or on ({', '.join(by)}) ".join((*told, f"{events} > 0", requests, events))
 
 
+def present_retractions(*by: str) -> str:
+    """Return retractions per minute for a tile: the figure of their diagnosis while it holds, so that both agree."""
+    found = (is_("diagnosis", "retracting_too_often"), is_("unit", "per_minute"))
+    labels = ", ".join(by)
+    return f"max by ({labels}) ({known(own('sglang_tuning_diagnosis_evidence', *found))}) or on ({labels}) {retractions(*by)}"
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 # TP and PP ranks report the same tokens: the first one is enough.
@@ -276,7 +283,8 @@ def since() -> str:
 
     That is the end of the verdict before it, else its first sample; of a dead exporter its last answer.
     """
-    of_alerts = f'label_replace({own("ALERTS", *_FIRING)}, "verdict", "$1", "diagnosis", "(.+)")'
+    fired = own("ALERTS", *_FIRING, is_not("alertname", _EXPORTER_DOWN.alert))
+    of_alerts = f'label_replace({fired}, "verdict", "$1", "diagnosis", "(.+)")'
     own_first, first_fired = (
         f"min by ({ON}, verdict) (min_over_time(timestamp({series})[$__range:{LOOK_STEP}]))"
         for series in (own(VERDICT), of_alerts)
@@ -294,16 +302,18 @@ def until() -> str:
 
 
 # The unit of an evidence -> how it is written.
-_FIGURES = {"share": " %", "per_minute": "/min", "seconds": " s", "GB": " GB"}
+_FIGURES = {"share": " %", "time": " % of the time", "per_minute": "/min", "seconds": " s", "GB": " GB"}
+_SHARES_OF_TIME = "|".join(row.id for row in DIAGNOSES if row.condition.figure_of == "of the time")
 
 
 def with_figure(verdicts: str) -> str:
     """Give verdicts a label `figure`: " (12.4/min)", ": how it ended" of a dead server, or a blank where there is neither."""
-    _, *others = _FIGURES
+    _, _, *others = _FIGURES
     shares, rest = (
         latest(own("sglang_tuning_diagnosis_evidence", promql.one_of("unit", units)))
         for units in (("share",), tuple(others))
     )
+    shares = f'label_replace({shares}, "unit", "time", "diagnosis", "{_SHARES_OF_TIME}")'
     number = f'count_values by ({ON}, diagnosis, unit) ("number", round(100 * {shares}) or round({rest}, 0.1))'
     figure = f'label_join({number}, "figure", " ", "number", "unit")'
     for unit, written in _FIGURES.items():

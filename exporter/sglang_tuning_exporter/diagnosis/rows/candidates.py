@@ -131,7 +131,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         condition=Suitability(how_many),
         names_suspects=True,
         summary="Flags that differ from SGLang's defaults can delay requests.",
-        seen="{value} flag(s) with a value other than the default that can cause this",
+        seen="{value} flag{s} with a value other than the default that can cause this",
         guide="not in SGLang's guide: without another explanation, check the flags that differ from the defaults first",
         remedy=Remedy(
             "",
@@ -209,7 +209,7 @@ CANDIDATE_DIAGNOSES: tuple[Diagnosis, ...] = (
         id="profile_settings",
         condition=Suitability(profile_settings.how_many_differ),
         summary="SGLang's guide recommends other settings for this profile.",
-        seen="{value} setting(s) differ from what the guide recommends for this profile",
+        seen="{value} setting{s} other than what the guide recommends for this profile",
         guide="SGLang's tuning guide, newest edition: settings for online, offline, long-context and multi-turn servers",
         remedy=Remedy(
             "",

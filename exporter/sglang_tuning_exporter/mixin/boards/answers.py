@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sglang_tuning_exporter.diagnosis.promql import one_of
+from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin import panels as p
 from sglang_tuning_exporter.mixin import queries as q
 from sglang_tuning_exporter.mixin.board import PanelRow
@@ -14,7 +16,7 @@ from sglang_tuning_exporter.mixin.boards.words import (
     verdict_sentences,
     verdicts,
 )
-from sglang_tuning_exporter.state.profiles import ONE_MORE
+from sglang_tuning_exporter.state.profiles import GIGABYTE, ONE_MORE
 from sglang_tuning_exporter.state.signals import Signal
 
 
@@ -80,6 +82,12 @@ def _advice() -> p.Json:
     # the verdict comes before the other findings
     limits = f'label_replace({q.verdict(ended=True)} * 0 + 2, "diagnosis", "$1", "verdict", "(.*)")'
     holds = f"{q.shown(q.own('sglang_tuning_diagnosis_active'))} == 1"
+    # a server that hangs or fails is mended first
+    chances = q.own(
+        "sglang_tuning_diagnosis_active", one_of("diagnosis", tuple(row.id for row in DIAGNOSES if row.is_chance))
+    )
+    urgent = q.own(q.VERDICT, q.is_("severity", "critical"))
+    holds = f"({holds} unless on ({q.ON}, diagnosis) ({chances} and on ({q.ON}) {urgent}))"
     found = f"max by ({q.ON}, diagnosis) ({limits} or on ({q.ON}, diagnosis) ({holds}))"
     # Without a flag, `advice` is the diagnosis; the column's mapping has its words.
     in_words = f'label_replace({found}, "advice", "$1", "diagnosis", "(.*)")'
@@ -168,10 +176,12 @@ def figures() -> PanelRow:
 
 def _queue() -> p.Json:
     states = ("above_range", "in_range", "below_range", "empty", "idle")
+    empty, _ = _is("queue", "empty")
     return _figure(
         "Queued requests",
         q.words(
             f"sum({q.shown(q.ranked('sglang_tuning_queued_requests'))})",
+            (f"{empty} and on () {q.threshold('queue', 'lower')}", STATE_WORDS["below_range"][0]),
             *(_is("queue", state) for state in states),
             otherwise="waiting",
         ),
@@ -238,7 +248,7 @@ def _memory() -> p.Json:
     return _figure(
         "GPU memory left",
         q.words(
-            f"min({q.shown(available)})",
+            f"min({q.shown(available)}) / {GIGABYTE}",
             (f"{memory} < {low}", "too little"),
             (f"{memory} > {high}", "more than needed"),
             (f"{memory} >= {low}", "as it should be"),
@@ -248,13 +258,13 @@ def _memory() -> p.Json:
         f" GB the guide expects it to run out; above {GUIDE.reserve_upper_gb:.0f} GB it could have held"
         " more KV cache. Reported at a start that the exporter saw, on a GPU.",
         "sglang_tuning_available_gpu_memory_bytes",
-        unit="bytes",
+        unit="suffix: GB",
         decimals=1,
     )
 
 
 def _retractions() -> p.Json:
-    per_minute = q.while_there(f"({q.retractions()})", "")
+    per_minute = q.while_there(f"({q.present_retractions()})", "")
     # `increase` stretches ten events in ten minutes to more than one a minute: the rule allows for one event
     tolerated = f"{q.threshold('retractions_per_minute', 'upper')} + {ONE_MORE}"
     return _figure(

@@ -97,10 +97,10 @@ def marks(*, shown: bool = True) -> tuple[p.Json, ...]:
             shown=shown,
         ),
         annotation(
-            "Out of memory",
+            "Out of GPU memory",
             f"increase({q.own('sglang_tuning_out_of_memory_total')}[$__rate_interval]) > 0",
             p.BAD,
-            title="Out of memory in {{phase}}",
+            title="Out of GPU memory in {{phase}}",
             shown=shown,
         ),
     )

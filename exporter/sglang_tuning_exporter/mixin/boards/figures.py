@@ -31,7 +31,7 @@ def queue() -> p.Json:
     queued, wait = (q.ranked(f"sglang_tuning_{name}") for name in ("queued_requests", "queue_wait_seconds"))
     longest, upper = q.drawn_threshold("queue", "wait_seconds"), q.drawn_threshold("queue", "upper")
     by_wait = f"unless on () {longest}"
-    near = f"and on () 5 * max({queued}) > {upper}"  # a limit far above would flatten the curve
+    near = f"and on () 2 * max({queued}) > {upper}"  # a limit far above would flatten the curve
     admitted = f"sum by (dp_rank) ({queued}) / (sum by (dp_rank) ({wait} < Inf) > 0)"
     by_rank = q.per_rank(f"{admitted} * on () group_left () {longest}")
     return p.timeseries(

@@ -37,7 +37,7 @@ def board() -> p.Json:
         TITLES[FLEET],
         description="Every SGLang server: what limits it, which flag to change, the figures of SGLang's tuning guide.",
         chapters=(
-            Chapter("", (_summary(), PanelRow(22, (_servers(),)), PanelRow(11, (_since(),)))),
+            Chapter("", (_summary(), PanelRow(23, (_servers(),)), PanelRow(11, (_since(),)))),
             Chapter("The five largest of each", (_load(),)),
         ),
         variables=variables(fleet=True),
@@ -91,7 +91,6 @@ def _summary() -> PanelRow:
                 text="value",
                 unit="suffix: tok/s",
                 decimals=0,
-                no_value="none",
                 metric="sglang_tuning_generation_tokens_per_second",
                 description="Tokens that all servers together generate in a second, over the last 5 minutes. The guide"
                 " tunes for this figure. Two exporters beside one server count it twice.",
@@ -124,18 +123,18 @@ def _columns() -> dict[str, p.Style]:
     return {
         "instance": {
             "displayName": "Server",
-            "custom.width": 130,
+            "custom.width": 120,
             "links": [{"title": "What limits this server", "url": OPEN, "targetBlank": False}],
         },
         "Value #A": {
             "displayName": "State",
-            "custom.width": 128,
+            "custom.width": 124,
             "mappings": p.ranges(LEVELS),
             "custom.cellOptions": {"type": "color-background", "mode": "basic"},
         },
         "verdict": {
             "displayName": "What limits it",
-            "custom.width": 190,
+            "custom.width": 186,
             "mappings": p.texts(said),
         },
         "advice": {
@@ -147,7 +146,7 @@ def _columns() -> dict[str, p.Style]:
         "Value #C": {"displayName": "Running", "custom.width": 74, "unit": "locale", "decimals": 0},
         "Value #D": {"displayName": "Usage", "custom.width": 74, "unit": "percentunit", "decimals": 0},
         "Value #E": {"displayName": "TTFT p95", "custom.width": 78, "unit": "suffix: s", "decimals": 2},
-        "Value #H": {"displayName": "ITL p95", "custom.width": 76, "unit": "suffix: ms", "decimals": 0},
+        "Value #H": {"displayName": "ITL p95", "custom.width": 74, "unit": "suffix: ms", "decimals": 0},
         "Value #F": {
             "displayName": "Retractions",
             "custom.width": 90,
@@ -168,7 +167,7 @@ def _servers() -> p.Json:
         p.Query(q.by_server(q.shown(q.ranked("sglang_tuning_running_requests")), "sum")),
         p.Query(q.by_server(q.shown(q.ranked("sglang_tuning_token_usage_ratio")))),
         p.Query(q.while_there(f"({q.quantiles('0.95', *FIRST, by=q.PLACE)})")),
-        p.Query(q.while_there(f"({q.retractions(*q.PLACE)})")),
+        p.Query(q.while_there(f"({q.present_retractions(*q.PLACE)})")),
         p.Query(q.while_there(q.generated_tokens("5m"))),
         p.Query(q.while_there(f"1000 * ({q.quantiles('0.95', *BETWEEN, by=q.PLACE)})")),
         no_value="unknown",

@@ -76,7 +76,7 @@ def _budget() -> p.Json:
     worst = " or ".join(
         f'label_replace({_burn(latency, "1h")}, "latency", "{latency}", "", "")' for latency in LATENCIES
     )
-    burn = f"max({worst})"
+    burn = q.while_there(f"max({worst})", "")
     return p.stat(
         "Burn rate",
         p.Query(
@@ -111,6 +111,7 @@ def _tiles() -> PanelRow:
     )
     # rejected requests come from the log, aborted ones from the metrics: either may be missing
     lost = f"(({rejected} or on () 0 * {aborted}) + ({aborted} or on () 0 * {rejected})) * 60"
+    lost = q.while_there(lost, "")
     limit = q.threshold("rejections_per_minute", "upper")
     return PanelRow(
         4,
@@ -132,9 +133,9 @@ def _tiles() -> PanelRow:
                 "Lost requests",
                 p.Query(
                     q.words(
-                        f"({lost})",
-                        (f"({lost}) > {limit}", "too many"),
-                        (f"({lost}) == 0", "none"),
+                        lost,
+                        (f"{lost} > {limit}", "too many"),
+                        (f"{lost} == 0", "none"),
                         otherwise="a few",
                     ),
                     "{{verdict}}",

@@ -16,6 +16,7 @@ from sglang_tuning_exporter.mixin.boards.common import (
     variables,
 )
 from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
+from sglang_tuning_exporter.state.profiles import GIGABYTE
 from sglang_tuning_exporter.state.signals import STATES, Signal
 
 AMBERS = (p.WATCH, "#8f3f08", "#f0a36b", "#d98032", "#6b3410", "#b98a5e", "#e8c39e", "#ffd9b3")
@@ -91,19 +92,16 @@ def _shares() -> PanelRow:
 
 
 def _memory() -> p.Json:
+    def gigabytes(metric: str, of: str = "max") -> str:
+        return f"{of}({q.known(q.own(f'sglang_tuning_{metric}_bytes'))}) / {GIGABYTE}"
+
     return p.bars(
         "Where the GPU memory went",
-        p.Query(f"max({q.known(q.own('sglang_tuning_weights_bytes'))})", "weights", p.painted("purple")),
-        p.Query(f"max({q.known(q.own('sglang_tuning_kv_pool_bytes'))})", "KV cache", p.painted(p.NEUTRAL)),
-        p.Query(
-            f"max({q.known(q.own('sglang_tuning_cuda_graph_memory_bytes'))})", "CUDA graphs", p.painted("light-blue")
-        ),
-        p.Query(
-            f"min({q.known(q.own('sglang_tuning_available_gpu_memory_bytes'))})",
-            "left for the work",
-            p.painted(p.QUIET),
-        ),
-        unit="bytes",
+        p.Query(gigabytes("weights"), "weights", p.painted("purple")),
+        p.Query(gigabytes("kv_pool"), "KV cache", p.painted(p.NEUTRAL)),
+        p.Query(gigabytes("cuda_graph_memory"), "CUDA graphs", p.painted("light-blue")),
+        p.Query(gigabytes("available_gpu_memory", "min"), "left for the work", p.painted(p.QUIET)),
+        unit="suffix: GB",
         decimals=1,
         no_value="Not reported: no GPU, or no start seen",
         metric="sglang_tuning_kv_pool_bytes",

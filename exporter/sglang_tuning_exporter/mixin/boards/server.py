@@ -44,9 +44,16 @@ def board() -> p.Json:
 def _since() -> PanelRow:
     numbers = {state: index for index, state in enumerate(STATE_WORDS)}
 
+    def number(state: str) -> str:
+        """An empty queue is below the range of a profile that has one."""
+        if state != "empty":
+            return str(numbers[state])
+        below = numbers["below_range"]
+        return f"on () group_left () (0 * {q.threshold('queue', 'lower')} + {below} or vector({numbers[state]}))"
+
     def row(signal: Signal) -> p.Query:
         cases = (
-            f"({q.ranked('sglang_tuning_state', q.is_('signal', signal), q.is_('state', state))} == 1) * {numbers[state]}"
+            f"({q.ranked('sglang_tuning_state', q.is_('signal', signal), q.is_('state', state))} == 1) * {number(state)}"
             for state in STATES[signal]
         )
         return p.Query(q.per_rank(" or ".join(cases)), SIGNAL_TITLES[signal] + "{{rank}}")
@@ -134,11 +141,11 @@ def _starts() -> PanelRow:
     failed = f"sum by (phase) (increase({q.own('sglang_tuning_out_of_memory_total')}[$__range]))"
     never = f'label_replace(sum({failed}) == 0, "verdict", "in this time", "", "")'
     memory = p.stat(
-        "Out of memory",
+        "Out of GPU memory",
         p.Query(f'label_replace({failed} > 0, "verdict", "in $1", "phase", "(.*)") or on () {never}', "{{verdict}}"),
         decimals=0,
         no_value="No log is read",
-        mappings=p.texts({"0": ("never", p.GOOD)}),
+        mappings=p.texts({"0": ("never", p.QUIET)}),
         metric="sglang_tuning_out_of_memory_total",
         names={
             f"in {phase}": p.painted(p.BAD) for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")
@@ -157,4 +164,4 @@ def _starts() -> PanelRow:
         description="Starts seen in the time shown, after the first. Every change the guide advises needs one; one"
         " that nobody made is a crash.",
     )
-    return PanelRow(5, (answers.server(), memory, starts), (12, 6, 6))
+    return PanelRow(6, (answers.server(), memory, starts), (12, 6, 6))

@@ -105,5 +105,5 @@ def changes() -> dict[str, str]:
         "idle": "nothing before there is load",
         "no_clear_bottleneck": "the guide has no advice for it",
         "starting": "wait until the model is loaded",
-        "not_enough_data": "wait a few minutes",
+        "not_enough_data": "wait for a few minutes of load",
     }
