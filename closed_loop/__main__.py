@@ -71,9 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     following.add_argument("--runs", type=int, default=1, help="runs of each loop and convergence")
     names = (*expectations.EXPECTED, *expectations.CONVERGENCES)
     following.add_argument("--only", default="all", metavar="NAME,NAME", help=f"of {', '.join(names)}")
-    agreeing = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
-    agreeing.add_argument("--seconds", type=float, default=600.0)
-    for parsing in (living, agreeing, foretelling, following):
+    consistent = tasks.add_parser("agreement", help="count a storm of retractions in four ways")
+    consistent.add_argument("--seconds", type=float, default=600.0)
+    for parsing in (living, consistent, foretelling, following):
         parsing.add_argument("--lane", type=int, default=0, choices=(0, 1), help="port and cores")
         parsing.add_argument("--results", type=Path, default=RESULTS)
         parsing.add_argument("--again", action="store_true", help="also where a result exists")

@@ -145,7 +145,7 @@ def _placed(page: str, place: str, at: float, families: Collection[str]) -> Iter
 
 def recorded(recording: Recording, *, end: float, every: float = 5.0, lead: float = 0.0) -> Iterator[Moment]:
     """Give a recording scraped every so many seconds, so that its load ends at `end` (unix seconds)."""
-    length = recording.end_of_load
+    length = recording.loads[-1][1]
     taken = 0
     steps = int(length // every)
     for step in range(steps + 1):

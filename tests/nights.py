@@ -52,8 +52,8 @@ def prolonged(name: str, minutes: float = 16, rest: float = 14) -> bytes:
     """A recording whose load goes on for so many minutes, and then a rest."""
     played = recording(name)
     texts = [line.text for line in played.lines]
-    begin, end = played.count_lines_until(played.start_of_load), played.count_lines_until(played.end_of_load)
-    load_, seconds = b"".join(texts[begin:end]), round(played.end_of_load - played.start_of_load) + 1
+    begin, end = (played.count_lines_until(at) for at in (played.loads[0][0], played.loads[-1][1]))
+    load_, seconds = b"".join(texts[begin:end]), round(played.loads[-1][1] - played.loads[0][0]) + 1
     rounds = max(1, round(60 * minutes / seconds))
     return quiet(b"".join(texts[:begin]) + b"".join(later(load_, seconds * n) for n in range(rounds)), rest)
 

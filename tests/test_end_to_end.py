@@ -66,7 +66,7 @@ def chain(name: str, directory: Path) -> Iterator[Run]:
     pids: list[int] = []
     try:
         stack.start()
-        pids = [stack.process(process).pid for process in ("exporter", "prometheus", "alertmanager")]
+        pids = [process._child.pid for process in stack._processes]
         yield Run(stack, replay, messages)
     finally:
         stack.stop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, Page, config, hang, reply, wait_for
-from sglang_tuning_exporter.collect.inquiry import LEAST_SECONDS, LoadsSchedule
+from sglang_tuning_exporter.collect.schedules import LEAST_SECONDS, LoadsSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import page, registry
 
@@ -113,5 +113,5 @@ def test_limits_of_ranks_are_asked_for_once_where_steps_are_not_counted() -> Non
     inquiry = LoadsSchedule()
     inquiry.starts((0, 5, 9), with_ranks=True)
     assert [inquiry.take(float(second)) for second in range(0, 30, 10)] == [True, False, False]
-    inquiry.want()
+    inquiry.ask_again()
     assert not inquiry.take(40.0)

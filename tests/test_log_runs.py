@@ -171,4 +171,4 @@ def test_more_layouts_than_are_remembered_are_read_all_the_same() -> None:
     for letter in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN":
         reader.feed_runs(access.replace(b"/a", b"/" + bytes([letter])))
     assert reader.counts["access"] == 12_000
-    assert len(reader._usual._known) <= 8192
+    assert len(reader._fast_path._known_shapes) <= 8192

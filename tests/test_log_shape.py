@@ -109,12 +109,12 @@ def test_what_a_process_writes_that_had_written_nothing_yet_is_handed_over_as_do
     reader = Reader()
     reader.feed(wrap(server(90)).encode(), 100.0)
     assert reader.feed(wrap(RAISED, pid=5000).encode(), 101.0) == []
-    assert reader.let_go(103.0) == []
-    crash, failure = reader.let_go(107.0)
+    assert reader.release_held(103.0) == []
+    crash, failure = reader.release_held(107.0)
     assert isinstance(crash, Liveness)
     assert isinstance(failure, OutOfMemory)
     assert (crash.suspect, failure.phase, failure.rank.tp, failure.suspect) == (True, "prefill", 3, True)
-    assert reader.let_go(120.0) == []
+    assert reader.release_held(120.0) == []
 
 
 @pytest.mark.parametrize("between", [[server(70)], [server(1)] * 70])
@@ -126,7 +126,7 @@ def test_it_is_handed_over_as_well_while_others_go_on_writing(between: list[list
 
 def test_of_a_process_whose_prefix_has_another_layout_nothing_is_handed_over() -> None:
     reader = read(journald(server(90)), journald([f"[2026-11-20 19:51:18 DP0 TP0] {RETRACTION}"], pid=5000))
-    assert reader.let_go(1e9) == []
+    assert reader.release_held(1e9) == []
 
 
 def test_lines_that_were_handed_over_teach_their_process_still() -> None:

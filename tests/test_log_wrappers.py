@@ -21,7 +21,7 @@ from sglang_tuning_exporter.sglang.events import (
     ServerArgs,
 )
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from test_log_surroundings import unmarked
+from test_log_wrapping import unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -102,7 +102,7 @@ def test_what_is_saved_while_a_block_is_being_parsed_is_the_position_before_it(
         def parse_slowly(reader: LogReader, *given: Any) -> Any:
             with LOCK:  # a scrape comes meanwhile, with something new to show
                 state.out_of_memory["decode"] += 1
-                book.keep(state, time.monotonic())
+                book.save_if_changed(state, time.monotonic())
             saved.append(json.loads(place.state_file.read_bytes()))
             return parse(reader, *given)
 
@@ -255,7 +255,7 @@ def test_a_failure_that_waits_for_its_phase_is_not_lost_with_the_reader(place: P
         with place.reader() as (book, state):
             state.advance(time.monotonic() + 1)
             with LOCK:
-                book.keep(state, time.monotonic())
+                book.save_if_changed(state, time.monotonic())
             assert (waiting, sum(state.out_of_memory.values())) == (0, 1)
 
 
@@ -283,7 +283,7 @@ def test_what_a_scrape_confirmed_is_kept_when_it_is_shown(place: Place) -> None:
         book.poll(state, LOCK)
         assert events(state) == 0
         scrape(state, 12)
-        book.keep(state, time.monotonic())
+        book.save_if_changed(state, time.monotonic())
         assert events(state) == 1
     with place.reader() as (_, state):
         assert events(state) == 1
@@ -365,13 +365,13 @@ def test_lines_of_another_process_that_were_held_when_the_exporter_was_killed_ar
         with place.reader() as (book, state):
             assert not state.unconfirmed.wait
     with place.reader() as (book, state):
-        book.hand_over(state, LOCK)
+        book.process_held(state, LOCK)
         assert state.unconfirmed.wait
         assert sum(book.lines.values()) == before + 3
         state.advance(time.monotonic() + DECIDE_SECONDS + 1)
         assert sum(state.out_of_memory.values()) == 1
     with place.reader() as (book, state):
-        book.hand_over(state, LOCK)
+        book.process_held(state, LOCK)
         state.advance(time.monotonic() + DECIDE_SECONDS + 1)
         assert sum(state.out_of_memory.values()) == 1
 

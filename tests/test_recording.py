@@ -121,7 +121,7 @@ def test_a_real_recording_says_how_much_there_is_to_see(name: str, retractions: 
 def test_log_and_scrapes_of_a_real_recording_share_one_clock() -> None:
     recording = load(packaged("retract"))
     first_prefill = next(line.at for line in recording.lines if line.at > 2 and b"] Prefill batch" in line.text)
-    assert first_prefill == pytest.approx(recording.start_of_load, abs=1.0)
+    assert first_prefill == pytest.approx(recording.loads[0][0], abs=1.0)
 
 
 def test_a_killed_server_is_away_until_it_answers_again() -> None:

@@ -27,7 +27,7 @@ from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.report import report
 from sglang_tuning_exporter.sglang.events import DecodeBatch, Event, OutOfMemory
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE
 from sglang_tuning_exporter.state.profiles import PROFILES
 
 HERE = Path(__file__).parent

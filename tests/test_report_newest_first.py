@@ -10,7 +10,7 @@ import pytest
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.newest_first import oldest_first
-from test_log_surroundings import recorded, wrapped
+from test_log_wrapping import recorded, wrapped
 from test_report_unfolded import told
 
 LINES = recorded()[:500]

@@ -13,7 +13,7 @@ import pytest
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.report.unfolded import LONGEST_DOCUMENT, unfolded
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
-from test_log_surroundings import recorded
+from test_log_wrapping import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from conftest import (
     wait_for,
 )
 from sglang_tuning_exporter.collect import sidecar as watching_module
-from sglang_tuning_exporter.collect.inquiry import InfoSchedule
+from sglang_tuning_exporter.collect.schedules import InfoSchedule
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.state.stages import Stages
 
@@ -324,7 +324,7 @@ def test_the_pauses_between_vain_questions_grow() -> None:
     while now < 1000:
         if inquiry.take(now):
             asked.append(now)
-            inquiry.missed(now)
+            inquiry.no_answer(now)
         now += 1
     assert asked == [0, 15, 45, 105, 225, 465, 765]
 
@@ -332,8 +332,8 @@ def test_the_pauses_between_vain_questions_grow() -> None:
 def test_a_start_during_the_question_is_not_forgotten() -> None:
     inquiry = InfoSchedule()
     assert inquiry.take(5)
-    inquiry.want()
-    inquiry.missed(6)
+    inquiry.ask_again()
+    inquiry.no_answer(6)
     assert inquiry.take(6)
 
 

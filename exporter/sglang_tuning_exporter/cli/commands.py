@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.config import ENVIRONMENT_PREFIX, add_arguments, resolve, unknown_variables
-from sglang_tuning_exporter.config.values import UsageError, agreeing, check, thresholds
+from sglang_tuning_exporter.config.values import UsageError, check, consistent, thresholds
 from sglang_tuning_exporter.sglang.clean import clean
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _resolved(given: dict[str, Any], *names: str, **more: Any) -> Config:
 
 def _own_thresholds(threshold: list[str] | None, profile: str) -> dict[str, float]:
     own = threshold or variable("THRESHOLD", "")
-    return agreeing(check(thresholds, "--threshold", own), profile) if own else {}
+    return consistent(check(thresholds, "--threshold", own), profile) if own else {}
 
 
 def _jobs(given: int | None) -> int:

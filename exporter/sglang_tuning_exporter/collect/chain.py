@@ -42,14 +42,14 @@ class Chain:
     current: Stream | None = None  # the one with the name now
     done: list[Mark] = field(default_factory=list)  # of closed files
     reason: str = ""
-    other_name: bool = False  # the same file is followed under another path
+    is_alias: bool = False  # the same file is followed under another path
     closed: tuple[Key, int] | None = None  # file and size at the start, if it could not be opened
     resume: Mark | None = None  # how far it was read before it was left out
     modified: int = 0  # nanoseconds
     dropped: Dropped = field(default_factory=Dropped)
     lost: int = 0  # files that were gone, or may have been, before they were read to their end
     lost_last: str = ""  # the last of them, and why
-    looked_at: float = 0.0
+    last_poll_at: float = 0.0
     folders: places.LogDirectories = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Chain:
         yield from self.done
         for at, link in enumerate(self.links):
             if link.joined and link.at_end and any(each.has_lines for each in self.links[at + 1 :]):
-                link.settle()
+                link.count_all_as_read()
             if link is not self.current:  # the log itself may have been copied and truncated since the last poll
                 link.look_at_start()
             if (mark := link.mark()) is not None:
@@ -83,7 +83,7 @@ class Chain:
             self.current.gone_at = now
             self.current = None
 
-    def find_between(self, now: float, following: Stream | None) -> bool:
+    def open_rotated(self, now: float, following: Stream | None) -> bool:
         """Open the files that had the name since the last poll, before `following` got it.
 
         Return False if there are too many: the others are found when these have been read.
@@ -95,16 +95,16 @@ class Chain:
         found = places.assign(marks, beside)
         self.done = [mark for at, mark in enumerate(self.done) if at in found or mark is self.done[-1]]
         fresh = self._unread(marks, found, beside)
-        far = now - self.looked_at >= _FAR_APART_SECONDS
+        far = now - self.last_poll_at >= _FAR_APART_SECONDS
         newest = self.links[-1] if self.links else None
         unfound = len(marks) - 1 not in found and (newest is None or newest.is_deleted())
         if far and unfound:
-            self._lose("the file that was read last, and perhaps later ones, are gone")
+            self._count_lost("the file that was read last, and perhaps later ones, are gone")
         for number in _missing(beside, found, fresh):
-            self._lose(f"{self.path}.{number} is gone")
+            self._count_lost(f"{self.path}.{number} is gone")
         return self._open(fresh, now)
 
-    def doubt(self, link: Stream) -> None:
+    def check_rewritten(self, link: Stream) -> None:
         """Mark a file of which little was read as rewritten if its directory has changed.
 
         It may have been written, copied and truncated meanwhile, and its start may be the same again.
@@ -125,16 +125,16 @@ class Chain:
     def rewind(self, now: float) -> None:
         """Continue a rewritten file: first in the copies of its earlier text, then at its start."""
         link = next(each for each in self.links if each.rewritten)
-        far = now - self.looked_at >= _FAR_APART_SECONDS
+        far = now - self.last_poll_at >= _FAR_APART_SECONDS
         copy, fresh = self._find_earlier_text(link, by_time=far or not link.position)
         if copy is None and (known := link.known_text()):
             link.restart()
-            link.go_on_at(known)
+            link.continue_at(known)
             link.look_back_from = 0
             return
         if copy is None and link.position:
             if far or link.size > link.position:
-                self._lose("the log was emptied or rewritten, and its earlier text is in no file beside it")
+                self._count_lost("the log was emptied or rewritten, and its earlier text is in no file beside it")
             if link.position < link.size:
                 link.lines = Lines(self.limit, self.dropped)  # the rest of the incomplete line is gone
         held = len(self.links)
@@ -175,7 +175,7 @@ class Chain:
         cut = 0 if following is None else _go_on(following, mark_of.get(here), None if last in found else marks[last])
         elsewhere = {at: to for at, to in found.items() if to != here}
         unread = [] if sure or cut else self._unread_since(marks, elsewhere, beside)
-        self._lose_unfound(marks[:last] if cut else marks, found)
+        self._count_unfound(marks[:last] if cut else marks, found)
         for at, place in enumerate(beside):
             if (known := mark_of.get(at)) is not None:
                 self._reopen(files[at:], known, now, is_newest=known is marks[last], copied=copied)
@@ -190,12 +190,12 @@ class Chain:
         else:
             self.done.append(mark)
 
-    def _lose_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
+    def _count_unfound(self, marks: Sequence[Mark], found: dict[int, int]) -> None:
         """Count the marked files that are gone, except those that were complete and read to their end."""
         for at, mark in enumerate(marks):
             unread = mark.size > mark.position or mark.joined or not any(later.size for later in marks[at + 1 :])
             if at not in found and unread:
-                self._lose(f"a file that was read to byte {mark.position} is gone or was changed")
+                self._count_lost(f"a file that was read to byte {mark.position} is gone or was changed")
 
     def _unread_since(
         self, marks: Sequence[Mark], found: dict[int, int], beside: Sequence[RotatedFile]
@@ -215,12 +215,12 @@ class Chain:
         moved_on = any(each.has_text() for each in later)
         yield from link.read(now)
         if link.reason and isinstance(link, CompressedStream) and link.size > link.position:
-            self._lose(f"{link.name}: {link.reason}")
+            self._count_lost(f"{link.name}: {link.reason}")
             link.size = link.position
         if link.at_end and not link.rewritten and not link.joined and moved_on:
             yield link.rest()
 
-    def let_go(self, link: Stream, now: float, *, crowded: bool) -> bytes | None:
+    def close_quiet(self, link: Stream, now: float, *, crowded: bool) -> bytes | None:
         """Close a file that was read and is quiet, and return its last incomplete line; None to keep it open."""
         later = self.links[self.links.index(link) + 1 :]
         if link.joined:
@@ -248,7 +248,7 @@ class Chain:
             self.done = [*self.done, mark][-_REMEMBERED:]
         return rest + link.close()
 
-    def _lose(self, what: str) -> None:
+    def _count_lost(self, what: str) -> None:
         self.lost += 1
         self.lost_last = what
 
@@ -269,7 +269,9 @@ class Chain:
         else:
             fresh = [place for place in beside if place.modified > marks[-1].modified and not place.inside]
         # A compressed file without text has nothing to read, and no line continues after it.
-        return [place for place in fresh if (place.device, place.inode) not in held and not place.is_spent]
+        return [
+            place for place in fresh if (place.device, place.inode) not in held and not place.is_compressed_and_empty
+        ]
 
     def _open(
         self,
@@ -286,15 +288,15 @@ class Chain:
             try:
                 fd = os.open(place.path, rotation.OPEN)
             except OSError as error:  # deleted at this moment, or not readable
-                self._lose(f"{place.path}: {why(error)}")
+                self._count_lost(f"{place.path}: {why(error)}")
                 continue
             try:
                 link = self.stream(fd, place.path)
                 if mark is not None:
-                    link.go_on_at(mark.position)
+                    link.continue_at(mark.position)
             except DAMAGE as error:
                 os.close(fd)
-                self._lose(f"{place.path}: {error}")
+                self._count_lost(f"{place.path}: {error}")
                 continue
             link.gone_at = link.grown_at = now
             link.joined = joined
@@ -334,9 +336,9 @@ def _missing(beside: Sequence[RotatedFile], found: dict[int, int], fresh: Sequen
 def _go_on(following: Stream, mark: Mark | None, newest: Mark | None) -> int:
     """Continue a file at its mark, else where the text of the `newest` mark ends in it; return that place, 0 for none."""
     if mark is not None:
-        following.go_on_at(mark.position)
+        following.continue_at(mark.position)
         return 0
     cut = 0 if newest is None else newest.known_text(following.fd)
     if cut:
-        following.go_on_at(cut)
+        following.continue_at(cut)
     return cut

@@ -35,15 +35,15 @@ class Lines:
             return b""
         first = data.find(b"\n") + 1 if self._partial or self._overlong else 0
         self._extend(data[:first])
-        begun = self._finish() if first else b""
+        has_partial_line = self._finish() if first else b""
         whole = data[first:end]
         if len(whole) > self.limit:
             whole = self._without_overlong(whole)
         self._extend(data[end:])
-        return begun + whole
+        return has_partial_line + whole
 
     @property
-    def begun(self) -> bool:
+    def has_partial_line(self) -> bool:
         """Whether an incomplete line is pending."""
         return bool(self._partial or self._overlong)
 

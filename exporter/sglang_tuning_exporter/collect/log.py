@@ -17,7 +17,7 @@ from sglang_tuning_exporter.collect.tail import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.log.fast_path import BatchRun
 from sglang_tuning_exporter.sglang.log.reader import LogReader
-from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 from sglang_tuning_exporter.state.saved import counts
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Logbook:
     """Reads the new lines of the followed files into the state, under the caller's lock. One thread polls.
 
     With a state file, positions and counters are saved together: after every block before the lock is released, and by
-    `keep` before a counter that changed without a line is shown. So a crash never takes back a counter that was shown, and
+    `save_if_changed` before a counter that changed without a line is shown. So a crash never takes back a counter that was shown, and
     no line is counted twice. `clock` returns monotonic seconds, as for the state.
     """
 
@@ -63,7 +63,7 @@ class Logbook:
         self._clock = clock
         self._readers: dict[str, LogReader] = {}
         self._gone: dict[str, float] = {}  # when the file of a reader was last followed
-        self._state_file = _taken(config.state_file)
+        self._state_file = _acquired(config.state_file)
         self._saved = self._state_file.load() if self._state_file else {}
         positions = self._saved.get("positions")
         self._follower = LogFollower(
@@ -76,15 +76,15 @@ class Logbook:
         self._counted_up_to = (
             self._follower.positions()
         )  # positions after the last counted block; `positions()` may be ahead
-        self._said = self._state_file.problem if self._state_file and not self._state_file.held else ""
-        self._said_left_out = 0
+        self._logged_problem = self._state_file.problem if self._state_file and not self._state_file.held else ""
+        self._logged_left_out = 0
         self._dropped_before = self._lost_before = 0  # in files that are no longer followed
-        self._kept: object = None  # counters of the last save; None: not saved yet
+        self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
         self._held = _texts(self._saved.get("held"))  # by path: digests of lines that were held when it was saved
         self._offsets: dict[str, float | None] = {}  # by path, while catching up: unix time minus printed time
-        self._say_problem()
+        self._log_problem()
 
     @property
     def state_file_problem(self) -> str | None:
@@ -132,12 +132,12 @@ class Logbook:
             if len(block.data) >= FULL_BLOCK_BYTES:
                 time.sleep(YIELD_SECONDS)
         if size < BEHIND_BYTES:
-            self._let_go(state, lock, self._clock())
+            self._process_released(state, lock, self._clock())
         self._forget_gone()
         statuses = [self._with_unread(status) for status in self._follower.status()]
-        self._say_changes(statuses)
-        if self.left_out > 2 * self._said_left_out:
-            self._said_left_out = self.left_out
+        self._log_changes(statuses)
+        if self.left_out > 2 * self._logged_left_out:
+            self._logged_left_out = self.left_out
             logger.warning(
                 "log: --log-file matches %d files too many: following the %d written last; narrow the glob",
                 self.left_out,
@@ -150,7 +150,7 @@ class Logbook:
             self._lost_before += sum(status.lost for status in gone)
             self.files = statuses
             if self._is_changed(state):
-                self._save_here(state, self._clock())
+                self._save_now(state, self._clock())
         if size < BEHIND_BYTES:
             if self._behind_since is not None:
                 logger.info("log: finished reading the existing lines")
@@ -162,7 +162,7 @@ class Logbook:
             logger.info("log: reading the existing lines; counters appear when that is finished")
         return size >= BEHIND_BYTES
 
-    def _say_changes(self, statuses: list[FileStatus]) -> None:
+    def _log_changes(self, statuses: list[FileStatus]) -> None:
         before = {status.path: status for status in self.files}
         for status in statuses:
             known = before.get(status.path)
@@ -198,7 +198,7 @@ class Logbook:
         """Whether lines from before the start are still being read, so that counters are incomplete; at most ten minutes."""
         return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 
-    def keep(self, state: ServerState, now: float) -> None:
+    def save_if_changed(self, state: ServerState, now: float) -> None:
         """Save counters that changed since the last block: call it under the lock before a counter is shown.
 
         Positions are those after the last counted block. The reading thread may have got another block already.
@@ -207,12 +207,12 @@ class Logbook:
             self._save(state, now)
 
     def _is_changed(self, state: ServerState) -> bool:
-        return self._kept is None or self._kept != state.counted()
+        return self._saved_counters is None or self._saved_counters != state.counted()
 
-    def hand_over(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
+    def process_held(self, state: ServerState, lock: AbstractContextManager[Any]) -> None:
         """Process lines that are still held back, as suspect: after a restart they would not be read again."""
         if self._state_file is not None and self._state_file.held:
-            self._let_go(state, lock, inf)
+            self._process_released(state, lock, inf)
 
     def close(self) -> None:
         """Close the files."""
@@ -225,7 +225,7 @@ class Logbook:
         if block.historical:
             past, held = self._without_held(block)
             # The same reader: an open traceback, a raw message or the known ranks affect the lines that follow.
-            events = self._dated(block.path, _uncounted(reader, past))
+            events = self._with_process_times(block.path, _read_uncounted(reader, past))
             with lock:
                 now = self._clock()
                 for event in events:
@@ -258,10 +258,10 @@ class Logbook:
         digests.difference_update(map(_digest_of_line, held))
         return b"".join(line for line in lines if line not in held), b"".join(held)
 
-    def _let_go(self, state: ServerState, lock: AbstractContextManager[Any], now: float) -> None:
+    def _process_released(self, state: ServerState, lock: AbstractContextManager[Any], now: float) -> None:
         """Process lines that were held back too long at `now`."""
         for path, reader in self._readers.items():
-            if events := reader.let_go(now):
+            if events := reader.release_held(now):
                 self._take(path, events, state, lock, answered=False)
 
     def _is_past(self, path: str) -> bool:
@@ -278,7 +278,7 @@ class Logbook:
     ) -> None:
         behind = self._is_past(path)
         if behind:
-            events = self._dated(path, events)
+            events = self._with_process_times(path, events)
         with lock:
             now = self._clock()
             if not behind and answered:
@@ -289,9 +289,9 @@ class Logbook:
                 state.begin_window(now)
             self.lines = self._before + _sum(reader.counts for reader in self._readers.values())
             self.unrecognised = self._unrecognised_before + _sum(r.unrecognised for r in self._readers.values())
-            self._save_here(state, now)
+            self._save_now(state, now)
 
-    def _dated(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
+    def _with_process_times(self, path: str, events: list[Event | BatchRun]) -> list[Event | BatchRun]:
         """Convert printed times to this process's clock, at most now; lines without a time happened now."""
         now = self._clock()
         if path not in self._offsets:
@@ -321,7 +321,7 @@ class Logbook:
         self._before = self._before + Counter(reader.counts)
         self._unrecognised_before = self._unrecognised_before + Counter(reader.unrecognised)
 
-    def _save_here(self, state: ServerState, now: float) -> None:
+    def _save_now(self, state: ServerState, now: float) -> None:
         """Save with the present positions. Only the reading thread may call it, after it has counted all blocks."""
         if self._state_file is not None and self._state_file.held:
             self._counted_up_to = self._follower.positions()
@@ -340,8 +340,8 @@ class Logbook:
                 "state": state.saved(now),
             }
         )
-        self._kept = state.counted() if saved else None
-        self._say_problem()
+        self._saved_counters = state.counted() if saved else None
+        self._log_problem()
 
     def _digests_of_held(self) -> dict[str, list[str]]:
         """Return digests of the lines that are read and not processed yet: after a crash they are read again."""
@@ -351,13 +351,13 @@ class Logbook:
                 held[path] = held.get(path, []) + [digest(line) for line in lines]
         return held
 
-    def _say_problem(self) -> None:
-        if self._state_file is not None and self._state_file.problem != self._said:
-            self._said = self._state_file.problem
-            logger.warning("state file %s: %s", self._state_file.path, self._said or "writable again")
+    def _log_problem(self) -> None:
+        if self._state_file is not None and self._state_file.problem != self._logged_problem:
+            self._logged_problem = self._state_file.problem
+            logger.warning("state file %s: %s", self._state_file.path, self._logged_problem or "writable again")
 
 
-def _taken(path: Path | None) -> StateFile | None:
+def _acquired(path: Path | None) -> StateFile | None:
     if path is None:
         return None
     state_file = StateFile(path)
@@ -366,11 +366,11 @@ def _taken(path: Path | None) -> StateFile | None:
     return state_file
 
 
-def _uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
+def _read_uncounted(reader: LogReader, text: bytes) -> list[Event | BatchRun]:
     tallies = (reader.counts, reader.unrecognised)
     before = [dict(tally) for tally in tallies]
     events = reader.feed_runs(text)
-    events += reader.let_go(inf)  # else held lines would be counted later
+    events += reader.release_held(inf)  # else held lines would be counted later
     for tally, figures in zip(tallies, before, strict=True):
         tally.update(figures)
     return events

@@ -45,7 +45,7 @@ class RotatedFile:
     inside: bool = False  # added before the extension
 
     @property
-    def is_spent(self) -> bool:
+    def is_compressed_and_empty(self) -> bool:
         """Whether it has no text and cannot get any."""
         return not self.size and packing(self.path) != ""
 
@@ -77,7 +77,7 @@ def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
             yield text
 
 
-def bases(path: str) -> Iterator[str]:
+def log_names(path: str) -> Iterator[str]:
     """Yield the log names that `path` may belong to: server.log for server.log.1, server.log-20260131.gz and old/server.log.1."""
     plain = path.removesuffix(packing(path))
     folder, slash, name = plain.rpartition("/")

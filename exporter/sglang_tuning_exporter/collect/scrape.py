@@ -39,7 +39,10 @@ Reason: TypeAlias = Literal[
 # The largest real page has 0.2 MB, one of 64 ranks 8 MB. Text with one wide character takes four times the memory.
 MOST_BYTES = 16 << 20
 MOST_JSON_BYTES = 4 << 20  # 64 ranks answer with 1 MB; JSON of empty lists takes thirty times its size in memory
-_STATUS_REASONS: dict[int, Reason] = {404: "metrics_disabled", 503: "not_ready"}
+_STATUSES: dict[int, tuple[Reason, str]] = {
+    404: ("metrics_disabled", "it answers 404: start SGLang with --enable-metrics"),
+    503: ("not_ready", "it answers 503: not ready yet"),
+}
 _SGLANG_SERIES = re.compile(r"^[ \t]*sglang[:_]", re.MULTILINE)
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 _TIMEOUTS = (ConnectTimeoutError, ReadTimeoutError)  # not NewConnectionError, which is a ConnectTimeoutError
@@ -200,12 +203,8 @@ class Client:
 def _check(response: urllib3.BaseHTTPResponse, *, with_key: bool) -> None:
     status = response.status
     if status != 200:
-        reason = _STATUS_REASONS.get(status, "http_status")
-        words = {
-            "metrics_disabled": "it answers 404: start SGLang with --enable-metrics",
-            "not_ready": "it answers 503: not ready yet",
-        }.get(reason, f"it answers HTTP {status}" + (_REFUSED[with_key] if status in {401, 403} else ""))
-        raise ScrapeError(reason, words)
+        refused = _REFUSED[with_key] if status in {401, 403} else ""
+        raise ScrapeError(*_STATUSES.get(status, ("http_status", f"it answers HTTP {status}{refused}")))
     if "html" in response.headers.get("Content-Type", "").lower():
         raise ScrapeError("invalid", "it answers with a web page, not with an exposition")
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -279,7 +278,7 @@ class Scraper:
     def __init__(self, fetch: Callable[[float], str], then: Callable[[Outcome], None], cut: Callable[[], None]) -> None:
         self._fetch, self._then, self._cut = fetch, then, cut
         self._lock = threading.Lock()
-        self._running: _Flight | None = None
+        self._running: _RunningScrape | None = None
         self._stopped = False
 
     def scrape(self, timeout: float) -> Outcome:
@@ -290,15 +289,15 @@ class Scraper:
             with self._lock:
                 if self._stopped:
                     return late
-                flight, begins = self._running, self._running is None
-                if flight is None:
-                    flight = self._running = _Flight()
-                    threading.Thread(target=self._fly, args=(flight, left), name="scrape", daemon=True).start()
-            if not flight.done.wait(left) or flight.outcome is None:
+                running, begins = self._running, self._running is None
+                if running is None:
+                    running = self._running = _RunningScrape()
+                    threading.Thread(target=self._run, args=(running, left), name="scrape", daemon=True).start()
+            if not running.done.wait(left) or running.outcome is None:
                 break
             # Another caller may have started this scrape with a shorter timeout: its timeout is not our answer.
-            if begins or flight.outcome.error is None or flight.outcome.error.reason != "timeout":
-                return flight.outcome
+            if begins or running.outcome.error is None or running.outcome.error.reason != "timeout":
+                return running.outcome
         self._then(late)
         return late
 
@@ -306,12 +305,12 @@ class Scraper:
         """End the current scrape and release its callers; later calls return a timeout at once."""
         with self._lock:
             self._stopped = True
-            flight = self._running
+            running = self._running
         self._cut()
-        if flight is not None:
-            flight.done.set()
+        if running is not None:
+            running.done.set()
 
-    def _fly(self, flight: _Flight, timeout: float) -> None:
+    def _run(self, running: _RunningScrape, timeout: float) -> None:
         begin = time.monotonic()
         text: str | None = None
         error: ScrapeError | None = None
@@ -325,13 +324,13 @@ class Scraper:
         try:
             self._then(outcome)
         finally:
-            flight.outcome = outcome
+            running.outcome = outcome
             with self._lock:
                 self._running = None
-            flight.done.set()
+            running.done.set()
 
 
-class _Flight:
+class _RunningScrape:
     def __init__(self) -> None:
         self.done = threading.Event()
         self.outcome: Outcome | None = None

@@ -44,7 +44,7 @@ class Selection:
 
     def __init__(self, patterns: Sequence[str], most: int, saved: places.SavedPositions, *, from_start: bool) -> None:
         self.matched: set[str] = set()  # by a glob, followed or not
-        self.barren: list[str] = []  # globs that match nothing
+        self.unmatched: list[str] = []  # globs that match nothing
         self._patterns = patterns
         self._most = most
         self._saved = saved
@@ -89,7 +89,7 @@ class Selection:
 
     def _found(self, followed: Collection[str]) -> dict[str, str]:
         """Return the pattern of every path that is listed or matched."""
-        self.matched, self.barren = set(), []
+        self.matched, self.unmatched = set(), []
         found: dict[str, str] = {}
         for pattern in self._patterns:
             if not glob.has_magic(pattern) or os.path.lexists(pattern):
@@ -99,13 +99,13 @@ class Selection:
             known = {*everything, *followed}
             # A rotated file is read with its log.
             paths = [
-                path for path in everything if not rotation.packing(path) and known.isdisjoint(rotation.bases(path))
+                path for path in everything if not rotation.packing(path) and known.isdisjoint(rotation.log_names(path))
             ]
             self.matched.update(paths)
             for path in paths:
                 found.setdefault(path, pattern)
             if not paths:
-                self.barren.append(pattern)
+                self.unmatched.append(pattern)
         return found
 
     def _candidates(self, fresh: dict[str, str]) -> list[Candidate]:

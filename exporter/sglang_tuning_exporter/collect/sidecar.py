@@ -12,8 +12,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.collect.inquiry import InfoSchedule, LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.log import Logbook
+from sglang_tuning_exporter.collect.schedules import InfoSchedule, LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.scrape import Client, Outcome, ScrapeError, Scraper
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.diagnosis.evidence import Past, past_of
@@ -84,7 +84,7 @@ class Sidecar:
         self.found_since: dict[str, float] = {}  # diagnosis → unix seconds, while it holds
         self.recommended_since: dict[Recommendation, RecommendedSince] = {}  # advice in the same words → unix seconds
         self.running = False
-        self._inquiry = InfoSchedule()
+        self._info_schedule = InfoSchedule()
         self.loads = LoadsSchedule()
         self.measured = Measured(self.profile.window_seconds)
         self._was_away = False
@@ -96,13 +96,13 @@ class Sidecar:
         self.log = Logbook(config, stdin) if config.log_file else None
         if self.log is not None:
             self.log.restore(self.state, time.monotonic())
-        self._informant: Client | None = None
+        self._client: Client | None = None
         self._scraper: Scraper | None = None
         if config.sglang_url is not None and config.metrics_url is not None:
             where = (config.sglang_url, config.metrics_url, config.api_key, config.api_key_file)
             client = Client(*where)
             self._scraper = Scraper(client.metrics, self._take, client.cut)
-            self._informant = Client(*where)
+            self._client = Client(*where)
 
     def start(self) -> None:
         """Start the threads."""
@@ -121,15 +121,15 @@ class Sidecar:
         self.running = False
         self._stopping.set()
         self._readers.put(threading.Event())
-        if self._scraper is not None and self._informant is not None:
+        if self._scraper is not None and self._client is not None:
             self._scraper.stop()
-            self._informant.end()
+            self._client.end()
         self._stopped_at = min(self._stopped_at, time.monotonic())  # a second call does not wait again
         ended = self.threads.join(self._stopped_at + STOP_SECONDS)
         if self.log is not None:
             log = self.log
             if ended:
-                self.threads.attempt("log", lambda: log.hand_over(self.state, self._lock))
+                self.threads.attempt("log", lambda: log.process_held(self.state, self._lock))
             log.close()
 
     @contextmanager
@@ -141,7 +141,7 @@ class Sidecar:
             self.state.advance(now)
             self.history.offer(self.state, now)
             if self.log is not None:
-                self.log.keep(self.state, now)
+                self.log.save_if_changed(self.state, now)
             yield now
 
     def scrape(self, timeout: float) -> str:
@@ -247,7 +247,7 @@ class Sidecar:
         if health.up is not False or health.reason != why.reason:
             logger.warning("cannot scrape %s: %s", self.config.metrics_url, why.message)
             if why.reason == "http_404":
-                self._inquiry.want()  # it may serve without metrics
+                self._info_schedule.ask_again()  # it may serve without metrics
         health.up, health.serves, health.scrape_seconds = False, error.serves, outcome.seconds
         health.reason, health.message, health.starting = why
         self._was_away = self._was_away or error.reason in AWAY
@@ -278,8 +278,8 @@ class Sidecar:
             self.state.observe_scrape(scrape, time.monotonic())
             self._outage.ends(self.state.starts)
             if self._was_away or self.state.starts != starts:
-                self._inquiry.want()
-                self.loads.want()
+                self._info_schedule.ask_again()
+                self.loads.ask_again()
                 self.measured.forget()
             self._was_away = False
 
@@ -287,14 +287,14 @@ class Sidecar:
         with self._lock:
             without = self.health.up is False and self.health.reason in MAY_ANSWER
             answers = self.health.up is True or without or self.health.serves
-            if self._informant is None or not answers or not self._inquiry.take(time.monotonic()):
+            if self._client is None or not answers or not self._info_schedule.take(time.monotonic()):
                 return
-        info = self._informant.server_info(self.config.scrape_timeout)
+        info = self._client.server_info(self.config.scrape_timeout)
         with self._lock:
             if without:
                 self._outage.asked(answered=info is not None)
             if info is None or without:
-                self._inquiry.missed(time.monotonic())
+                self._info_schedule.no_answer(time.monotonic())
             if info is not None:
                 self.state.facts.apply_info(info.version, info.args, info.max_running_requests)
                 self.state.facts.apply_ranks(info.ranks)
@@ -306,10 +306,10 @@ class Sidecar:
     def _ask_loads(self) -> None:
         """Ask the schedulers for their counters, once after each scrape, in this thread, so that no scrape waits."""
         with self._lock:
-            if self._informant is None or self.health.up is not True or not self.loads.take(self._scraped_at):
+            if self._client is None or self.health.up is not True or not self.loads.take(self._scraped_at):
                 return
         try:
-            loads = self._informant.loads(min(self.config.scrape_timeout, LOADS_PATIENCE_SECONDS))
+            loads = self._client.loads(min(self.config.scrape_timeout, LOADS_PATIENCE_SECONDS))
         except ScrapeError as error:
             with self._lock:
                 self.loads.failed(error.reason)
@@ -325,15 +325,10 @@ class Sidecar:
         with self._lock:
             begin = time.monotonic()
             due = begin - self._checked_at >= CHECK_PAUSE_SECONDS
-            if (
-                self._informant is None
-                or not due
-                or self.health.up is not True
-                or not self.state.stages.suspicious(begin)
-            ):
+            if self._client is None or not due or self.health.up is not True or not self.state.stages.suspicious(begin):
                 return
             self._checked_at = begin
-        answered = self._informant.health(CHECK_PATIENCE_SECONDS)
+        answered = self._client.health(CHECK_PATIENCE_SECONDS)
         with self._lock:
             now = time.monotonic()
             if answered:
@@ -394,5 +389,5 @@ class Sidecar:
         starts = self.state.starts, self.state.unconfirmed.start_waits
         behind = log.poll(self.state, self._lock, self._stopping.is_set)
         if (self.state.starts, self.state.unconfirmed.start_waits) != starts:
-            self._inquiry.want()
+            self._info_schedule.ask_again()
         return behind

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHUNK = 256 << 10
 BUDGET = 8 << 20  # per file and poll: 80 MB/s at ten polls a second; then it is the next file's turn
 _STEP = 64 << 10
-_LOOK_BACK_TEXT = 4 << 20
+_LOOK_BACK, _LOOK_BACK_TEXT = 256 << 20, 4 << 20
 _LAST_WORDS = 64 << 10  # the last lines say how a server ended
 _START_UP = b"server_args="
 
@@ -39,7 +39,7 @@ Key = tuple[int, int]
 class Stream:
     """One open file, identified by device and inode."""
 
-    _look_back_bytes = 256 << 20  # searched for the last server start
+    _look_back_bytes = _LOOK_BACK  # searched for the last server start
 
     def __init__(self, path: str, fd: int, lines: Lines) -> None:
         status = os.fstat(fd)
@@ -67,9 +67,9 @@ class Stream:
     def start_at(self, position: int) -> None:
         """Start with the line that contains the byte before `position`, or after it if that byte ends the line."""
         begin = self._line_begin(position)
-        self.go_on_at(position if begin is None else begin)
+        self.continue_at(position if begin is None else begin)
 
-    def go_on_at(self, position: int) -> None:
+    def continue_at(self, position: int) -> None:
         """Start at byte `position` of a mark; inside an overlong line, start with the line after it."""
         if self._line_begin(position) is None:
             self.lines.skip_line()
@@ -80,12 +80,12 @@ class Stream:
 
     def rest(self) -> bytes:
         """Return the last incomplete line as a line, and count it as read; empty if there is none."""
-        if not self.lines.begun:
+        if not self.lines.has_partial_line:
             return b""
-        self.settle()
+        self.count_all_as_read()
         return self.lines.rest()
 
-    def settle(self) -> None:
+    def count_all_as_read(self) -> None:
         """Count all text as read: the last line has ended, here or in the next file."""
         self._line_start, self._line_tail = self.position, self._tail
 
@@ -145,8 +145,8 @@ class Stream:
             text = self._pread(end - last, last)
         except DAMAGE:
             return b""
-        begun = last and last != told  # starts inside a line
-        if begun:
+        has_partial_line = last and last != told  # starts inside a line
+        if has_partial_line:
             start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
         return Lines(self.lines.limit, Dropped()).feed(start + text)
 
@@ -285,9 +285,9 @@ class CompressedStream(Stream):
             raise
         self.size = 1  # more than was read, until its end was reached
 
-    def go_on_at(self, position: int) -> None:
+    def continue_at(self, position: int) -> None:
         """Start at byte `position` of a mark; inside an overlong line, start with the line after it."""
-        super().go_on_at(position)
+        super().continue_at(position)
         self.size = position + 1
 
     def take_over(self, other: Stream) -> None:

@@ -117,7 +117,7 @@ class LogFollower:
         self._look(now)
         for chain in self._chains.values():
             marks = self._saved.of(chain.path)
-            if marks and chain.current is None and not chain.other_name and not chain.links:
+            if marks and chain.current is None and not chain.is_alias and not chain.links:
                 chain.resume_after(marks, None, now)
 
     def poll(self) -> Iterator[Block]:
@@ -136,7 +136,7 @@ class LogFollower:
         crowded = sum(len(chain.links) for chain in chains) > self._most
         for chain in chains:
             yield from self._read(chain, now, crowded=crowded)
-            chain.looked_at = now
+            chain.last_poll_at = now
 
     @staticmethod
     def _read(chain: Chain, now: float, *, crowded: bool) -> Iterator[Block]:
@@ -146,7 +146,7 @@ class LogFollower:
         while links:
             link = links.pop(0)
             if not rewound:
-                chain.doubt(link)
+                chain.check_rewritten(link)
             if not link.rewritten:
                 begins = not link.has_lines
                 for block in _blocks(chain.path, chain.read(link, now)):
@@ -159,7 +159,7 @@ class LogFollower:
             elif not link.at_end:
                 return
         for link in list(chain.links):
-            if link.at_end and (rest := chain.let_go(link, now, crowded=crowded)):
+            if link.at_end and (rest := chain.close_quiet(link, now, crowded=crowded)):
                 yield Block(chain.path, rest)
 
     def status(self) -> list[FileStatus]:
@@ -168,14 +168,14 @@ class LogFollower:
         if self._stdin is not None:
             found.append(FileStatus("-", self._stdin.reason, self._stdin.position, self._stdin.dropped.lines))
         for chain in self._chains.values():
-            if not chain.other_name:
+            if not chain.is_alias:
                 reason = chain.reason or (chain.current.reason if chain.current else "")
                 position = chain.current.position if chain.current else 0
                 figures = position, chain.dropped.lines, chain.lost, chain.lost_last
                 found.append(FileStatus(chain.path, reason, *figures))
         used = {chain.pattern for chain in self._chains.values()}
         return found + [
-            FileStatus(pattern, "missing", 0, 0) for pattern in self._selection.barren if pattern not in used
+            FileStatus(pattern, "missing", 0, 0) for pattern in self._selection.unmatched if pattern not in used
         ]
 
     def paths(self) -> set[str]:
@@ -203,7 +203,7 @@ class LogFollower:
         begin = time.thread_time()  # CPU time: on a busy machine new files must not wait longer
         for file in self._selection.choose(self._chains, self._make_room, first=first):
             self._chains[file.path] = Chain(
-                file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, looked_at=now
+                file.path, file.pattern, self._limit, first, resume=file.mark, modified=file.modified, last_poll_at=now
             )
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
 
@@ -244,8 +244,8 @@ class LogFollower:
                 self._miss(chain, now)
                 continue
             key = (found[path].st_dev, found[path].st_ino)
-            chain.other_name = owners[key] != path
-            if chain.other_name:
+            chain.is_alias = owners[key] != path
+            if chain.is_alias:
                 self._leave(chain, now)
             elif chain.current is None or chain.current.key != key:
                 self._take(chain, found[path], now)
@@ -253,13 +253,13 @@ class LogFollower:
                 chain.current.gone_at = None
 
     def _miss(self, chain: Chain, now: float) -> None:
-        chain.other_name = False
+        chain.is_alias = False
         chain.first = chain.first and chain.reason == "permission denied"
         if not chain.links and chain.is_glob_match and chain.path not in self._selection.matched:
             del self._chains[chain.path]
         elif chain.current is not None and chain.current.gone_at is None and chain.reason in _GONE:
             chain.current.gone_at = now
-            chain.find_between(now, None)
+            chain.open_rotated(now, None)
 
     def _leave(self, chain: Chain, now: float) -> None:
         if chain.current is not None:
@@ -314,7 +314,7 @@ class LogFollower:
             if chain.resume.fits(link.fd):
                 link.start_at(chain.resume.position)
         elif link.seekable and not chain.first:
-            return chain.find_between(now, link)
+            return chain.open_rotated(now, link)
         elif link.seekable:
             self._start_first(chain, link, size, now)
         return True
@@ -324,7 +324,7 @@ class LogFollower:
         if marks := self._saved.of(chain.path):
             chain.resume_after(marks, link, now)
         elif mark := self._saved.fitting(link.fd):
-            link.go_on_at(mark.position)
+            link.continue_at(mark.position)
         elif chain.pattern in self._saved.patterns:
             pass  # it was created while no exporter ran: all of it is new
         elif chain.closed is not None:

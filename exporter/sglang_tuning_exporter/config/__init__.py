@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_tuning_exporter.config import values
-from sglang_tuning_exporter.config.values import DEFAULT_PORT, Address, UsageError, agreeing, check, key_in, suggestion
+from sglang_tuning_exporter.config.values import Address, UsageError
 from sglang_tuning_exporter.state.profiles import DEFAULT_PROFILE, PROFILES, THRESHOLDS
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Config:
     )
     listen_address: Address = _setting(
         values.address,
-        Address("0.0.0.0", DEFAULT_PORT),  # noqa: S104 - as every exporter
+        Address("0.0.0.0", values.DEFAULT_PORT),  # noqa: S104 - as every exporter
         "HOST:PORT",
         "where to serve /metrics and the page",
         aliases=("--web.listen-address",),
@@ -100,7 +100,7 @@ class Config:
     passthrough: bool = _setting(values.switch, True, "", "leave SGLang's own series out of our /metrics")
     from_start: bool = _setting(values.switch, False, "", "read existing logs from their start instead of their end")
     api_key_file: Path | None = _setting(
-        values.path("give a file that holds the key as one line of text and that this user may read", key_in),
+        values.path("give a file that holds the key as one line of text and that this user may read", values.key_in),
         None,
         "FILE",
         "file with SGLang's --api-key, sent as a bearer token; the key itself may stand in SGLANG_TUNING_API_KEY",
@@ -151,14 +151,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option in OPTIONS:
         default = f" (default {option.default_text})" if option.default_text else ""
         words = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
+        kind: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": option.metavar}
         if option.switch:
-            parser.add_argument(
-                option.flag, dest=option.name, action="store_const", const=not option.default, default=None, help=words
-            )
-        elif option.repeatable:
-            parser.add_argument(option.flag, dest=option.name, action="append", metavar=option.metavar, help=words)
-        else:
-            parser.add_argument(option.flag, *option.aliases, dest=option.name, metavar=option.metavar, help=words)
+            kind = {"action": "store_const", "const": not option.default}
+        parser.add_argument(option.flag, *option.aliases, dest=option.name, help=words, **kind)
     parser.add_argument(
         "--config", metavar="FILE.yml", help=f"a YAML file with the same keys [{ENVIRONMENT_PREFIX}CONFIG]"
     )
@@ -168,7 +164,7 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
     """Return the settings from flags, environment and config file. Raise `UsageError`."""
     path = arguments.config if arguments.config is not None else environment.get(ENVIRONMENT_PREFIX + "CONFIG")
     stored = _read_file(path or "") if path or arguments.config is not None else {}
-    values: dict[str, Any] = {}
+    given_values: dict[str, Any] = {}
     for option in OPTIONS:
         sources = (
             (option.flag, getattr(arguments, option.name)),
@@ -179,22 +175,24 @@ def resolve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Co
         if given is None:
             continue
         try:
-            values[option.name] = check(option.convert, key, given)
+            given_values[option.name] = values.check(option.convert, key, given)
         except (
             ValueError,
             OverflowError,
         ):  # Python neither prints an integer of 5,000 digits nor converts it to a float
             raise UsageError(f"{key}: too large a figure; give a smaller one") from None
-    config = Config(**values, api_key=_api_key(values.get("api_key_file"), environment.get(API_KEY_VARIABLE)))
+    config = Config(
+        **given_values, api_key=_api_key(given_values.get("api_key_file"), environment.get(API_KEY_VARIABLE))
+    )
     if config.sglang_url is None and not config.log_file:
         raise UsageError("nothing to watch: give --sglang-url http://HOST:PORT, --log-file PATH, or both")
-    agreeing(config.threshold, config.profile)
+    values.consistent(config.threshold, config.profile)
     return config
 
 
 def _api_key(path: Path | None, variable: str | None) -> str | None:
     if path is not None:
-        return key_in(path) or None
+        return values.key_in(path) or None
     key = (variable or "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise UsageError(f"{API_KEY_VARIABLE}=…: give SGLang's --api-key as one line of plain text")
@@ -228,7 +226,7 @@ def _read_file(path: str) -> dict[str, Any]:
     for key in keys:
         if key not in known:
             raise UsageError(
-                f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}{suggestion(key, known)}"
+                f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}{values.suggestion(key, known)}"
             )
     return keys
 
@@ -242,7 +240,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = [*(option.variable for option in OPTIONS), API_KEY_VARIABLE]
     known += [ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "FORMAT"]  # the last one is for `report`
     return [
-        f"{name}: unknown variable, ignored{suggestion(name, known)}"
+        f"{name}: unknown variable, ignored{values.suggestion(name, known)}"
         for name in sorted(environment)
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name)
     ]

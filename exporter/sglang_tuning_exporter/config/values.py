@@ -191,7 +191,7 @@ def _is_plain(text: str, without: str) -> bool:
     return not any(c in without or c.isspace() or not c.isprintable() for c in text)
 
 
-def agreeing(values: Mapping[str, float], profile: str) -> dict[str, float]:
+def consistent(values: Mapping[str, float], profile: str) -> dict[str, float]:
     """Return the thresholds if they fit each other and the profile. Raise `UsageError`."""
     problem = PROFILES[profile].with_thresholds(values).contradiction
     if problem:

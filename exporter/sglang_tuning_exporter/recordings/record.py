@@ -26,8 +26,8 @@ from sglang_tuning_exporter.recordings.scrub import HOST, LogScrubber, Scrubber
 from sglang_tuning_exporter.recordings.signals import stopped_by_signal
 from sglang_tuning_exporter.sglang.log.forms import find
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
+from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known
-from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -85,16 +85,6 @@ class Recording:
         """The position of the last line or scrape."""
         return max(self.lines[-1].at if self.lines else 0.0, self.scrapes[-1].at if self.scrapes else 0.0)
 
-    @property
-    def start_of_load(self) -> float:
-        """The position where the first load begins; the length of the recording when there is none."""
-        return self.loads[0][0] if self.loads else self.length_seconds
-
-    @property
-    def end_of_load(self) -> float:
-        """The position where the last load ends; the length of the recording when there is none."""
-        return self.loads[-1][1] if self.loads else self.length_seconds
-
     def scrape_at(self, position: float) -> TimedText | None:
         """Return the latest scrape at this position, or the first one before that; None without any scrape."""
         index = bisect.bisect_right(self.scrapes, position, key=lambda scrape: scrape.at)

@@ -15,8 +15,8 @@ from sglang_tuning_exporter.sglang.events import DecodeBatch, PrefillBatch, Retr
 from sglang_tuning_exporter.sglang.log.forms import find
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.reader import LogReader
+from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 from sglang_tuning_exporter.sglang.log.vocabulary import is_known, only_known
-from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
 from sglang_tuning_exporter.sglang.metrics.exposition import TYPES, labels, scan
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"

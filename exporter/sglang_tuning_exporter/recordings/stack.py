@@ -62,11 +62,6 @@ class Process:
         """Whether it has ended by itself."""
         return self._child.poll() is not None
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._child.pid
-
     def last_words(self) -> str:
         """The end of its output."""
         return self.output.read_text(encoding="utf-8", errors="replace")[-600:].strip()
@@ -122,10 +117,6 @@ class Stack:
             process.stop()
         self._processes.clear()
         self._receiver.stop()
-
-    def process(self, name: str) -> Process:
-        """A running child by name: exporter, prometheus or alertmanager."""
-        return next(process for process in self._processes if process.name == name)
 
     def get(self, url: str, **parameters: str) -> Any:
         """JSON of one of the services."""

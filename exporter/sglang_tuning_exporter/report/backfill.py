@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from prometheus_client.core import GaugeMetricFamily
 
 from sglang_tuning_exporter.capacity.model import Measured
-from sglang_tuning_exporter.collect.inquiry import LoadsSchedule, ScrapeHealth
+from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
 from sglang_tuning_exporter.collect.tail import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from sglang_tuning_exporter.collect.compression import DAMAGE, OPENERS
-from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter.sglang.log.forms import find, printed_time
 from sglang_tuning_exporter.sglang.log.prefix import DAY, FIRST_DATED_SECOND
-from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -99,7 +99,7 @@ class Retraction:
     ratio_after: float | None = None
     testing: bool = False  # `Testing retraction.` (SGLANG_TEST_RETRACT): the KV cache was not full
     suspect: bool = False
-    beside_words: bool = False  # raw text may be near
+    near_raw_text: bool = False  # raw text may be near
 
 
 @dataclass(slots=True)
@@ -270,4 +270,4 @@ class Scrape:
     queue_time: Histogram | None = None
     answer_tokens: Histogram | None = None  # its "seconds" are tokens of an answer
     unrecognised: int = 0  # sglang families that no release of the census has
-    spoiled: bool = False  # a counter is NaN or negative: the counters of this page are not used
+    counters_invalid: bool = False  # a counter is NaN or negative: the counters of this page are not used

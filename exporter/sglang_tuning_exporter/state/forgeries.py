@@ -41,7 +41,7 @@ class _Pending:
     @property
     def is_raw(self) -> bool:
         """Whether raw text may be the line."""
-        return self.event.suspect or self.event.beside_words
+        return self.event.suspect or self.event.near_raw_text
 
 
 class ForgeryFilter:
@@ -161,7 +161,7 @@ class ForgeryFilter:
         mine = [each for each in self._pending if each.event.rank.dp == dp]
         for each in mine:
             each.scrapes += 1
-        mine.sort(key=lambda each: (each.event.suspect, each.event.beside_words))
+        mine.sort(key=lambda each: (each.event.suspect, each.event.near_raw_text))
         confirmed = [each for each in mine if self._matches(each, now)]
         self._drop(confirmed)
         return [each.event for each in confirmed]
@@ -268,13 +268,17 @@ def _is_near(line: DecodeBatch | PrefillBatch, queued: float | None, usage: floa
 
 
 def _saved(line: Retraction) -> list[Any]:
-    return [[line.rank.dp, line.rank.pp, line.rank.tp], *same_in_all_ranks(line)[1:], [line.suspect, line.beside_words]]
+    return [
+        [line.rank.dp, line.rank.pp, line.rank.tp],
+        *same_in_all_ranks(line)[1:],
+        [line.suspect, line.near_raw_text],
+    ]
 
 
 def _restored(entry: list[Any]) -> Retraction | None:
     """Return the line that `_saved` wrote; None where it cannot be one."""
     match entry if len(entry) != 6 else [*entry, [True, False]]:  # older versions saved no flags
-        case [[dp, pp, tp], requests, aborted, gained, before, after, [suspect, beside_words]]:
+        case [[dp, pp, tp], requests, aborted, gained, before, after, [suspect, near_raw_text]]:
             pass
         case _:
             return None
@@ -291,5 +295,5 @@ def _restored(entry: list[Any]) -> Retraction | None:
         int(requests),
         *figures,
         suspect=suspect is not False,
-        beside_words=beside_words is not False,
+        near_raw_text=near_raw_text is not False,
     )

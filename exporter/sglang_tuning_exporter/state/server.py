@@ -54,7 +54,7 @@ class ServerState(LoggedServer):
         """Take one successful scrape."""
         self.facts.model_name = scrape.model_name or self.facts.model_name
         self.facts.engine_type = scrape.engine_type or self.facts.engine_type
-        if scrape.spoiled:  # its counters say nothing
+        if scrape.counters_invalid:  # its counters say nothing
             nothing: dict[str, Any] = dict.fromkeys(("sent", *SERVER_COUNTS))
             scrape = replace(scrape, progress=self._progress, **nothing)
         restarted = scrape.progress is not None and self._progress is not None and scrape.progress < self._progress
@@ -73,7 +73,7 @@ class ServerState(LoggedServer):
         progress = scrape.progress if len(scrape.ranks) == 1 else None
         if not self._schedulers.hide(scrape.ranks):
             for figures in scrape.ranks:
-                if scrape.spoiled:
+                if scrape.counters_invalid:
                     self._schedulers.keep_counters(figures)
                 if self._schedulers.has_room(figures.dp):
                     self._see_figures(figures, progress, now, stands=stands)

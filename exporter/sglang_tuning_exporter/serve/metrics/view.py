@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sglang_tuning_exporter.capacity.model import Measured
-    from sglang_tuning_exporter.collect.inquiry import LoadsSchedule, ScrapeHealth
+    from sglang_tuning_exporter.collect.schedules import LoadsSchedule, ScrapeHealth
     from sglang_tuning_exporter.collect.tail import FileStatus
     from sglang_tuning_exporter.collect.threads import Threads
     from sglang_tuning_exporter.config import Config

@@ -54,18 +54,6 @@ _TOKEN = re.compile(
 )
 
 
-_SECRET_HINTS = (
-    "api",
-    "passw",
-    "secret",
-    "credential",
-    "key",
-    "watermark",
-    "auth",
-    "token",
-)  # one is in every secret's name
-
-
 # Arguments that change from start to start without tuning.
 VARYING_ARGS = frozenset(
     {
@@ -87,9 +75,6 @@ def is_secret(name: str) -> bool:
     """Return whether the value of a key is secret: API keys, passwords, secrets, credentials, key files, and access tokens (`hf_token`, not
     `max_total_tokens`).
     """
-    lowered = name.casefold()
-    if not any(hint in lowered for hint in _SECRET_HINTS):
-        return False
     return _SECRET.search(name) is not None or _TOKEN.search(name) is not None
 
 

@@ -90,10 +90,6 @@ _KNOWN = frozenset(_QUEUES) | frozenset(
 )
 
 
-class BatchLineError(Exception):
-    """A line has the head of a batch or retraction line and a body that cannot be read."""
-
-
 def normalise(text: bytes) -> bytes:
     """Replace Chinese punctuation by SGLang's, and cut text that cannot belong to a batch line."""
     text = text[:LONGEST_BATCH_LINE].rstrip()
@@ -185,14 +181,14 @@ def _body(text: bytes) -> tuple[Fields, re.Match[bytes] | None]:
     return _fields(text, head.end() if head else 0), head
 
 
-def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch:
-    """Read a decode line, or the status line without a keyword of releases before 0.3. Raises `BatchLineError`."""
+def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch | None:
+    """Read a decode line, or the status line without a keyword of releases before 0.3. None where it has no figures."""
     text = normalise(text)
     fields, _ = _body(text)
     running = _count(fields, b"#running-req")
     tokens = _count(fields, b"#token", b"#full token", b"#gpu token")
     if running is None and tokens is None:
-        raise BatchLineError
+        return None
     event = DecodeBatch(
         time,
         rank,
@@ -212,8 +208,8 @@ def parse_decode(text: bytes, time: float | None, rank: Rank) -> DecodeBatch:
     return event
 
 
-def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
-    """Read a prefill line; with mixed chunks 0.3.0 puts the running requests into its head. Raises `BatchLineError`."""
+def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch | None:
+    """Read a prefill line; with mixed chunks 0.3.0 puts the running requests into its head. None where it has no figures."""
     text = normalise(text)
     fields, head = _body(text)
     if (fill := _FILL_HEAD.match(text)) is not None:
@@ -221,7 +217,7 @@ def parse_prefill(text: bytes, time: float | None, rank: Rank) -> PrefillBatch:
     sequences = _count(fields, b"#new-seq")
     tokens = _count(fields, b"#new-token")
     if sequences is None and tokens is None:
-        raise BatchLineError
+        return None
     mixed = head[1] if head else None
     return PrefillBatch(
         time,
@@ -247,16 +243,16 @@ def is_retraction(text: bytes) -> bool:
     return _RETRACTION_HEAD.match(normalise(text)) is not None
 
 
-def parse_retraction(text: bytes, time: float | None, rank: Rank) -> Retraction:
-    """Read a retraction line in any wording. Raises `BatchLineError`."""
+def parse_retraction(text: bytes, time: float | None, rank: Rank) -> Retraction | None:
+    """Read a retraction line in any wording. None where it has no figures."""
     text = normalise(text)
     head = _RETRACTION_HEAD.match(text)
     if head is None:
-        raise BatchLineError
+        return None
     fields = _fields(text, head.end())
     requests = _count(fields, b"#retracted_reqs", b"#retracted_req")
     if requests is None:
-        raise BatchLineError
+        return None
     ratio = _RATIO.match(fields.get(b"#new_token_ratio", b""))
     return Retraction(
         time,

@@ -25,7 +25,7 @@ _SECOND, _RANKS = 18, 20  # where these stand in `[YYYY-MM-DD HH:MM:SS TP0] `
 _AFTER_SECOND = (b" ", b"]")  # a time without fraction
 _SECONDS = {b"%02d" % second: float(second) for second in range(60)}
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 512
-_ALIKE = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+_DIGITS_AS_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _BATCH = len(b"Decode batch, #running-req: ")
 _THROUGHPUT = b"gen throughput (token/s): "
 _NO_GRAPH: _Graph = (None, None)
@@ -101,30 +101,30 @@ def throughput(line: bytes) -> float:
 class Prefixes:
     """Time and ranks of prefixes; most prefixes repeat, or differ from a known one only in the second.
 
-    `admits`: whether a line of this stream may begin with a prefix; called for each new one.
+    `accepts`: whether a line of this stream may begin with a prefix; called for each new one.
     """
 
-    def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
-        self._admits = admits
-        self._odd: dict[bytes, Origin] = {}
+    def __init__(self, accepts: Callable[[bytes], bool] | None = None) -> None:
+        self._accepts = accepts
+        self._others: dict[bytes, Origin] = {}
         self._minutes: dict[bytes, float] = {}
         self._ends: dict[bytes, Origin] = {}  # from the second on
 
     def __len__(self) -> int:
-        return len(self._odd) + len(self._minutes) + len(self._ends)
+        return len(self._others) + len(self._minutes) + len(self._ends)
 
     def of(self, start: bytes) -> Origin | None:
         """Return the time and ranks of a line that begins with SGLang's own prefix and a date."""
         minute, end = self._minutes.get(start[:_SECOND]), self._ends.get(start[_SECOND:])
         if minute is not None and end is not None:
             return minute + end[0], end[1]
-        return self._odd.get(start) or self._read(start)
+        return self._others.get(start) or self._read(start)
 
     def _read(self, start: bytes) -> Origin | None:
         prefix = parse_plain_prefix(start)
         if prefix is None or prefix.end != len(start) or prefix.time is None:
             return None
-        if self._admits is not None and not self._admits(start):
+        if self._accepts is not None and not self._accepts(start):
             return None
         if len(self) > _KEPT - 2:
             self.forget()
@@ -133,14 +133,17 @@ class Prefixes:
             self._ends[start[_SECOND:]] = (second, prefix.rank)
             self._minutes[start[:_SECOND]] = prefix.time - second
         else:
-            self._odd[start] = (prefix.time, prefix.rank)
+            self._others[start] = (prefix.time, prefix.rank)
         return prefix.time, prefix.rank
 
     def forget(self) -> None:
         """Forget all prefixes, to bound memory."""
-        self._odd.clear()
+        self._others.clear()
         self._minutes.clear()
         self._ends.clear()
+
+
+_PARSERS = {b"Decode ": batch_lines.parse_decode, b"Prefill": batch_lines.parse_prefill}
 
 
 class BatchRun(NamedTuple):
@@ -218,39 +221,39 @@ class BatchRun(NamedTuple):
 
 def batch_events(lines: list[bytes], prefix: bytes, time: float, rank: Rank) -> Iterator[DecodeBatch | PrefillBatch]:
     """Return the batch lines of a run one by one, without the access lines between."""
-    decode, prefill, end = prefix + b"Decode batch", prefix + b"Prefill batch", len(prefix)
+    end = len(prefix)
     for line in lines:
-        if line.startswith(decode):
-            yield batch_lines.parse_decode(line[end:], time, rank)
-        elif line.startswith(prefill):
-            yield batch_lines.parse_prefill(line[end:], time, rank)
+        parse = _PARSERS.get(line[end : end + 7])
+        event = None if parse is None or not line.startswith(prefix) else parse(line[end:], time, rank)
+        if event is not None:
+            yield event
 
 
-class UsualLines:
+class FastPath:
     """Reads the usual lines of a stretch of a log.
 
     `decodes`, `prefills` and `others` count lines since `read` was last called; `time` is that of the last one.
     """
 
-    def __init__(self, admits: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(self, accepts: Callable[[bytes], bool] | None = None) -> None:
         self.lines: list[bytes] = [b""]  # of the stretch; the last is empty and no line
-        self.dull: set[bytes] = set()  # messages without meaning here
+        self.ignored: set[bytes] = set()  # messages without meaning here
         self.decodes = self.prefills = self.others = 0
         self.time: float | None = None
         self.last_other = 0  # index of the last line without meaning here
         self.last_other_time: float | None = None
         self.other_after_batch = False  # whether a batch line was read before it
         self._prefixes = Prefixes()
-        self._schedulers = self._prefixes if admits is None else Prefixes(admits)
+        self._schedulers = self._prefixes if accepts is None else Prefixes(accepts)
         self._shapes: list[Shape | None] = [None]
-        self._known = _Shapes()
+        self._known_shapes = _Shapes()
 
     def take(self, stretch: bytes) -> None:
         """Take the next lines; the last may lack its newline."""
         if stretch[-1:] != b"\n":
             stretch += b"\n"
         self.lines = stretch.split(b"\n")
-        self._shapes = list(map(self._known.__getitem__, stretch.translate(_ALIKE).split(b"\n")))
+        self._shapes = list(map(self._known_shapes.__getitem__, stretch.translate(_DIGITS_AS_ZERO).split(b"\n")))
 
     def read(self, begin: int, events: list[_Any]) -> int:
         """Read from the `begin`-th line on; return the line that must be read alone, `len(lines) - 1` when there is none.
@@ -265,9 +268,9 @@ class UsualLines:
             if shape is ACCESS:
                 index += 1
             elif shape is not None:
-                its_prefix, _, may_be_probe, waiting, added, figures = shape
+                prefix_place, _, may_be_probe, waiting, added, figures = shape
                 line = lines[index]
-                start = line[its_prefix]
+                start = line[prefix_place]
                 origin = self._schedulers.of(start)
                 if origin is None:
                     return index
@@ -280,16 +283,16 @@ class UsualLines:
                     index += 1
                 else:
                     index = self._read_run(index, start, origin, events)
-            elif self._is_dull(lines[index]):
+            elif self._is_ignored(lines[index]):
                 self.last_other, self.last_other_time = index, self.time
                 self.other_after_batch = self.decodes + self.prefills > 0
                 index += 1
             else:
                 return index
 
-    def _is_dull(self, line: bytes) -> bool:
+    def _is_ignored(self, line: bytes) -> bool:
         start = line.find(b"] ") + 2
-        origin = self._prefixes.of(line[:start]) if line[start:] in self.dull else None
+        origin = self._prefixes.of(line[:start]) if line[start:] in self.ignored else None
         if origin is None:
             return False
         self.time = origin[0]
@@ -313,14 +316,14 @@ class UsualLines:
             if shape is None:
                 break
             line = lines[index]
-            its_prefix, its_graph, may_be_probe, waiting, added, _ = shape
-            if line[its_prefix] != prefix:
+            prefix_place, line_graph, may_be_probe, waiting, added, _ = shape
+            if line[prefix_place] != prefix:
                 break
-            if its_graph is not None:
-                if its_graph is not graph:
+            if line_graph is not None:
+                if line_graph is not graph:
                     if graph is not None:
                         break
-                    graph = its_graph
+                    graph = line_graph
                 decodes += 1
             elif may_be_probe and _PROBE.search(line) is not None:
                 break
@@ -339,9 +342,9 @@ class UsualLines:
         self.prefills += prefills
         shape = shapes[last]
         assert shape is not None
-        _, its_graph, _, _, _, figures = shape
+        _, line_graph, _, _, _, figures = shape
         running, usage, queued = figures(lines[last])
-        if its_graph is not None:
+        if line_graph is not None:
             joined = new_tokens = 0
         time, rank = origin
         share = _SHARES.get(usage)

@@ -27,13 +27,13 @@ from sglang_tuning_exporter.sglang.log.layers import (
     LeadingText,
     Quoted,
     UnwrappedLine,
-    again,
     row_of,
+    second_prefix,
     unquoted,
 )
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds, value_seconds
-from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, strip_terminal
 
 _LAYERS = 4
 _TIMES = ("timestamp", "time", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "datetime", "date", "eventTime")
@@ -49,7 +49,7 @@ Form: TypeAlias = tuple[Layer, ...]
 def find(text: bytes) -> UnwrappedLine | None:
     """Return one line without its wrapping, the stream not known; `None` where it has no words of SGLang's."""
     form = form_of(text)
-    return None if form is None else taken_off(form, text)
+    return None if form is None else remove_form(form, text)
 
 
 def printed_time(line: bytes) -> tuple[float | None, float | None]:
@@ -67,11 +67,11 @@ def printed_time(line: bytes) -> tuple[float | None, float | None]:
     return prefix.time, prefix.clock
 
 
-def taken_off(form: Form, text: bytes) -> UnwrappedLine | None:
+def remove_form(form: Form, text: bytes) -> UnwrappedLine | None:
     """Take a form off one line."""
     line: UnwrappedLine | None = UnwrappedLine(text, None, NO_RANK)
     for layer in form:
-        line = layer.take_off(line) if line is not None else None
+        line = layer.remove(line) if line is not None else None
     return line
 
 
@@ -80,16 +80,16 @@ def form_of(text: bytes, layers: int = _LAYERS) -> Form | None:
     head = HEAD.search(text)
     if not layers or (head is None and BYTES not in text):
         return None
-    start = len(text) if head is None else head.start() or again(text)
+    start = len(text) if head is None else head.start() or second_prefix(text)
     if not start:
         return ()
     if (match := CRI.match(text)) is not None:
         inner = form_of(text[match.end() :], layers - 1)
         return None if inner is None else (Cri(), *inner)
-    return _form_before(text, head is not None, start, layers)
+    return _form_with_wrapping(text, head is not None, start, layers)
 
 
-def _form_before(text: bytes, headed: bool, start: int, layers: int) -> Form | None:  # noqa: FBT001 - found by a caller
+def _form_with_wrapping(text: bytes, headed: bool, start: int, layers: int) -> Form | None:  # noqa: FBT001 - found by a caller
     brace = 0 if text[:1] == b"[" and text.rstrip()[-1:] == b"]" and json_of(text) else text.find(b"{", 0, start)
     if brace >= 0 and (entry := json_of(text[brace:])) is not None:
         field = _field(entry, layers)
@@ -138,8 +138,8 @@ def _field(entry: Any, layers: int) -> Form | None:
         if inner is None:
             continue
         times = _times(leaves, path)
-        told = any(other[-1] in LEVELS for other, _ in leaves)
-        return Json(path, times[0] if times else None, sure=bool(times) or told), *inner
+        has_level = any(other[-1] in LEVELS for other, _ in leaves)
+        return Json(path, times[0] if times else None, sure=bool(times) or has_level), *inner
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def json_of(text: bytes) -> dict[str, Any] | list[Any] | None:
     return entry if isinstance(entry, (dict, list)) else None
 
 
-def plain_of(token: bytes) -> Any:
+def scalar_of(token: bytes) -> Any:
     """Read a text or a number; `None` for what has no value of its own."""
     try:
         value = json.loads(token)

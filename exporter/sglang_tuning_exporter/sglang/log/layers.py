@@ -15,9 +15,9 @@ from sglang_tuning_exporter.sglang.log.json_lines import (
     Path,
     json_of,
     leaves_of,
-    plain_of,
     quoted_text,
     records_of,
+    scalar_of,
     text_of,
     value_at,
 )
@@ -109,7 +109,7 @@ class UnwrappedLine(NamedTuple):
     records: tuple[bytes, ...] = ()  # further records of the same JSON document, each as a document of its own
 
 
-def again(text: bytes) -> int:
+def second_prefix(text: bytes) -> int:
     """Return where SGLang's own prefix begins after another time in brackets; 0 where it is the first."""
     match = _AGAIN.match(text)
     return match.end() if match is not None else 0
@@ -121,7 +121,7 @@ class Cri:
     key: Any = "cri"
     sure = True
 
-    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
+    def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         match = CRI.match(line.text)
         if match is None:
@@ -175,7 +175,7 @@ class LeadingText:
             parts + [_QUOTE] * bool(quote), sure=not (quote or braces or rest.endswith(b"=")) and words <= _WORDS_SURE
         )
 
-    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
+    def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         match = self._pattern.match(line.text, 0, 2 * LONGEST_BEFORE)
         if match is None:
@@ -216,7 +216,7 @@ class Json:
         self.sure = sure and not self.ambiguous
         self.path, self._time = path, time
 
-    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
+    def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         entry = json_of(line.text)
         text = None if entry is None else text_of(value_at(entry, self.path))
@@ -253,7 +253,7 @@ class Json:
         fixed = {value for values in fields.values() for value in values}
         found, taken = [], False
         for token, key in _JSON_TOKEN.findall(text):
-            value = None if key else plain_of(token)
+            value = None if key else scalar_of(token)
             if isinstance(value, str) and not taken and json.dumps(value) == wanted:
                 found.append(rb'"([^"\\\n]*(?:\\"[^"\\\n]*)*)(?:(?:\\r)?\\n)?"')
                 taken = True
@@ -270,7 +270,7 @@ class Quoted:
     key: Any = "quoted"
     sure = True
 
-    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
+    def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without quotation marks and escapes."""
         text = quoted_text(line.text)
         return None if text is None else line._replace(text=text.rstrip(b"\n"))
@@ -287,7 +287,7 @@ class Csv:
         self.sure = True
         self._column, self._time, self._columns, self._delimiter = self.key
 
-    def take_off(self, line: UnwrappedLine) -> UnwrappedLine | None:
+    def remove(self, line: UnwrappedLine) -> UnwrappedLine | None:
         """Return the line without this layer; `None` where it does not have it."""
         row = row_of(line.text, self._delimiter)
         if len(row) != self._columns:

@@ -11,10 +11,8 @@ from typing import Any, Literal
 
 from sglang_tuning_exporter.sglang.args.printed import parse_server_args
 from sglang_tuning_exporter.sglang.events import (
-    DecodeBatch,
     Event,
     Liveness,
-    PrefillBatch,
     Rank,
     Rejection,
     ServerArgs,
@@ -25,7 +23,7 @@ from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK, FailureLi
 from sglang_tuning_exporter.sglang.log.memory_lines import MemoryLines, parse_limits, parse_pool
 from sglang_tuning_exporter.sglang.log.prefix import DAY, Prefix, parse_plain_prefix, strip_logger_parts
 from sglang_tuning_exporter.sglang.log.raw_text import SuspectText
-from sglang_tuning_exporter.sglang.log.wrappers import strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import strip_terminal
 
 _NOON = DAY / 2
 _JITTER = 120.0  # seconds around midnight within which processes may write out of order
@@ -79,16 +77,16 @@ class MessageReader:
         self._memory = MemoryLines()
         self._suspicion = SuspectText()
         self._line = 0
-        self._timed = False
-        self._served = True  # requests may have put raw text into the log: until a start is read, and again from its first batch on
-        self._settled = False  # a line of SGLang's was read, so the form of the stream is known
+        self._has_times = False
+        self._may_hold_raw_text = True  # requests may have put raw text into the log: until a start is read, and again from its first batch on
+        self._form_is_known = False  # a line of SGLang's was read, so the form of the stream is known
         self._day = 0
         self._clock: float | None = None
         self._last_time: float | None = None
 
-    def _doubts(self, time: float | None) -> bool:
+    def _is_suspect(self, time: float | None) -> bool:
         """Whether raw text may have produced this line."""
-        return self._suspicion.doubts(time, self._line)
+        return self._suspicion.is_suspect(time, self._line)
 
     def _read_bare(self, text: bytes, outer_time: float | None, events: list[Any]) -> str | None:
         """Read a line without a prefix as part of a traceback; `None` where it belongs to none."""
@@ -96,7 +94,7 @@ class MessageReader:
             text, outer_time if outer_time is not None else self._last_time, self._line
         )
         if event is not None:
-            event.suspect = (event.suspect and self._served) or self._suspicion.doubtful
+            event.suspect = (event.suspect and self._may_hold_raw_text) or self._suspicion.doubtful
             events.append(event)
         return kind
 
@@ -112,17 +110,17 @@ class MessageReader:
     def _read_one(self, message: bytes, prefix: Prefix, outer_time: float | None, events: list[Any]) -> str:
         time = prefix.time
         if prefix.clock is not None:
-            time = self._roll(prefix.clock)
+            time = self._since_first_midnight(prefix.clock)
         elif time is None:
             time = outer_time
         if time is not None:
             self._last_time = time
         if self._suspicion.after_sink:
-            self._suspicion.move_on(time, self._line)
+            self._suspicion.advance_to(time, self._line)
         timed = prefix.time is not None or prefix.clock is not None
         return self._read_message(message, time, prefix.rank, events, timed=timed)
 
-    def _roll(self, clock: float) -> float:
+    def _since_first_midnight(self, clock: float) -> float:
         """Return a time without a date (0.3.0) as seconds since the midnight of the first day."""
         last = self._clock
         if last is not None:
@@ -145,13 +143,13 @@ class MessageReader:
             if _REQUEST.match(message):
                 return "request"
             self._suspicion.look(message, time, self._line)
-        if self._timed and not timed:
+        if self._has_times and not timed:
             return "other"
         kind = self._read_part(message, time, rank, events)
         if kind is None:
             return self._read_failure(message, time, rank, events)
-        self._timed = self._timed or (timed and kind != "other")
-        self._settled = self._settled or kind != "other"
+        self._has_times = self._has_times or (timed and kind != "other")
+        self._form_is_known = self._form_is_known or kind != "other"
         return kind
 
     def _read_access(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> None:
@@ -165,14 +163,14 @@ class MessageReader:
         if not message.startswith(head):
             return (
                 "retraction"
-                if message.startswith(b"Decode out") and self._retract(message, time, rank, events)
+                if message.startswith(b"Decode out") and self._read_retraction(message, time, rank, events)
                 else None
             )
         match part:
             case "decode" | "prefill":
                 return self._read_batch(part, message, time, rank, events)
             case "retraction":
-                return "retraction" if self._retract(message, time, rank, events) else "other"
+                return "retraction" if self._read_retraction(message, time, rank, events) else "other"
             case "args":
                 return self._read_args(message, time, rank, events)
             case _:
@@ -190,24 +188,24 @@ class MessageReader:
                 return None
         self._failures.starting = True
         if event is not None:
-            event.suspect = self._doubts(time)
+            event.suspect = self._is_suspect(time)
             events.append(event)
         elif part == "limits":
             self._suspicion.note("other", time, self._line)  # cut, so it may contain raw text
         return "startup"
 
     def _read_failure(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> str:
-        doubt = self._doubts(time)
-        event = self._failures.parse_message(message, time, rank, self._line, sure=not doubt)
+        suspect = self._is_suspect(time)
+        event = self._failures.parse_message(message, time, rank, self._line, sure=not suspect)
         if event is not None:
-            event.suspect = doubt
+            event.suspect = suspect
             events.append(event)
             return "liveness" if isinstance(event, Liveness) else "out_of_memory"
         if message.rstrip().endswith(TRACEBACK):
             return "traceback"
         if (found := _TOO_LONG.match(message)) is not None:
             tokens, most = (int(number) for number in found.groups() if number is not None)
-            events.append(TooLong(time, rank, tokens, most, suspect=doubt))
+            events.append(TooLong(time, rank, tokens, most, suspect=suspect))
             return "request"
         if _OTHER_BATCH.match(message):
             self.unrecognised["batch_line"] += 1
@@ -217,45 +215,39 @@ class MessageReader:
         self, part: Literal["decode", "prefill"], message: bytes, time: float | None, rank: Rank, events: list[Any]
     ) -> str:
         message = strip_terminal(message)
-        event: DecodeBatch | PrefillBatch
-        try:
-            if part == "decode":
-                event = batch_lines.parse_decode(message, time, rank)
-            else:
-                event = batch_lines.parse_prefill(message, time, rank)
-        except batch_lines.BatchLineError:
+        event = (batch_lines.parse_decode if part == "decode" else batch_lines.parse_prefill)(message, time, rank)
+        if event is None:
             self.unrecognised["batch_line"] += 1
             return "other"
         self.unrecognised["batch_key"] += len(event.unknown_keys)
         if batch_lines.has_unreadable_value(message):
             self.unrecognised["batch_line"] += 1
-        self._failures.serving = self._served = True
+        self._failures.serving = self._may_hold_raw_text = True
         event.suspect = self._suspicion.after_known_sink
         events.append(event)
         return part
 
-    def _retract(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> bool:
+    def _read_retraction(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> bool:
         message = strip_terminal(message)
         if not batch_lines.is_retraction(message):
             return False
-        try:
-            event = batch_lines.parse_retraction(message, time, rank)
-        except batch_lines.BatchLineError:
+        event = batch_lines.parse_retraction(message, time, rank)
+        if event is None:
             self.unrecognised["retraction_line"] += 1
             return False
         event.suspect = self._suspicion.after_known_sink
-        event.beside_words = self._doubts(time)
+        event.near_raw_text = self._is_suspect(time)
         events.append(event)
         return True
 
     def _read_args(self, message: bytes, time: float | None, rank: Rank, events: list[Any]) -> str:
-        doubt = self._doubts(time)
-        self._served = self._served and doubt
+        suspect = self._is_suspect(time)
+        self._may_hold_raw_text = self._may_hold_raw_text and suspect
         self._failures.restart()
         self._memory.restart()
         arguments = parse_server_args(message.decode("utf-8", "replace"))
         if arguments is None:
             self.unrecognised["server_args"] += 1
         else:
-            events.append(ServerArgs(time, rank, arguments, suspect=doubt))
+            events.append(ServerArgs(time, rank, arguments, suspect=suspect))
         return "startup"

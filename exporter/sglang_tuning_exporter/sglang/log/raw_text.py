@@ -53,9 +53,9 @@ class RawLine:
         if arrived is not None and self.arrived is not None:
             near = arrived - self.arrived <= ARRIVED_SECONDS
         else:
-            passed = line - self.line
+            count_known_lines = line - self.line
             elapsed = self.time is None or (time is not None and time >= self.time + SECONDS)
-            near = passed <= LINES or not (elapsed or passed > _LINES_AT_MOST)
+            near = count_known_lines <= LINES or not (elapsed or count_known_lines > _LINES_AT_MOST)
         if not near:
             self.line = None
         return near
@@ -68,7 +68,7 @@ class SuspectText:
         self.doubtful = False  # it is not known which process wrote the present lines
         self.after_sink = False  # a message with text of a model was printed not long ago
         self.arrived: float | None = None  # when the present lines arrived, of a log that is followed
-        self._sink, self._words = RawLine(), RawLine()
+        self._sink, self._other_text = RawLine(), RawLine()
 
     @property
     def after_known_sink(self) -> bool:
@@ -81,18 +81,18 @@ class SuspectText:
             self.after_sink = True
             self._sink.put(line, time, self.arrived)
 
-    def move_on(self, time: float | None, line: int) -> None:
+    def advance_to(self, time: float | None, line: int) -> None:
         """Go on to the `line`-th line, printed at `time`: the last such message may be far enough behind."""
         self.after_sink = self._sink.is_near(line, time, self.arrived)
 
     def note(self, kind: str, time: float | None, line: int) -> None:
         """Note a line that may contain raw text."""
         if kind in ("other", "traceback", "request"):
-            self._words.put(line, time, self.arrived)
+            self._other_text.put(line, time, self.arrived)
 
-    def doubts(self, time: float | None, line: int) -> bool:
+    def is_suspect(self, time: float | None, line: int) -> bool:
         """Whether raw text may have produced the `line`-th line."""
-        words = self._words
+        words = self._other_text
         if self.arrived is None and words.time is not None and time is not None and time > words.time + FORGET_SECONDS:
             words.line = None
         return self.after_known_sink or words.is_near(line, time, self.arrived)

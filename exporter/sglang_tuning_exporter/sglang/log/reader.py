@@ -13,22 +13,22 @@ from sglang_tuning_exporter.sglang.events import (
     NO_RANK,
     Event,
 )
-from sglang_tuning_exporter.sglang.log import fast_path as usual
 from sglang_tuning_exporter.sglang.log.failure_lines import TRACEBACK
+from sglang_tuning_exporter.sglang.log.fast_path import BatchRun, FastPath
 from sglang_tuning_exporter.sglang.log.forms import split_records
-from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, again
+from sglang_tuning_exporter.sglang.log.layers import UnwrappedLine, second_prefix
 from sglang_tuning_exporter.sglang.log.messages import ACCESS, MessageReader
 from sglang_tuning_exporter.sglang.log.prefix import Prefix, parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.stamps import STAMP
-from sglang_tuning_exporter.sglang.log.surroundings import Learned, Wrapping
-from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, after_last_return, glued_line, strip_terminal
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, after_last_return, line_after_text, strip_terminal
+from sglang_tuning_exporter.sglang.log.wrapping import Learned, Wrapping
 
 _Any: TypeAlias = Any  # an `Event`, or also a `BatchRun` where the caller asked for runs
 
 _STRETCH = 64 << 10  # bytes read at once: together with their events they fit into a core's cache
-_DULL_KEPT, _DULL_LENGTH = 64, 400
+_IGNORED_KEPT, _IGNORED_LENGTH = 64, 400
 _ENOUGH_LINES = 16
-_SGLANGS = ("decode", "prefill", "retraction", "startup")  # kinds of lines that only SGLang prints
+_SGLANG_KINDS = ("decode", "prefill", "retraction", "startup")  # kinds of lines that only SGLang prints
 _HEADERS_KEPT, _HEADER_LENGTH = 64, 200
 _STAMPED, _NUMBERS = re.compile(STAMP), re.compile(rb"\d+")
 
@@ -45,10 +45,12 @@ class LogReader(MessageReader):
         self.counts: dict[str, int] = dict.fromkeys(LINE_KINDS, 0)
         self._strict = strict
         self.wrapping = Wrapping(strict=strict)
-        self._usual = usual.UsualLines(self.wrapping.admits_scheduler if strict else None)
-        self._replays = False  # reading lines that waited
+        self._fast_path = FastPath(self.wrapping.accepts_scheduler if strict else None)
+        self._reads_held = False  # reading lines that waited
         self._headers: set[bytes] = set()
-        self._bare = False  # a line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text
+        self._has_unwrapped_lines = (
+            False  # a line of SGLang's was read that nothing surrounded: a second prefix in a line is raw text
+        )
 
     def feed(self, block: bytes, arrived: float | None = None) -> list[Event]:
         """Return the events of a block of whole lines, in order; the last line may lack its newline. Never raises.
@@ -56,20 +58,20 @@ class LogReader(MessageReader):
         `arrived`: when the block was read, on any clock, for a log that is followed.
         """
         runs = self.feed_runs(block, arrived)
-        return [event for each in runs for event in (each.events() if isinstance(each, usual.BatchRun) else (each,))]
+        return [event for each in runs for event in (each.events() if isinstance(each, BatchRun) else (each,))]
 
-    def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | usual.BatchRun]:
+    def feed_runs(self, block: bytes, arrived: float | None = None) -> list[Event | BatchRun]:
         """Return the events as `feed` does, with consecutive usual batch lines as one event.
 
         They are of one scheduler and of one printed second, without another event between them.
         """
-        events = self.let_go(arrived)
+        events = self.release_held(arrived)
         self._scan(block, events)
         return events
 
-    def let_go(self, arrived: float | None) -> list[Event | usual.BatchRun]:
+    def release_held(self, arrived: float | None) -> list[Event | BatchRun]:
         """Return the events of lines that waited too long for others like them, as suspect. To be called while no lines come."""
-        events: list[Event | usual.BatchRun] = []
+        events: list[Event | BatchRun] = []
         self._suspicion.arrived = arrived
         self.wrapping.look(arrived)
         self._read_doubtful(events)
@@ -83,7 +85,7 @@ class LogReader(MessageReader):
     @property
     def is_unreadable(self) -> bool:
         """Whether enough lines came to learn their form, some have words of SGLang's, and none could be read."""
-        return self.wrapping.unread is not None and not self._settled and self._line >= _ENOUGH_LINES
+        return self.wrapping.unread is not None and not self._form_is_known and self._line >= _ENOUGH_LINES
 
     def _scan(self, block: bytes, events: list[_Any]) -> None:
         """Read the usual lines a second at a time, and all others one by one."""
@@ -97,14 +99,16 @@ class LogReader(MessageReader):
                 for line in stretch.removesuffix(b"\n").split(b"\n"):
                     self._read_alone(line, events)
                 continue
-            self._usual.take(bare)
-            lines = self._usual.lines
+            self._fast_path.take(bare)
+            lines = self._fast_path.lines
             whole = lines if bare is stretch else stretch.split(b"\n")
             done, last = 0, len(lines) - 1
             while True:
                 if not self._suspicion.after_sink and not self.wrapping.joins:
-                    done = self._read_usual(done, events)
-                    self._bare = self._bare or (bare is stretch and self._usual.decodes + self._usual.prefills > 0)
+                    done = self._read_fast(done, events)
+                    self._has_unwrapped_lines = self._has_unwrapped_lines or (
+                        bare is stretch and self._fast_path.decodes + self._fast_path.prefills > 0
+                    )
                 if done == last:
                     break
                 self._read_alone(whole[done], events)
@@ -113,7 +117,7 @@ class LogReader(MessageReader):
     def _read_alone(self, line: bytes, events: list[_Any]) -> None:
         self._line += 1
         if self._suspicion.after_sink:
-            self._suspicion.move_on(None, self._line)
+            self._suspicion.advance_to(None, self._line)
         kind = self._read(line, events)
         self.counts[kind] += 1
         self._read_doubtful(events)
@@ -126,27 +130,27 @@ class LogReader(MessageReader):
         Such lines are learned until the first batch: no request can print text before.
         """
         if kind != "other" or len(line) > _HEADER_LENGTH or (line and _STAMPED.match(line) is None):
-            return not self._served
+            return not self._may_hold_raw_text
         form = _NUMBERS.sub(b"0", line)
         if not (self.counts["decode"] or self.counts["prefill"]) and len(self._headers) < _HEADERS_KEPT:
             self._headers.add(form)
-        return not self._served or (form in self._headers and self._headers != {b""})
+        return not self._may_hold_raw_text or (form in self._headers and self._headers != {b""})
 
-    def _remember(self, line: bytes, prefix: Prefix) -> None:
+    def _ignore_later(self, line: bytes, prefix: Prefix) -> None:
         """Remember a message without meaning here, to skip it next time."""
         # A second prefix in the line belongs to another line, whose time must be read.
-        if prefix.time is None or len(line) > _DULL_LENGTH or b"[" in line[prefix.end :] or TRACEBACK in line:
+        if prefix.time is None or len(line) > _IGNORED_LENGTH or b"[" in line[prefix.end :] or TRACEBACK in line:
             return
-        if len(self._usual.dull) >= _DULL_KEPT:
-            self._usual.dull.clear()
-        self._usual.dull.add(line[prefix.end :])
+        if len(self._fast_path.ignored) >= _IGNORED_KEPT:
+            self._fast_path.ignored.clear()
+        self._fast_path.ignored.add(line[prefix.end :])
 
-    def _read_usual(self, begin: int, events: list[_Any]) -> int:
+    def _read_fast(self, begin: int, events: list[_Any]) -> int:
         """Read usual lines from the `begin`-th on; return the first line that is none."""
-        lines = self._usual
+        lines = self._fast_path
         done = lines.read(begin, events)
         number, decodes, prefills, others = done - begin, lines.decodes, lines.prefills, lines.others
-        noted = others and (self._served or lines.other_after_batch)
+        noted = others and (self._may_hold_raw_text or lines.other_after_batch)
         if number:
             self._line += number
             self.counts["decode"] += decodes
@@ -154,8 +158,8 @@ class LogReader(MessageReader):
             self.counts["other"] += others
             self.counts["access"] += number - decodes - prefills - others
         if decodes or prefills:
-            self.wrapping.passed(decodes + prefills)
-            self._failures.serving = self._timed = self._settled = self._served = True
+            self.wrapping.count_known_lines(decodes + prefills)
+            self._failures.serving = self._has_times = self._form_is_known = self._may_hold_raw_text = True
         if decodes or prefills or others:
             self._last_time = lines.time
         if noted:
@@ -168,9 +172,13 @@ class LogReader(MessageReader):
             line = line.lstrip(b"\x00") if line[:1] == b"\x00" else line
             line = line[:LONGEST_LINE]
         prefix = parse_plain_prefix(line)
-        if prefix is not None and (self._bare or not (b"\x1b" in line or again(line))) and self.wrapping.admits(line):
+        if (
+            prefix is not None
+            and (self._has_unwrapped_lines or not (b"\x1b" in line or second_prefix(line)))
+            and self.wrapping.accepts(line)
+        ):
             kind = self._read_dated(line, prefix, None, events)
-            self._bare = self._bare or kind in _SGLANGS
+            self._has_unwrapped_lines = self._has_unwrapped_lines or kind in _SGLANG_KINDS
             return kind
         return self._read_text(strip_terminal(line), events)
 
@@ -179,20 +187,20 @@ class LogReader(MessageReader):
         known = (len(events), *self.unrecognised.values())
         kind = self._read_prefixed(text, prefix, outer_time, events)
         if kind == "other" and not self._suspicion.after_sink and known == (len(events), *self.unrecognised.values()):
-            self._remember(text, prefix)
+            self._ignore_later(text, prefix)
         return kind
 
     def _read_text(self, text: bytes, events: list[_Any]) -> str:
         """Read a line that does not begin as SGLang's lines of this stream do: without its wrapping, if it has one."""
-        around = self.wrapping.take_off(text)
+        around = self.wrapping.remove(text)
         # A time in brackets before SGLang's own is not SGLang's.
-        prefix = None if not self._bare and again(text) else parse_plain_prefix(text)
+        prefix = None if not self._has_unwrapped_lines and second_prefix(text) else parse_plain_prefix(text)
         if isinstance(around, UnwrappedLine) and (prefix is None or self._strict):
             return self._read_entry(around, events)
         # The last line of a traceback contains the exception's text raw: nothing is read from the middle of such a line.
         inside = self._failures.inside(self._line)
-        if around is None and prefix is None and not inside and (rest := self._unglued(text)) != text:
-            around = self.wrapping.learn_glued(text, rest)
+        if around is None and prefix is None and not inside and (rest := self._without_text_before(text)) != text:
+            around = self.wrapping.learn_text_before(text, rest)
             text, prefix = rest, parse_plain_prefix(rest)
         if isinstance(around, Learned):
             return self._read_held(around.held, events)
@@ -203,56 +211,56 @@ class LogReader(MessageReader):
         if prefix is None and ACCESS.match(text):
             self._read_access(text, None, NO_RANK, events)
             return "access"
-        if prefix is not None and not self.wrapping.admits(text):
+        if prefix is not None and not self.wrapping.accepts(text):
             prefix = None
         if learns and prefix is None:
             if records := split_records(text):
                 return [self._read_text(record, events) for record in records][-1]
-            if (taught := self.wrapping.learn(text, settled=self._settled)) is not None:
-                return self._read_held(taught.held, events)
+            if (learned := self.wrapping.learn(text, settled=self._form_is_known)) is not None:
+                return self._read_held(learned.held, events)
         if prefix is not None:
             return self._read_prefixed(text, prefix, None, events)
-        if self.wrapping.wraps_every_line:
+        if self.wrapping.is_around_every_line:
             return "other"
         return self._read_bare(text, None, events) or self._read_message(text, None, NO_RANK, events, timed=False)
 
-    def _unglued(self, text: bytes) -> bytes:
+    def _without_text_before(self, text: bytes) -> bytes:
         """Return the line without the text that another program left before it; unchanged near raw text."""
-        if self._suspicion.after_sink or (self._strict and self._doubts(None)):
+        if self._suspicion.after_sink or (self._strict and self._is_suspect(None)):
             return text
         whole = text
         if b"\r" in text:
             text = after_last_return(text, strict=self._strict)
         if parse_plain_prefix(text) is None and ACCESS.match(text) is None:
-            text = text[glued_line(text, strict=self._strict) :]
-        if len(text) < len(whole) and self._served:
+            text = text[line_after_text(text, strict=self._strict) :]
+        if len(text) < len(whole) and self._may_hold_raw_text:
             self._suspicion.note("other", self._last_time, self._line)  # the text before the line may be raw
         return text
 
     def _read_held(self, held: list[bytes], events: list[_Any]) -> str:
         """Read the lines that waited for their shape; return the kind of the last one, which is the present line."""
         kind = "other"
-        if self._replays:
+        if self._reads_held:
             return kind
-        self._replays = True
+        self._reads_held = True
         for number, text in enumerate(held, 1):
             kind = self._read(text, events)
             if number < len(held) and not self._strict:
                 self.counts["other"] -= 1
                 self.counts[kind] += 1
-        self._replays = False
+        self._reads_held = False
         return kind
 
     def _read_doubtful(self, events: list[_Any]) -> None:
         """Read lines of an unknown process: a new one, or a text that imitates one."""
-        held, time = self.wrapping.let_go, self._last_time
+        held, time = self.wrapping.released, self._last_time
         if not held:
             return
-        self.wrapping.let_go = []
-        self._replays = self.wrapping.takes_doubtful = self._suspicion.doubtful = True
+        self.wrapping.released = []
+        self._reads_held = self.wrapping.reads_released = self._suspicion.doubtful = True
         for text in held:
             self._read(text, events)
-        self._replays = self.wrapping.takes_doubtful = self._suspicion.doubtful = False
+        self._reads_held = self.wrapping.reads_released = self._suspicion.doubtful = False
         self._last_time = time
 
     def _read_entry(self, line: UnwrappedLine, events: list[_Any]) -> str:

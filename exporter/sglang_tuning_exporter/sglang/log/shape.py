@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
-from sglang_tuning_exporter.sglang.log.forms import Form, taken_off
+from sglang_tuning_exporter.sglang.log.forms import Form, remove_form
 from sglang_tuning_exporter.sglang.log.layers import Csv, Json, UnwrappedLine
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 
@@ -78,7 +78,7 @@ class Shape:
     def allow(self, deviation: Deviation, lines: list[bytes]) -> None:
         """Accept the layout and the fields of these lines too."""
         for text in lines:
-            line = taken_off(self.form, text)
+            line = remove_form(self.form, text)
             found = {} if line is None else dict(line.fields)
             for name in deviation.fields:
                 if self.fields is not None and name in self.fields:
@@ -115,7 +115,7 @@ class Shape:
                 return
             fixed = self.fields or {}
             part = layer.pattern(line.text, fixed) if isinstance(layer, Json) else layer.pattern(fixed)
-            found = layer.take_off(line)
+            found = layer.remove(line)
             if part is None or found is None:
                 return
             parts.append(part)

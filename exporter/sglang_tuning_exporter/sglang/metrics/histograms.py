@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import fsum, inf, isfinite, isnan
+from operator import lt
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter.sglang.metrics.exposition import labels
@@ -96,7 +97,7 @@ class Histogram:
 
     def since(self, earlier: Histogram) -> Histogram | None:
         """Return what came after `earlier`; None where a count fell or the bounds differ: it is a new server."""
-        if self.bounds != earlier.bounds or any(map(_fell, self.counts, earlier.counts)):
+        if self.bounds != earlier.bounds or any(map(lt, self.counts, earlier.counts)):
             return None
         seconds = None
         if self.seconds is not None and earlier.seconds is not None and self.seconds >= earlier.seconds:
@@ -110,10 +111,6 @@ class Histogram:
         return Histogram(
             self.bounds, tuple(mine + its for mine, its in zip(self.counts, other.counts, strict=True)), seconds
         )
-
-
-def _fell(now: float, then: float) -> bool:
-    return now < then
 
 
 def read(

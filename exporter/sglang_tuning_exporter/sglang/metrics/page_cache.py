@@ -38,7 +38,7 @@ class _Layout:
 
     between: list[str]  # text before, between and after the figures
     samples: Sequence[int]  # which of the figures are values of samples, in order
-    places: page_figures.SampleIndexes
+    indexes: page_figures.SampleIndexes
     native: Sequence[int] | None  # which lines are passed through, in which order; None: the page unchanged
     left_out: int
 
@@ -63,7 +63,7 @@ class PageReader:
         if layout is None or _is_any_beyond(layout, values, figures):
             passed = exposition.passthrough(exposition.scan(text)) if self._passthrough else exposition.SafePage("")
             return ParsedPage(page_figures.read(text), passed.text, passed.left_out)
-        return ParsedPage(page_figures.take(layout.places, values), self._native(layout, text), layout.left_out)
+        return ParsedPage(page_figures.figures_at(layout.indexes, values), self._native(layout, text), layout.left_out)
 
     def _native(self, layout: _Layout, text: str) -> str:
         if not self._passthrough:
@@ -97,7 +97,7 @@ def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | No
     return _Layout(
         between,
         values,
-        page_figures.find(page),
+        page_figures.index_samples(page),
         None if passed_on is None else [at for at in passed_on if at is not None],
         passed.left_out,
     )
@@ -105,7 +105,7 @@ def _layout(text: str, between: list[str], *, passthrough: bool) -> _Layout | No
 
 def _lines(text: str, native: str) -> list[int | None]:
     """Return the place of each passed line in the page; None for one that was changed."""
-    places: dict[str, int] = {}
+    indexes: dict[str, int] = {}
     for place, line in enumerate(text.split("\n")):
-        places.setdefault(line, place)
-    return [places.get(line) for line in native.splitlines()]
+        indexes.setdefault(line, place)
+    return [indexes.get(line) for line in native.splitlines()]

@@ -45,7 +45,7 @@ class SampleIndexes:
     unrecognised: int
 
 
-def find(page: Page) -> SampleIndexes:
+def index_samples(page: Page) -> SampleIndexes:
     """Return where on a page the figures are."""
     series: dict[str, list[tuple[Mapping[str, str], int]]] = {}
     members: dict[str, list[tuple[str, int]]] = {}
@@ -67,16 +67,16 @@ def find(page: Page) -> SampleIndexes:
     return SampleIndexes(series, members, _unrecognised(name for name in families.values() if name is not None))
 
 
-def take(places: SampleIndexes, values: Sequence[float]) -> Scrape:
+def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
     """Return the figures of a page from the values of its samples; None for those that the page does not have."""
     series: dict[str, Series] = {}
-    spoiled = False
-    for family, samples in places.series.items():
+    counters_invalid = False
+    for family, samples in indexes.series.items():
         found = [(label, value) for label, number in samples if _is_sound(family, value := values[number])]
         if found:
             series[family] = found
-        spoiled = spoiled or (len(found) < len(samples) and family in CUMULATIVE)
-    members = {name: [(raw, values[number]) for raw, number in found] for name, found in places.members.items()}
+        counters_invalid = counters_invalid or (len(found) < len(samples) and family in CUMULATIVE)
+    members = {name: [(raw, values[number]) for raw, number in found] for name, found in indexes.members.items()}
     figures: dict[str, Any] = {fact: _counted(fact, series) for fact in SERVER_COUNTS}
     figures |= {source.fact: _histogram(source.fact, members) for source in HISTOGRAM_SOURCES}
     return Scrape(
@@ -88,8 +88,8 @@ def take(places: SampleIndexes, values: Sequence[float]) -> Scrape:
         scheduled=_progress(series, "scheduled"),
         open_requests=_open(series),
         **figures,
-        unrecognised=places.unrecognised,
-        spoiled=spoiled,
+        unrecognised=indexes.unrecognised,
+        counters_invalid=counters_invalid,
     )
 
 
@@ -101,7 +101,7 @@ def _is_sound(family: str, value: float) -> bool:
 def read(text: str) -> Scrape:
     """Return the figures of one page of `/metrics`; without SGLang's series there are no ranks."""
     page = scan(text)
-    return take(find(page), [value for _, _, value, _ in page.samples])
+    return figures_at(index_samples(page), [value for _, _, value, _ in page.samples])
 
 
 def _ranks(series: Mapping[str, Series]) -> list[RankFigures]:

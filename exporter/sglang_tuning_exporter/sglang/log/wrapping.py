@@ -15,11 +15,11 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_tuning_exporter.sglang.events import NO_RANK
-from sglang_tuning_exporter.sglang.log.forms import Form, form_of, taken_off
+from sglang_tuning_exporter.sglang.log.forms import Form, form_of, remove_form
 from sglang_tuning_exporter.sglang.log.layers import BYTES, HEAD, LONGEST_BEFORE, Csv, Json, UnwrappedLine
 from sglang_tuning_exporter.sglang.log.prefix import parse_plain_prefix
 from sglang_tuning_exporter.sglang.log.shape import Deviation, Shape, layout_of
-from sglang_tuning_exporter.sglang.log.wrappers import LONGEST_LINE, is_well_known_json, strip_colours, well_known
+from sglang_tuning_exporter.sglang.log.terminal import LONGEST_LINE, is_well_known_json, strip_colours, well_known
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.sglang.log.prefix import Prefix
@@ -59,18 +59,16 @@ class Wrapping:
         self._strict = strict
         self._shapes: list[Shape] = []
         self.arrived: float | None = None  # when the present lines came
-        self.let_go: list[bytes] = []  # lines that wait no longer, for the reader to take
-        self.takes_doubtful = False  # the reader reads those: their process is not checked
+        self.released: list[bytes] = []  # lines that wait no longer, for the reader to take
+        self.reads_released = False  # the reader reads those: their process is not checked
         self._waiting: dict[Any, _Waiting] = {}
         self._read = 0  # lines in a known shape
         self._partial: dict[str, tuple[bytes, float | None]] = {}
-        self._glued, self._glued_lines = b"", 0  # the text directly before lines, and how many in a row had it
+        self._text_before, self._lines_with_text_before = (
+            b"",
+            0,
+        )  # the text directly before lines, and how many in a row had it
         self._may_have_ended: set[str] = set()  # streams whose last part ended an earlier file
-
-    @property
-    def joined(self) -> int:
-        """How many bytes of unfinished lines are kept."""
-        return sum(len(text) for text, _ in self._partial.values())
 
     @property
     def joins(self) -> bool:
@@ -78,7 +76,7 @@ class Wrapping:
         return bool(self._partial)
 
     @property
-    def wraps_every_line(self) -> bool:
+    def is_around_every_line(self) -> bool:
         """Whether the known wrapping is around every physical line, also inside tracebacks."""
         return self._strict and bool(self._shapes) and all(shape.form and shape.prefixed for shape in self._shapes)
 
@@ -98,16 +96,16 @@ class Wrapping:
         for key, wait in self._waiting.items():
             silent = arrived is not None and (wait.arrived is None or arrived - wait.arrived > _HELD_SECONDS)
             if silent or self._read - wait.read > _APART:
-                self._waiting[key] = self._released(key, wait)
+                self._waiting[key] = self._release(key, wait)
 
-    def _released(self, key: Any, wait: _Waiting) -> _Waiting:
+    def _release(self, key: Any, wait: _Waiting) -> _Waiting:
         """Release the lines that may be real."""
         if not (isinstance(key, Deviation) and key.may_be_real):
             return wait
-        self.let_go += wait.lines
+        self.released += wait.lines
         return wait._replace(lines=[])
 
-    def passed(self, lines: int) -> None:
+    def count_known_lines(self, lines: int) -> None:
         """Count lines that were read in their known shape."""
         self._read += lines
 
@@ -135,15 +133,15 @@ class Wrapping:
             shape.unlike += 1
         return bare.replace(b'\\"', b'"') if shape.is_json else bare
 
-    def admits_scheduler(self, start: bytes) -> bool:
+    def accepts_scheduler(self, start: bytes) -> bool:
         """Whether a batch line with the expected wrapping may have this prefix."""
         if not self._strict:
             return True
         if self._current is None:
-            return self.admits(start, scheduler=True)
+            return self.accepts(start, scheduler=True)
         return self._current.fits(*layout_of(start, scheduler=True))
 
-    def admits(self, text: bytes, *, scheduler: bool | None = None) -> bool:
+    def accepts(self, text: bytes, *, scheduler: bool | None = None) -> bool:
         """Whether a line of this stream may begin with this prefix."""
         if not self._strict:
             self._current = None
@@ -157,20 +155,20 @@ class Wrapping:
             return True
         return False
 
-    def learn_glued(self, text: bytes, rest: bytes) -> Learned | None:
+    def learn_text_before(self, text: bytes, rest: bytes) -> Learned | None:
         """Learn from a line whose `rest` follows other text at once; `None` until several lines in a row had the same text.
 
         A progress bar without a line end stands before one line; a wrapping such as `[1,0]<stderr>:` stands before each.
         """
         before = _NUMBERS.sub(b"0", text.removesuffix(rest))
-        self._glued_lines = self._glued_lines + 1 if before == self._glued else 1
-        self._glued = before
-        if self._strict or self._glued_lines < _CONFIRMED:
+        self._lines_with_text_before = self._lines_with_text_before + 1 if before == self._text_before else 1
+        self._text_before = before
+        if self._strict or self._lines_with_text_before < _CONFIRMED:
             return None
-        taught = self.learn(text, enough=1)
-        return taught if taught is not None and taught.held else None
+        learned = self.learn(text, enough=1)
+        return learned if learned is not None and learned.held else None
 
-    def take_off(self, text: bytes) -> UnwrappedLine | Learned | None:
+    def remove(self, text: bytes) -> UnwrappedLine | Learned | None:
         """Return the line without the known wrapping of the stream; `None` where it does not have it."""
         found: Learned | None = None
         for shape in self._shapes:
@@ -182,10 +180,10 @@ class Wrapping:
             prefix = parse_plain_prefix(line.text)
             if prefix is not None and not shape.prefixed:
                 continue
-            if shape.prefixed and prefix is None and not self._strict and _has_more(text, line.text):
+            if shape.prefixed and prefix is None and not self._strict and _is_still_wrapped(text, line.text):
                 continue
             if self._strict and (key := self._deviation(shape, line, prefix)) is not None:
-                if self.takes_doubtful and key.may_be_real:
+                if self.reads_released and key.may_be_real:
                     return line._replace(prefixed=shape.prefixed)
                 headed = HEAD.match(line.text) is not None
                 if headed or key in self._waiting:
@@ -213,23 +211,23 @@ class Wrapping:
         names = tuple(layer.key for layer in form)
         shape = self._known_shape(names, layout, prefixed=prefixed)
         key = (prefixed, layout, ranks if shape is not None and layout in shape.layouts else None, names)
-        taught = self._wait(key, text, enough or self._enough(form, text, known=known))
-        if not taught.held:
+        learned = self._wait(key, text, enough or self._enough(form, text, known=known))
+        if not learned.held:
             self._remember_unread(text)
-            return taught
+            return learned
         if shape is None:
             shape = Shape(form, prefixed)
             self._shapes.insert(0, shape)
             del self._shapes[_SHAPES_KEPT:]
         shape.learn_prefix(layout, key[2])
-        return taught
+        return learned
 
     def _form_of(self, text: bytes, *, known: bool) -> tuple[Form, UnwrappedLine] | None:
         """Return the form of a line and what is in it; None, and the line is remembered, where nothing can be learned of it."""
         if HEAD.search(text) is None and BYTES not in text:
             return None
         form = form_of(text)
-        found = None if form is None else taken_off(form, text)
+        found = None if form is None else remove_form(form, text)
         if form is not None and found is not None and (form or self._strict):
             ambiguous = any(isinstance(layer, Json) and layer.ambiguous for layer in form)
             if not (known and ambiguous):
@@ -259,7 +257,7 @@ class Wrapping:
         """Let a line wait until enough others are like it."""
         wait = self._waiting.pop(key, _Waiting([], 0, self._read, None))
         if self._strict and self._read - wait.read > _APART:
-            wait = self._released(key, wait)._replace(lines=[], heads=0)
+            wait = self._release(key, wait)._replace(lines=[], heads=0)
         lines, number = wait.lines, wait.heads + heads
         if len(text) <= _WAITING_LENGTH or number >= enough:
             lines.append(text)
@@ -269,7 +267,7 @@ class Wrapping:
             return Learned(lines)
         if len(self._waiting) >= _WAITING:
             for other, waits in self._waiting.items():
-                self._released(other, waits)
+                self._release(other, waits)
             self._waiting.clear()
         self._waiting[key] = _Waiting(lines[-_WAITING_LINES:], number, self._read if self._strict else 0, self.arrived)
         return Learned([])
@@ -278,7 +276,7 @@ class Wrapping:
         """Return a line without its form; the parts of a line that a container runtime cut are joined."""
         line = UnwrappedLine(text, None, NO_RANK)
         for layer in form:
-            found = layer.take_off(line)
+            found = layer.remove(line)
             if found is None:
                 return None
             line = found
@@ -321,7 +319,7 @@ class Wrapping:
             shape.learn_pattern(text)
 
 
-def _has_more(text: bytes, rest: bytes) -> bool:
+def _is_still_wrapped(text: bytes, rest: bytes) -> bool:
     """Whether a line still has a wrapping."""
     if (end := well_known(text)) > text.find(rest) >= 0 and HEAD.match(text, end):
         return True
@@ -334,7 +332,7 @@ def _is_well_known(form: Form, text: bytes) -> bool:
     line: UnwrappedLine | None = UnwrappedLine(text, None, NO_RANK)
     for layer in form:
         before = b"" if line is None else line.text
-        line = layer.take_off(line) if line is not None else None
+        line = layer.remove(line) if line is not None else None
         if line is None or isinstance(layer, Csv):
             return False
         if isinstance(layer, Json):

@@ -38,7 +38,7 @@ class InfoSchedule:
         self._due: float | None = 0.0
         self._pause = INFO_RETRY_SECONDS[0]
 
-    def want(self) -> None:
+    def ask_again(self) -> None:
         """Ask again: the server may have restarted, so earlier answers may be outdated."""
         self._due, self._pause = 0.0, INFO_RETRY_SECONDS[0]
 
@@ -49,7 +49,7 @@ class InfoSchedule:
             self._due = None
         return due
 
-    def missed(self, now: float) -> None:
+    def no_answer(self, now: float) -> None:
         """Note that there was no answer."""
         if self._due is None:
             self._due = now + self._pause
@@ -77,7 +77,7 @@ class LoadsSchedule:
         self._always = version is not None and version >= SNAPSHOT_SINCE
         self._once = version is not None and version >= LIMITS_SINCE and with_ranks
 
-    def want(self) -> None:
+    def ask_again(self) -> None:
         """Stop asking until the release is known again: another server may be running."""
         self._always = self._once = False
 

@@ -68,7 +68,7 @@ def after_last_return(text: bytes, *, strict: bool = False) -> bytes:
     return rest
 
 
-def glued_line(text: bytes, *, strict: bool = False) -> int:
+def line_after_text(text: bytes, *, strict: bool = False) -> int:
     """Return where SGLang's line starts after a text without a newline; 0 where there is none.
 
     `strict`: only after progress bars.

@@ -19,7 +19,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.recordings.scrub import LogScrubber, Scrubber
 from sglang_tuning_exporter.report.inputs import Logs
 from sglang_tuning_exporter.sglang.events import Event, OutOfMemory, PrefillBatch, Retraction
-from sglang_tuning_exporter.sglang.log import surroundings
+from sglang_tuning_exporter.sglang.log import wrapping
 from sglang_tuning_exporter.sglang.log.reader import LogReader
 from sglang_tuning_exporter.sglang.log.stamps import stamp_seconds
 from wrappings import AMID, AROUND, INSTEAD, otlp
@@ -61,7 +61,7 @@ def unmarked(events: list[Event]) -> list[Event]:
     for event in events:
         event.suspect = False
         if isinstance(event, Retraction):
-            event.beside_words = False
+            event.near_raw_text = False
     return events
 
 
@@ -80,7 +80,7 @@ def test_whatever_stands_around_the_lines_the_events_and_times_are_those_of_the_
 def test_once_the_form_is_learned_no_wrapping_puts_an_event_in_doubt(name: str) -> None:
     def doubts(wrapping: str) -> list[tuple[bool, bool]]:
         events = LogReader().feed(wrapped(wrapping, recorded()))
-        return [(event.suspect, event.beside_words) for event in events if isinstance(event, Retraction)]
+        return [(event.suspect, event.near_raw_text) for event in events if isinstance(event, Retraction)]
 
     bare = doubts("nothing")
     assert (False, False) in bare
@@ -143,11 +143,11 @@ def test_a_supervisors_header_before_each_output_puts_no_retraction_in_doubt(str
     events = reader.feed(wrapped(name, numbered(first + served)), 1.0 if strict else None)
     found = [event for event in events if isinstance(event, Retraction)]
     assert len(found) == 10
-    assert not any(event.suspect or event.beside_words for event in found)
+    assert not any(event.suspect or event.near_raw_text for event in found)
     forged = "2026-11-20 19:53:00,001 DEBG 'other' stderr output:\n" + served[1] + "\n"
     [event] = reader.feed(forged.encode(), 2.0 if strict else None)
     assert isinstance(event, Retraction)
-    assert event.beside_words
+    assert event.near_raw_text
 
 
 def test_a_prefix_of_ranks_within_a_custom_formatter_is_the_rank() -> None:
@@ -299,9 +299,9 @@ def test_what_a_stream_may_hold_is_kept_within_bounds() -> None:
         marks = "".join("!?;^"[number // 4**place % 4] for place in range(6))
         reader.feed(f"a{marks} [2025-11-20 11:41:40 TP0] {RETRACTION}\n".encode())
     learned = reader.wrapping
-    assert len(learned._shapes) <= surroundings._SHAPES_KEPT
-    assert len(learned._waiting) <= surroundings._WAITING
-    assert sum(len(wait.lines) for wait in learned._waiting.values()) <= surroundings._WAITING * surroundings._CONFIRMED
+    assert len(learned._shapes) <= wrapping._SHAPES_KEPT
+    assert len(learned._waiting) <= wrapping._WAITING
+    assert sum(len(wait.lines) for wait in learned._waiting.values()) <= wrapping._WAITING * wrapping._CONFIRMED
 
 
 @pytest.mark.parametrize(
