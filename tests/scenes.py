@@ -122,6 +122,14 @@ def down() -> Story:
     return Story("down", invented(lambda minute: HEALTHY if minute < MINUTES - 2 else None))
 
 
+def stuck() -> Story:
+    """A server whose scheduler has hung for five minutes: its log is silent and its page does not change."""
+    moments: list[Moment] = []
+    for moment in invented(lambda minute: replace(HEALTHY, queued=7) if minute < MINUTES - 5 else None):
+        moments.append(moment if moment.page is not None else Moment(moment.at, b"", moments[-1].page))
+    return Story("stuck", moments)
+
+
 def few_clients() -> Story:
     """A server for throughput whose client sends too little."""
     return Story("few_clients", invented(lambda _: CLIENTS), profile="offline")
@@ -156,5 +164,5 @@ def dp2() -> Story:
 
 SCENES: dict[str, Callable[[], Story]] = {
     story.__name__: story
-    for story in (retracting, recorded, healthy, idle, new, unseen, down, few_clients, beyond_captured, dp2)
+    for story in (retracting, recorded, healthy, idle, new, unseen, down, stuck, few_clients, beyond_captured, dp2)
 }

@@ -18,6 +18,7 @@ import yaml
 from alert_matrix.promtool import PRESENT, promtool
 from sglang_tuning_exporter.diagnosis.table import DIAGNOSES
 from sglang_tuning_exporter.mixin import boards
+from sglang_tuning_exporter.mixin.boards.words import STATE_WORDS
 
 BOARDS = {json.loads(text)["uid"].removeprefix("sglang-tuning-"): json.loads(text) for text in boards.files().values()}
 PANELS = [
@@ -203,6 +204,44 @@ def test_what_limits_a_server_comes_first_and_both_flags_of_a_diagnosis_are_show
     ]
     [row] = answer(tmp_path, series, query("fleet", FLEET[1]))
     assert row[0]["advice"] == "--cuda-graph-max-bs: now 160 (default), try 256"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "shown"),
+    [("scheduler_stuck", ["scheduler_stuck"]), ("queue_too_long", ["queue_too_long", "shared_prefixes_unused"])],
+)
+def test_a_chance_does_not_stand_beside_a_failure(tmp_path: Path, verdict: str, shown: list[str]) -> None:
+    series = server("a:1", verdict, next(row.severity for row in DIAGNOSES if row.id == verdict))
+    for diagnosis in (verdict, "shared_prefixes_unused"):
+        series[f'sglang_tuning_diagnosis_active{{job="sglang",instance="a:1",diagnosis="{diagnosis}"}}'] = "1x240"
+    rows = answer(tmp_path, series, query("server", "What to change", instance="a:1"))
+    assert sorted(labels["diagnosis"] for labels, _ in rows) == shown
+
+
+def test_a_share_of_the_time_says_that_it_is_one(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1",diagnosis="client_too_slow"'
+    series = server("a:1", "client_too_slow", "info") | {
+        f'sglang_tuning_diagnosis_evidence{{{place},unit="share"}}': "0.97x240"
+    }
+    [(labels, _)] = answer(tmp_path, series, query("server", "What limits it now", instance="a:1"))
+    assert labels["figure"] == " (97 % of the time)"
+
+
+@pytest.mark.parametrize(("lower", "words"), [("100x240", "below the range"), ("_x240", "queue empty")])
+def test_an_empty_queue_is_below_the_range_of_a_profile_that_has_one(tmp_path: Path, lower: str, words: str) -> None:
+    place = 'job="sglang",instance="a:1"'
+    series = server("a:1") | {
+        f"sglang_tuning_queued_requests{{{place}}}": "0x240",
+        f'sglang_tuning_state{{{place},signal="queue",state="empty"}}': "1x240",
+        f'sglang_tuning_threshold{{{place},signal="queue",bound="lower"}}': lower,
+    }
+    exprs = [
+        query("server", title, ref, instance="a:1")
+        for title, ref in (("Queued requests", "A"), ("What it was doing", "B"))
+    ]
+    tile, lane = answers(tmp_path, series, exprs, at="30m")
+    assert [labels["verdict"] for labels, _ in tile] == [words]
+    assert [list(STATE_WORDS.values())[int(value)][0] for _, value in lane] == [words]
 
 
 # --- as it should be -------------------------------------------------------------------------------------------------
@@ -463,6 +502,17 @@ def test_one_retraction_a_minute_is_tolerated_where_the_limit_is_one(tmp_path: P
         assert labels["verdict"] == "tolerated", value
     [(labels, value)] = answer(tmp_path, retracting(2), expr)
     assert labels["verdict"] == "too often"
+
+
+def test_a_verdict_about_retractions_and_their_tiles_have_the_same_figure(tmp_path: Path) -> None:
+    place = 'job="sglang",instance="a:1"'
+    evidence = f'sglang_tuning_diagnosis_evidence{{{place},diagnosis="retracting_too_often",unit="per_minute"}}'
+    series = retracting(4) | server("a:1", "retracting_too_often", "warning") | {evidence: "5x240"}
+    panels = [("server", "What limits it now", "A"), ("server", "Retractions", "A"), ("fleet", FLEET[1], "F")]
+    exprs = [query(*each, instance="a:1") for each in panels]
+    [(words, _)], [(tile, value)], [(_, column)] = answers(tmp_path, series, exprs, at="30m")
+    assert words["figure"] == " (5/min)"
+    assert (tile["verdict"], value, column) == ("too often", 5, 5)
 
 
 def test_retractions_are_the_figure_of_the_rule_where_it_is_loaded(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -178,6 +179,14 @@ def test_a_scheduler_that_hangs_under_load_is_found_within_ninety_seconds(server
     at, stage = server.found() or (0.0, "")
     assert stage == "scheduler"
     assert 60 <= at - 60 <= 90
+
+
+def test_nobody_is_admitted_while_the_scheduler_hangs_so_that_the_wait_has_no_bound() -> None:
+    server = Server(queued=3.0)
+    server.serves(60)
+    for _ in range(20):
+        server.tick()
+    assert [rank.queue_wait_seconds(server.now) for rank in server.state.schedulers] == [math.inf]
 
 
 def test_the_verdict_names_stage_seconds_and_requests() -> None:

@@ -299,6 +299,22 @@ def test_the_page_of_a_dead_server_has_nothing_green_and_no_figure_of_before(tmp
     assert "Confidence" not in page
 
 
+def test_the_page_of_a_server_that_hangs_generates_no_token_and_offers_no_chance(tmp_path: Path) -> None:
+    with lived(SCENES["stuck"](), tmp_path) as sidecar, web(sidecar) as address:
+        page = requests.get(address + "/?still", timeout=10).text
+    assert re.search(r'Generated tokens/s</dt><dd class="value">0<', page)
+    assert "Worth a try" not in page
+    assert "Confidence" not in page
+    assert "healthy: none" not in page
+
+
+def test_an_idle_server_retracts_nothing_and_one_never_seen_is_not_known_to(tmp_path: Path) -> None:
+    for name, figure in (("idle", "0.0"), ("unseen", "not reported")):
+        with lived(SCENES[name](), tmp_path / name) as sidecar, web(sidecar) as address:
+            page = requests.get(address + "/?still", timeout=10).text
+        assert f'Retractions a minute</dt><dd class="value">{figure}<' in page
+
+
 def test_a_check_that_passed_shows_its_figure_with_its_limit_or_no_and_never_what_is_seen_when_it_fails(
     tmp_path: Path,
 ) -> None:

@@ -101,6 +101,11 @@ class Diagnosis:
         return self.seen.format(value=value, s="" if value in {"1", "at least one"} else plural, **figures)
 
     @property
+    def comes_first(self) -> bool:
+        """Whether it is a failure, to be mended before anything is tuned; a missed objective is none."""
+        return self.severity == "critical" and self.condition.is_in_logs
+
+    @property
     def headline(self) -> str:
         """The diagnosis in a few words: cuda_graph_off becomes "CUDA graph off"."""
         words = self.label or self.id.replace("_", " ").capitalize()

@@ -68,7 +68,7 @@ class RankState(Gauges):
         """Estimate the wait of the last request in the queue from the present rate of admission; inf where none is admitted."""
         if not self.queued:
             return 0.0 if self.queued is not None else None
-        rate = 0.0 if self.time.stands else self.time.admission.per_second(now)
+        rate = 0.0 if self.time.hangs else self.time.admission.per_second(now)
         if rate is None:
             return None
         return self.queued / rate if rate > 0 else inf

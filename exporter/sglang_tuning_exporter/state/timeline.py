@@ -63,6 +63,11 @@ class Timeline:
         return max((until for until, held in self._ahead() if held[0][0] == "serving"), default=self.seen_at)
 
     @property
+    def hangs(self) -> bool:
+        """Whether it has had work for a minute and done none of it."""
+        return self.held is STUCK
+
+    @property
     def stuck_since(self) -> float | None:
         """Since when it has work and does none of it; None where it works."""
         return self._stood_since if self.held is STUCK else None

@@ -26,6 +26,7 @@ class Stuck(Condition):
     traces = (WATCHDOG,)
     figure = otherwise(asked("sglang_tuning_stuck_stage", comparison=" == 1"), _HANGS, _SPOKEN)
     is_event = True
+    has_figure = False
     needs = "a log or metrics"
 
     def measure(self, past: Past) -> Evidence | None:

@@ -86,7 +86,7 @@ def _advice() -> p.Json:
     chances = q.own(
         "sglang_tuning_diagnosis_active", one_of("diagnosis", tuple(row.id for row in DIAGNOSES if row.is_chance))
     )
-    urgent = q.own(q.VERDICT, q.is_("severity", "critical"))
+    urgent = q.own(q.VERDICT, one_of("verdict", tuple(row.id for row in DIAGNOSES if row.comes_first)))
     holds = f"({holds} unless on ({q.ON}, diagnosis) ({chances} and on ({q.ON}) {urgent}))"
     found = f"max by ({q.ON}, diagnosis) ({limits} or on ({q.ON}, diagnosis) ({holds}))"
     # Without a flag, `advice` is the diagnosis; the column's mapping has its words.

@@ -166,7 +166,8 @@ def _running(state: ServerState, history: History) -> Figure:
 
 
 def _throughput(state: ServerState, history: History) -> Figure:
-    generated = added_up(rank.generation_throughput for rank in state.schedulers)
+    # SGLang's gauge keeps its last value while the scheduler hangs
+    generated = added_up(0.0 if rank.time.hangs else rank.generation_throughput for rank in state.schedulers)
     figure = Figure("Generated tokens/s", count(generated))
     return _drawn(figure, history.line(lambda moment: moment.throughput))
 
@@ -193,7 +194,7 @@ def _retractions(past: Past, history: History) -> Figure:
     before = f"{span(watched)}: {sum(value or 0.0 for _, value in points):.0f} in all" if points else ""
     return Figure(
         name,
-        f"{rate:.1f}" if past.served_seconds or rate else NOT_REPORTED,
+        f"{rate:.1f}" if past.served_seconds or rate or points else NOT_REPORTED,
         f"up to about {tolerated:g}",
         "" if not past.served_seconds else "good" if rate <= past.profile.retractions_tolerated else "bad",
         spark=sparkline(points, f"Retractions, {before}", bars=True),

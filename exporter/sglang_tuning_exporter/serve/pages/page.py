@@ -134,7 +134,10 @@ class ShownFindings:
 
     @property
     def chances(self) -> list[Finding]:
-        """Opportunities, to be tried one at a time."""
+        """Opportunities, to be tried one at a time; none while the verdict is a failure."""
+        verdict = BY_ID.get(self.judgement.verdict)
+        if verdict is not None and verdict.comes_first:
+            return []
         return [finding for finding in self.judgement.findings if finding.diagnosis.is_chance]
 
     @property
@@ -145,8 +148,11 @@ class ShownFindings:
     @property
     def main(self) -> list[Finding]:
         """All others."""
-        beside = (*self.chances, *self.follow)
-        return [finding for finding in self.judgement.findings if finding not in beside]
+        return [
+            finding
+            for finding in self.judgement.findings
+            if not finding.diagnosis.is_chance and finding not in self.follow
+        ]
 
     @property
     def passed(self) -> list[tuple[str, str]]:
