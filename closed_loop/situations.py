@@ -395,6 +395,18 @@ UNTUNED: tuple[Situation, ...] = (
         cannot_tell=("log", "report"),
     ),
     Situation(
+        name="ramp-rejected-streams",
+        what="six clients, then 40, at --max-running-requests 12 and --max-queued-requests 10",
+        flags="--max-total-tokens 32768 --max-running-requests 12 --max-queued-requests 10",
+        steps=(_send(6, 40, 60, 100), _send(40, 35, 60, 100)),
+        truth="In 35 s the full queue rejects 1,212 streams, with status 200 and no line in the log.",
+        right="--max-running-requests up first; not 'add a replica'. The log alone shows nothing.",
+        verdicts=("requests_rejected", "running_at_limit"),
+        cures=("--max-running-requests up",),
+        never=(CONSERVATIVENESS, "--max-total-tokens"),
+        cannot_tell=("log", "report"),
+    ),
+    Situation(
         name="limit-6-chunks-128",
         what="30 clients with prompts of 600 and 1,200 in chunks of 128, and --max-running-requests 6",
         flags="--max-total-tokens 32768 --max-running-requests 6 --chunked-prefill-size 128",

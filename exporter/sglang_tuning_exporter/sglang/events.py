@@ -263,6 +263,8 @@ class Scrape:
         None  # of prompts; up to 0.5.8 counted again when a request is computed again
     )
     posted_requests: float | None = None  # over HTTP
+    answered_requests: float | None = None  # over HTTP, with status 200
+    refused_requests: float | None = None  # over HTTP, with status 503
     # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.
     time_to_first_token: Histogram | None = None
     inter_token: Histogram | None = None

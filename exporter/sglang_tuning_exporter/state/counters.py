@@ -137,6 +137,24 @@ def increase(old: float | None, new: float | None) -> float:
     return new if old is None or new < old else new - old
 
 
+class RejectedStreams:
+    """Streamed requests that SGLang rejected: it answers them with status 200 and an error, and never finishes them.
+
+    One request ends in both counters at about the same time, so only what exceeds the greatest difference so far counts. A
+    prompt that is too long ends in the same way: only while the queue is full are these rejected requests.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = self._most = 0.0
+
+    def take(self, answered: float, finished: float, *, queue_is_full: bool) -> int:
+        """Return how many more were rejected, of so many more requests answered and finished."""
+        self._unfinished += answered - finished
+        more = self._unfinished - self._most if queue_is_full else 0.0
+        self._most = self._unfinished if not queue_is_full else max(self._unfinished, self._most)
+        return max(int(more), 0)
+
+
 class ServerCounters:
     """The counters of the whole server, of those in `SERVER_COUNTS`."""
 

@@ -18,20 +18,22 @@ from sglang_tuning_exporter.sglang.events import (
     RankFigures,
 )
 from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.state.counters import ServerCounters, increase
-from sglang_tuning_exporter.state.journal import HUNG, RETRACTION, WATCHDOG
+from sglang_tuning_exporter.state.counters import RejectedStreams, ServerCounters, increase
+from sglang_tuning_exporter.state.journal import HUNG, REJECTION, RETRACTION, WATCHDOG
 from sglang_tuning_exporter.state.latency import LATENCIES, Latency, LatencyLedger, RecentLatency
 from sglang_tuning_exporter.state.logged import Listener, LoggedServer
 from sglang_tuning_exporter.state.saved import counts, mappings
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from sglang_tuning_exporter.sglang.events import Scrape
     from sglang_tuning_exporter.state.profiles import Profile
     from sglang_tuning_exporter.state.stages import Hang
     from sglang_tuning_exporter.state.totals import Totals
+
+QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
 
 
 class ServerState(LoggedServer):
@@ -45,6 +47,7 @@ class ServerState(LoggedServer):
         }
         self.latency = LatencyLedger(objectives, profile.window_seconds)
         self._counters = ServerCounters()
+        self._rejected_streams = RejectedStreams()
         self._scraped = False
         self._progress: float | None = None
         self._looked_at: float | None = None  # the last scrape
@@ -64,7 +67,8 @@ class ServerState(LoggedServer):
             self._begin_counters(now)
         stands = scrape.progress is not None and scrape.progress == self._progress
         self._progress = scrape.progress if scrape.progress is not None else self._progress
-        for name, more in self._counters.take(scrape, is_first=not self._scraped).items():
+        found = self._counters.take(scrape, is_first=not self._scraped)
+        for name, more in found.items():
             self.server_totals.counts[name] += more
             if more:
                 self.journal.see(name, now)
@@ -77,8 +81,21 @@ class ServerState(LoggedServer):
                     self._schedulers.keep_counters(figures)
                 if self._schedulers.has_room(figures.dp):
                     self._see_figures(figures, progress, now, stands=stands)
+        self._count_rejected(found, now)
         self._scraped = True
         self._look(scrape, now)
+
+    def _count_rejected(self, found: Mapping[str, float], now: float) -> None:
+        """Count rejected requests that no line of the log shows."""
+        longest = self.facts.arg("max_queued_requests")
+        full = longest is not None and any((rank.queued or 0.0) >= QUEUE_FULL * longest for rank in self.schedulers)
+        answered, finished = (found.get(name, 0.0) for name in ("answered_requests", "finished_requests"))
+        rejected = self._rejected_streams.take(answered, finished, queue_is_full=full)
+        if not self.log_is_read:
+            rejected += int(found.get("refused_requests", 0.0))
+        if rejected:
+            self.server_totals.counts["rejected_requests"] += rejected
+            self.journal.see(REJECTION, now)
 
     def _begin_counters(self, now: float) -> None:
         """Take a restart that the server's counters show."""

@@ -37,8 +37,9 @@ def server(sidecar: SidecarView, now: float) -> Iterable[Family]:
     yield counter("server_starts", "Starts of the server seen by this exporter.").filled([(state.starts,)])
     for name, words in _COUNTED.items():
         yield counter(name, words).filled([(state.server_count(name),)])
-    words = "Requests answered with 503, from the access log, where a rejected stream is a 200."
-    rejected = [(state.server_totals.counts["rejected_requests"],)] if sidecar.config.log_file else []
+    words = "Requests that SGLang rejected because its queue was full: answered with 503, or a stream with an error."
+    is_counted = sidecar.config.log_file or state.server_count("answered_requests") is not None
+    rejected = [(state.server_totals.counts["rejected_requests"],)] if is_counted else []
     yield counter("rejected_requests", words).filled(rejected)
     words = (
         "Liveness events in the log: ready, draining, failed starts, crashes, watchdog timeouts, failed health checks."

@@ -39,6 +39,7 @@ class Source:
     versions: str
     fold: Literal["max", "min", "sum"] = "max"  # over the TP and PP ranks of one scheduler
     where: tuple[str, str] | None = None  # only series with this label
+    generates: bool = False  # only series of an endpoint that generates
     parts: str | None = None  # label whose values are added up within one rank
     zero_with: tuple[str, ...] = ()  # absent means zero where one of these is present
     needs: str | None = None  # without this family on the page the figure is never written
@@ -50,6 +51,8 @@ class Source:
         words = "sum of all series" if self.fold == "sum" else f"{self.fold} over TP and PP ranks"
         if self.where:
             words = f'{self.where[0]}="{self.where[1]}", {words}'
+        if self.generates:
+            words += " of endpoints that generate"
         if self.parts:
             words = f"sum over {self.parts}, then {words}"
         if self.zero_with:
@@ -156,6 +159,23 @@ SERVER_SOURCES: tuple[Source, ...] = (
     ),
     # One for all answers to one prompt (`n`), and for all prompts of one body.
     Source("posted_requests", "http_requests_total", "0.5.7-0.5.23", fold="sum", where=("method", "POST")),
+    # A streamed request that is rejected is answered with 200, and never finished.
+    Source(
+        "answered_requests",
+        "http_responses_total",
+        "0.5.7-0.5.23",
+        fold="sum",
+        where=("status_code", "200"),
+        generates=True,
+    ),
+    Source(
+        "refused_requests",
+        "http_responses_total",
+        "0.5.7-0.5.23",
+        fold="sum",
+        where=("status_code", "503"),
+        generates=True,
+    ),
     # These change only with tokens or requests, not with a scrape or a waiting process.
     # Written when the detokenizer has sent something.
     Source("sent", "generation_tokens_total", "0.3.5.post2-0.5.23", fold="sum"),
@@ -169,7 +189,15 @@ SERVER_SOURCES: tuple[Source, ...] = (
     Source("scheduled", "realtime_tokens_total", "0.5.7-0.5.23", fold="sum"),
     Source("scheduled", "cuda_graph_passes_total", "0.5.7-0.5.23", fold="sum"),
     Source("scheduled", "prefill_effective_tokens_total", "0.5.20-0.5.23", fold="sum"),
-    Source("open_requests", "http_requests_active", "0.5.9-0.5.23", fold="sum", where=("method", "POST")),
+    Source(
+        "open_requests",
+        "http_requests_active",
+        "0.5.9-0.5.23",
+        fold="sum",
+        where=("method", "POST"),
+        generates=True,
+        zero_with=("http_requests_active",),
+    ),
 )
 
 # Histograms of the whole server, in seconds except the tokens of answers.
@@ -204,6 +232,7 @@ WANTED = _wanted()
 SERVER_COUNTS = (
     *("aborted_requests", "started_requests", "finished_requests"),
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
+    *("answered_requests", "refused_requests"),
 )
 # All counters.
 CUMULATIVE = frozenset(

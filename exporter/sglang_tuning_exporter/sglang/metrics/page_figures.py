@@ -86,7 +86,7 @@ def figures_at(indexes: SampleIndexes, values: Sequence[float]) -> Scrape:
         progress=_progress(series, "sent", "scheduled"),
         sent=_progress(series, "sent") if OUTPUTS in series else None,
         scheduled=_progress(series, "scheduled"),
-        open_requests=_open(series),
+        open_requests=_counted("open_requests", series),
         **figures,
         unrecognised=indexes.unrecognised,
         counters_invalid=counters_invalid,
@@ -149,6 +149,8 @@ def _by_process(source: Source, series: Series) -> dict[tuple[int | None, frozen
     for label, value in series:
         if source.where and label.get(source.where[0]) != source.where[1]:
             continue
+        if source.generates and not _GENERATES.search(label.get("endpoint", "")):
+            continue
         key = (_dp(label), frozenset(item for item in label.items() if item[0] not in ("priority", source.parts)))
         into = split if label.get("priority") else totals
         into[key] = into.get(key, 0.0) + value
@@ -193,18 +195,6 @@ def _engine_type(series: Mapping[str, Series]) -> str | None:
 def _progress(series: Mapping[str, Series], *facts: str) -> float | None:
     values = [value for source in SERVER_SOURCES if source.fact in facts for _, value in series.get(source.metric, [])]
     return math.fsum(values) if values else None
-
-
-def _open(series: Mapping[str, Series]) -> float | None:
-    source = next(source for source in SERVER_SOURCES if source.fact == "open_requests")
-    if source.metric not in series or source.where is None:
-        return None
-    name, method = source.where
-    return math.fsum(
-        value
-        for label, value in series[source.metric]
-        if label.get(name) == method and _GENERATES.search(label.get("endpoint", ""))
-    )
 
 
 def _counted(fact: str, series: Mapping[str, Series]) -> float | None:

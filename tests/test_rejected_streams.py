@@ -1,0 +1,82 @@
+"""Streamed requests that a full queue rejects: SGLang answers them with status 200 and logs nothing, so only its counters show them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_tuning_exporter.sglang.events import Rank, RankFigures, Scrape, ServerArgs
+from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.state.counters import RejectedStreams
+from sglang_tuning_exporter.state.profiles import PROFILES
+from sglang_tuning_exporter.state.server import ServerState
+
+PAGE = """\
+sglang:num_running_reqs 12.0
+sglang:num_queue_reqs 10.0
+sglang:e2e_request_latency_seconds_count {finished}
+sglang:http_responses_total{{endpoint="/generate",method="POST",status_code="200"}} {answered}
+sglang:http_responses_total{{endpoint="/v1/chat/completions",method="POST",status_code="503"}} {refused}
+sglang:http_responses_total{{endpoint="/metrics",method="GET",status_code="200"}} 55.0
+sglang:http_responses_total{{endpoint="/flush_cache",method="POST",status_code="200"}} 7.0
+"""
+
+
+def rejected(
+    *scrapes: tuple[float, float, float], longest: int | None = 10, queued: float = 10.0, log_is_read: bool = True
+) -> float:
+    """Give the rejected requests of scrapes with so many answered, finished and refused requests, one every five seconds."""
+    state = ServerState(PROFILES["online"], 0.0)
+    state.log_is_read = log_is_read
+    state.observe(ServerArgs(None, Rank(), {"max_queued_requests": longest}), 0.0)
+    for number, (answered, finished, refused) in enumerate(scrapes):
+        figures = RankFigures(None, 12.0, queued)
+        state.observe_scrape(
+            Scrape(
+                [figures],
+                progress=finished,
+                answered_requests=answered,
+                finished_requests=finished,
+                refused_requests=refused,
+            ),
+            5.0 * number,
+        )
+    return state.server_totals.counts["rejected_requests"]
+
+
+def test_answers_that_no_request_was_finished_for_are_rejected_streams() -> None:
+    assert rejected((100, 100, 0), (160, 110, 0), (230, 120, 0)) == 110
+
+
+@pytest.mark.parametrize("more", [{"longest": None}, {"queued": 0.0}])
+def test_without_a_full_queue_they_are_errors_of_another_kind(more: dict[str, float]) -> None:
+    assert rejected((100, 100, 0), (160, 110, 0), (230, 120, 0), **more) == 0  # type: ignore[arg-type] # fields by name
+
+
+def test_requests_that_end_in_one_counter_first_are_no_rejections() -> None:
+    assert rejected((100, 100, 0), (108, 112, 0), (124, 120, 0), (126, 130, 0), (144, 140, 0)) == 4
+
+
+def test_what_was_answered_before_the_first_look_is_not_counted() -> None:
+    assert rejected((5000, 100, 0)) == 0
+
+
+def test_counters_that_begin_again_are_no_rejections() -> None:
+    assert rejected((5000, 100, 0), (3, 2, 0)) == 1
+
+
+@pytest.mark.parametrize(("log_is_read", "count"), [(True, 0), (False, 30)])
+def test_answers_with_503_are_counted_from_the_log_or_else_from_the_metrics(log_is_read: bool, count: int) -> None:  # noqa: FBT001 - a case
+    assert rejected((100, 100, 0), (100, 100, 30), log_is_read=log_is_read) == count
+
+
+def test_only_endpoints_that_generate_are_counted() -> None:
+    scrape = page_figures.read(PAGE.format(finished=40, answered=60, refused=3))
+    assert (scrape.answered_requests, scrape.finished_requests, scrape.refused_requests) == (60, 40, 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=30))
+def test_no_more_are_rejected_than_were_answered(ends: list[tuple[int, int]]) -> None:
+    streams = RejectedStreams()
+    assert sum(streams.take(*each, queue_is_full=True) for each in ends) <= sum(answered for answered, _ in ends)
